@@ -1,0 +1,26 @@
+"""The layer of the paper, in torch alone: collaborative heads, standard heads with a free key dim, and what they share.
+
+>>> import torch
+>>> from collab_fairseq.attention import CollaborativeAttention
+>>> attention = CollaborativeAttention(embed_dim=512, num_heads=8, key_dim=128)
+>>> x = torch.randn(2, 7, 512)
+>>> output, weights = attention(x, x, x)  # (2, 7, 512), (2, 7, 7)
+"""
+
+from .cache import KeyValue, extend, select
+from .collaborative import CollaborativeAttention
+from .concatenated import ConcatenatedAttention
+from .layer import AttentionLayer
+from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
+
+__all__ = [
+    "INITIAL_MIXING",
+    "AttentionLayer",
+    "CollaborativeAttention",
+    "ConcatenatedAttention",
+    "KeyValue",
+    "block_mixing",
+    "extend",
+    "initial_mixing",
+    "select",
+]

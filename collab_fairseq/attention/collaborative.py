@@ -1,0 +1,130 @@
+"""Collaborative multi-head attention: heads share one query and one key projection.
+
+Cordonnier, Loukas, Jaggi (2020), "Multi-Head Attention: Collaborate Instead of Concatenate",
+https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 13.
+"""
+
+from typing import Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from .cache import KeyValue
+from .kernels import choose, packed_bmm
+from .layer import AttentionLayer
+from .mixing import initial_mixing
+
+
+class CollaborativeAttention(AttentionLayer):
+    """Attention whose heads re-weigh shared query and key dimensions::
+
+        H_i = softmax( [ (X W_Q ⊙ m_i)(Y W_K)ᵀ + 1 (Y v_i)ᵀ ] · scale ) Y W_V^(i)
+        output = [H_1 … H_H] W_O
+
+        X (N, T, E) ── q_proj ─→ (N, T, D̃k) ── ⊙ m_i ─→ (N, H, T, D̃k) ─┐
+        Y (N, S, ·) ── k_proj ─→ (N, S, D̃k) ────────────────────────── · ─→ softmax ─┐
+        Y (N, S, ·) ── v_proj ─→ (N, H, S, dv) ────────────────────────────────────── · ─→ out_proj ─→ (N, T, E)
+
+    A drop-in replacement of ``torch.nn.MultiheadAttention(batch_first=True)``; with ``mixing="blocks"`` and
+    ``key_dim == embed_dim`` it computes the same function.
+
+    Args:
+        embed_dim: E, width of queries and of the output.
+        num_heads: H.
+        key_dim: D̃k, width of the shared query and key projections; default E.
+        kdim, vdim: widths of the key and value inputs, as in torch; default E.
+        head_dim: dv, value width of one head; default E / H.
+        dropout: probability of dropping an attention weight in training.
+        bias: default of the four biases below.
+        query_bias, key_bias, value_bias, out_bias: whether that projection has a bias. The key bias never changes the
+            output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
+        content_bias: add the trainable content score ``Y v_i`` (eq. 13).
+        scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
+        mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or the matrix itself, (H, D̃k).
+        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`.
+
+    Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
+    (H, D̃k), ``content_bias`` (H, kdim) or None.
+
+    Raises:
+        ValueError: sizes that do not fit, an unknown mixing or kernel.
+    """
+
+    content_bias: Optional[Tensor]
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        key_dim: Optional[int] = None,
+        *,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        query_bias: Optional[bool] = None,
+        key_bias: Optional[bool] = None,
+        value_bias: Optional[bool] = None,
+        out_bias: Optional[bool] = None,
+        content_bias: bool = False,
+        scale: Optional[float] = None,
+        mixing: Union[str, Tensor] = "xavier",
+        kernel: str = "auto",
+        device: Optional[torch.device] = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            key_dim,
+            kdim=kdim,
+            vdim=vdim,
+            head_dim=head_dim,
+            dropout=dropout,
+            bias=bias,
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            out_bias=out_bias,
+            scale=scale,
+        )
+        choose(kernel)
+        self.kernel = kernel
+        self._initial_mixing = mixing
+        self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
+        if content_bias:
+            self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim))
+        else:
+            self.register_parameter("content_bias", None)
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Xavier projections, the chosen mixing matrix, content bias zero."""
+        super().reset_parameters()
+        start = self._initial_mixing
+        matrix = initial_mixing(start, self.num_heads, self.key_dim) if isinstance(start, str) else start
+        if matrix.shape != self.mixing.shape:
+            raise ValueError(f"mixing must have shape {tuple(self.mixing.shape)}, but is {tuple(matrix.shape)}")
+        with torch.no_grad():
+            self.mixing.copy_(matrix)
+        if self.content_bias is not None:
+            nn.init.zeros_(self.content_bias)
+
+    def project(self, key: Tensor, value: Tensor) -> KeyValue:
+        """Shared keys (N, S, D̃k), values (N, H, S, dv), content scores (N, H, S), from (N, S, kdim), (N, S, vdim)."""
+        content: Optional[Tensor] = None
+        bias = self.content_bias
+        if bias is not None:
+            content = nn.functional.linear(key, bias).transpose(1, 2)
+        return KeyValue(self.k_proj(key), self.project_value(value), content)
+
+    def read_heads(
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float
+    ) -> Tuple[Tensor, Tensor]:
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            context, weights = packed_bmm.attend(query, self.mixing, entry, mask, self.scale, dropout)
+        else:
+            context, weights = choose(self.kernel)(query, self.mixing, entry, mask, self.scale, dropout)
+        return context, weights

@@ -1,0 +1,224 @@
+"""What collaborative and standard heads have in common: values, output, masks, beams, and the two public steps."""
+
+import math
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .cache import KeyValue
+from .masks import combine
+
+
+class AttentionLayer(nn.Module):
+    """Base of :class:`.CollaborativeAttention` and :class:`.ConcatenatedAttention`; see there for the arguments.
+
+    A subclass says how keys are projected (:meth:`project`) and how heads read them (:meth:`read_heads`).
+
+    Attributes:
+        embed_dim: E, width of queries and of the output.
+        num_heads: H.
+        key_dim: D̃k for collaborative heads, H · dk for standard heads: the width of ``q_proj`` and ``k_proj``.
+        head_dim: dv, width of a head's values.
+        scale: factor on the scores, a stored number.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        key_dim: Optional[int],
+        *,
+        kdim: Optional[int],
+        vdim: Optional[int],
+        head_dim: Optional[int],
+        dropout: float,
+        bias: bool,
+        query_bias: Optional[bool],
+        key_bias: Optional[bool],
+        value_bias: Optional[bool],
+        out_bias: Optional[bool],
+        scale: Optional[float],
+    ) -> None:
+        super().__init__()
+        key_dim = embed_dim if key_dim is None else key_dim
+        if min(embed_dim, num_heads, key_dim) < 1:
+            raise ValueError(
+                f"embed_dim, num_heads and key_dim must be positive, but are {embed_dim}, {num_heads} and {key_dim}"
+            )
+        if head_dim is None:
+            if embed_dim % num_heads != 0:
+                raise ValueError(
+                    "embed_dim must be divisible by num_heads, "
+                    f"but embed_dim is {embed_dim} and num_heads is {num_heads}"
+                )
+            head_dim = embed_dim // num_heads
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.key_dim = key_dim
+        self.head_dim = head_dim
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.dropout = dropout
+        self.scale = float(head_dim**-0.5 if scale is None else scale)
+
+        # this order of creation draws the same random numbers as fairseq's MultiheadAttention
+        self.k_proj = nn.Linear(self.kdim, key_dim, bias=bias if key_bias is None else key_bias)
+        self.v_proj = nn.Linear(self.vdim, num_heads * head_dim, bias=bias if value_bias is None else value_bias)
+        self.q_proj = nn.Linear(embed_dim, key_dim, bias=bias if query_bias is None else query_bias)
+        self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias)
+
+    def reset_parameters(self) -> None:
+        """Xavier weights; query, key and value with gain 1/√2 where all inputs are as wide as the layer."""
+        gain = 1 / math.sqrt(2) if self.kdim == self.vdim == self.embed_dim else 1.0
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=gain)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def project_value(self, value: Tensor) -> Tensor:
+        """Values of every head, (N, H, S, dv), from (N, S, vdim)."""
+        values: Tensor = self.v_proj(value)
+        return values.view(values.size(0), values.size(1), self.num_heads, self.head_dim).transpose(1, 2)
+
+    def project(self, key: Tensor, value: Tensor) -> KeyValue:
+        """Keys and values as attention reads them: the entry that decoding caches.
+
+        Args:
+            key: (N, S, kdim).
+            value: (N, S, vdim).
+        """
+        raise NotImplementedError
+
+    def read_heads(
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float
+    ) -> Tuple[Tensor, Tensor]:
+        """Context (N, H, T, dv) and weights (N, H, T, S) of all heads, from projected queries (N, T, key_dim)."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        query: Tensor,
+        entry: KeyValue,
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = True,
+        attn_mask: Optional[Tensor] = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        head_multiplier: Optional[Tensor] = None,
+        dropout: Optional[float] = None,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attention of queries over keys and values that :meth:`project` has projected.
+
+        Args:
+            query: (R, T, E). R is N, or N · B where B consecutive rows (beams) read the same row of the entry.
+            entry: N rows of keys and values.
+            key_padding_mask: (N, S), boolean (True: padding, not seen) or additive.
+            need_weights: also return the attention weights.
+            attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: not seen) or additive; not with beams.
+            average_attn_weights: average the returned weights over heads.
+            is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch; not with beams.
+            head_multiplier: (H) or (R, H), factor on every head's context.
+            dropout: probability for attention weights; None: the layer's in training, 0 otherwise.
+
+        Returns:
+            output (R, T, E); weights, before dropout, (R, T, S) averaged or (R, H, T, S), or None. A query that sees
+            no key gets zero weights and a zero context.
+
+        Raises:
+            ValueError: shapes that do not fit together.
+        """
+        if query.dim() != 3 or query.size(2) != self.embed_dim:
+            raise ValueError(f"query must have shape (N, T, {self.embed_dim}), but is {list(query.shape)}")
+        query_rows, query_len = query.size(0), query.size(1)
+        rows, key_len = entry.value.size(0), entry.value.size(2)
+        beams = query_rows // max(rows, 1)
+        if beams * rows != query_rows:
+            raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
+        if beams > 1 and (attn_mask is not None or is_causal):
+            raise ValueError("several beams per row of keys take no attn_mask and no is_causal")
+
+        mask_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        mask = combine(
+            key_padding_mask,
+            attn_mask,
+            is_causal,
+            rows,
+            self.num_heads,
+            query_len,
+            key_len,
+            mask_dtype,
+            query.device,
+        )
+        if dropout is None:
+            dropout = self.dropout if self.training else 0.0
+        # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
+        projected = self.q_proj(query).reshape(rows, beams * query_len, self.key_dim)
+        context, weights = self.read_heads(projected, entry, mask.additive if mask is not None else None, dropout)
+        if mask is not None:
+            context = context.masked_fill(mask.hidden, 0.0)
+
+        # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv)
+        context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
+        if head_multiplier is not None:
+            shared = head_multiplier.dim() == 1
+            factor = head_multiplier.view(1, 1, -1, 1) if shared else head_multiplier[:, None, :, None]
+            context = context * factor.to(context.dtype)
+        output = self.out_proj(context.flatten(2))
+
+        if not need_weights:
+            return output, None
+        if mask is not None:
+            weights = weights.masked_fill(mask.hidden, 0.0)
+        # (N, H, B·T, S) → (N, B, H, T, S) → (R, H, T, S)
+        weights = weights.view(rows, self.num_heads, beams, query_len, key_len).transpose(1, 2).flatten(0, 1)
+        return output, weights.mean(dim=1) if average_attn_weights else weights
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = True,
+        attn_mask: Optional[Tensor] = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        head_multiplier: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """The call of ``torch.nn.MultiheadAttention(batch_first=True)``: :meth:`project`, then :meth:`attend`.
+
+        Args:
+            query: (N, T, E).
+            key: (N, S, kdim).
+            value: (N, S, vdim).
+            key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal, head_multiplier: see
+                :meth:`attend`.
+
+        Returns:
+            output (N, T, E); weights or None, see :meth:`attend`.
+        """
+        if key.size(0) != query.size(0) or value.size(0) != key.size(0) or key.size(1) != value.size(1):
+            raise ValueError(
+                "query, key and value must agree in rows, key and value in positions, but are "
+                f"{list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
+            )
+        return self.attend(
+            query,
+            self.project(key, value),
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+            head_multiplier,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.num_heads}, key_dim={self.key_dim}, head_dim={self.head_dim}, "
+            f"scale={self.scale:.6g}, dropout={self.dropout}"
+        )

@@ -1,0 +1,54 @@
+"""Named architectures. Each sets what is its own and leaves the rest to fairseq's preset of that size."""
+
+from typing import Any
+
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer import transformer_legacy
+from omegaconf import OmegaConf
+
+from . import transformer_collab as model
+from .config import TransformerCollabConfig, flatten
+
+_NAME = "transformer_collab"
+assert model  # the model is registered before its presets
+
+
+def _defaults(args: Any, **values: Any) -> None:
+    """Set what neither the command line nor the Hydra config has set."""
+    if OmegaConf.is_config(args):
+        flatten(args)
+    own = TransformerCollabConfig()
+    for name in ("collaborative_heads", "key_dim", "mixing_init", "attention_content_bias", "attention_shapes"):
+        values.setdefault(name, getattr(own, name))
+    for name, value in values.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+
+
+@register_model_architecture(_NAME, "transformer_collab")
+def transformer_collab(args: Any) -> None:
+    """The base model of Vaswani et al. (2017) and of the paper: 6+6 layers, width 512, FFN 2048, 8 heads."""
+    _defaults(args)
+    transformer_legacy.base_architecture(args)
+
+
+@register_model_architecture(_NAME, "transformer_collab_big")
+def transformer_collab_big(args: Any) -> None:
+    """The big model of Vaswani et al. (2017): width 1024, FFN 4096, 16 heads, dropout 0.3."""
+    _defaults(args)
+    transformer_legacy.transformer_vaswani_wmt_en_de_big(args)
+
+
+@register_model_architecture(_NAME, "transformer_collab_iwslt_de_en")
+def transformer_collab_iwslt_de_en(args: Any) -> None:
+    """fairseq's IWSLT14 size: 6+6 layers, width 512, FFN 1024, 4 heads."""
+    _defaults(args)
+    transformer_legacy.transformer_iwslt_de_en(args)
+
+
+@register_model_architecture(_NAME, "transformer_collab_tiny")
+def transformer_collab_tiny(args: Any) -> None:
+    """For Multi30k and rehearsals: 4+4 layers, width 128, FFN 256, 4 heads."""
+    sizes = {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4}
+    _defaults(args, **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()})
+    transformer_legacy.base_architecture(args)

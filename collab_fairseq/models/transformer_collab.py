@@ -1,0 +1,97 @@
+"""``--arch transformer_collab``: fairseq's transformer whose attention heads collaborate.
+
+Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
+:class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
+"""
+
+from typing import Any
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.distributed import fsdp_wrap
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from torch import nn
+
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
+
+from .config import TransformerCollabConfig, attention_settings, resolve
+
+
+def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
+    """Activation checkpointing and parameter sharding, where the flags ask for them."""
+    smallest = cfg.min_params_to_wrap
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        smallest = 0  # a checkpointed layer is always its own shard
+    return fsdp_wrap(layer, min_num_params=smallest)
+
+
+class TransformerCollabEncoder(TransformerEncoderBase):
+    """fairseq's encoder, built of :class:`.CollabEncoderLayer`."""
+
+    def __init__(self, cfg: TransformerCollabConfig, dictionary: Any, embed_tokens: nn.Module) -> None:
+        self._built = 0  # fairseq does not tell build_encoder_layer which layer it is building
+        super().__init__(cfg, dictionary, embed_tokens)
+
+    def build_encoder_layer(self, cfg: TransformerCollabConfig) -> nn.Module:
+        layer = CollabEncoderLayer(cfg, attention_settings(cfg), self._built, return_fc=self.return_fc)
+        self._built += 1
+        return _wrap(layer, cfg)
+
+
+class TransformerCollabDecoder(TransformerDecoderBase):
+    """fairseq's decoder, built of :class:`.CollabDecoderLayer`."""
+
+    def __init__(
+        self, cfg: TransformerCollabConfig, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False
+    ) -> None:
+        self._built = 0
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
+
+    def build_decoder_layer(self, cfg: TransformerCollabConfig, no_encoder_attn: bool = False) -> nn.Module:
+        layer = CollabDecoderLayer(cfg, attention_settings(cfg), self._built, no_encoder_attn)
+        self._built += 1
+        return _wrap(layer, cfg)
+
+
+@register_model("transformer_collab")
+class TransformerCollabModel(TransformerModelBase):
+    """Transformer with collaborative or standard heads in encoder, cross and decoder attention.
+
+    ``--collaborative-heads none`` at the default key dim is fairseq's ``transformer``, parameter for parameter.
+    """
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """The flags of fairseq's transformer and those of :class:`.TransformerCollabConfig`."""
+        gen_parser_from_dataclass(parser, TransformerCollabConfig(), delete_default=True, with_prefix="")
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":
+        """A new model.
+
+        Args:
+            args: namespace of the command line or of a checkpoint, or a Hydra config, presets applied.
+            task: knows the dictionaries.
+
+        Raises:
+            ConfigurationError: values that cannot be.
+        """
+        return super().build_model(resolve(args), task)
+
+    @classmethod
+    def build_encoder(
+        cls, cfg: TransformerCollabConfig, src_dict: Any, embed_tokens: nn.Module
+    ) -> TransformerCollabEncoder:
+        return TransformerCollabEncoder(cfg, src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(
+        cls, cfg: TransformerCollabConfig, tgt_dict: Any, embed_tokens: nn.Module
+    ) -> TransformerCollabDecoder:
+        return TransformerCollabDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Told by fairseq's sequence generator: cross-attention then keeps one row per sentence, not per beam."""
+        self.decoder.set_beam_size(beam_size)

@@ -1,0 +1,269 @@
+"""Attention with fairseq's call signature and incremental state, on top of :mod:`collab_fairseq.attention`.
+
+fairseq passes (T, R, E) tensors; the layers take (R, T, E). Letters as in :mod:`collab_fairseq.attention.cache`.
+
+What decoding keeps for a layer, a dict of optional tensors under fairseq's incremental state:
+
+``prev_key``               (N, S, D̃k) shared, or (N, H, S, dk) of standard heads
+``prev_value``             (N, H, S, dv)
+``prev_content``           (N, H, S) or None
+``prev_key_padding_mask``  (N, S) boolean or None
+``prev_beams``             cross-attention only: B as a scalar tensor; N is sentences where B > 1, hypotheses where B = 1
+"""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor
+
+from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue, extend, select
+
+from .settings import AttentionSettings
+
+State = Dict[str, Optional[Tensor]]
+IncrementalState = Dict[str, Dict[str, Optional[Tensor]]]
+
+
+def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) -> bool:
+    """Whether (R, S, kdim) is every sentence repeated ``beams`` times, so that one row per sentence says it all.
+
+    The beam size set for a search outlives it; a later batch that happens to have as many rows must not be taken for
+    beams.
+    """
+    if beams < 2 or inputs.size(0) % beams != 0:
+        return False
+    grouped = inputs.reshape(-1, beams, inputs.size(1), inputs.size(2))
+    same = torch.equal(grouped[:, 1:], grouped[:, :1].expand_as(grouped[:, 1:]))
+    if same and padding is not None:
+        masks = padding.reshape(-1, beams, padding.size(1))
+        same = torch.equal(masks[:, 1:], masks[:, :1].expand_as(masks[:, 1:]))
+    return same
+
+
+def extend_padding(
+    past: Optional[Tensor], new: Optional[Tensor], rows: int, past_len: int, new_len: int, device: torch.device
+) -> Optional[Tensor]:
+    """Key padding mask (N, past + new) of a grown cache; what had no mask has no padding."""
+    if past is None and new is None:
+        return None
+    if past is None:
+        past = torch.zeros(rows, past_len, dtype=torch.bool, device=device)
+    if new is None:
+        new = torch.zeros(rows, new_len, dtype=torch.bool, device=device)
+    return torch.cat([past.to(torch.bool), new.to(torch.bool)], dim=1)
+
+
+class IncrementalAttention(FairseqIncrementalState):
+    """Mixin that gives an :class:`~collab_fairseq.attention.AttentionLayer` the call of fairseq's MultiheadAttention.
+
+    Args (besides those of the layer):
+        cross: encoder–decoder attention: keys are projected once per sentence and do not grow.
+        noise: probability of quantization noise on the projections (``--quant-noise-pq``); noise_block: its block size.
+    """
+
+    # fairseq's own renaming of the fused projections of old checkpoints
+    upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
+
+    def __init__(self, *args: Any, cross: bool, noise: float = 0.0, noise_block: int = 8, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cross = cross
+        self.beam_size = 1
+        self.dropout_in_inference = False
+        for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            setattr(self, name, quant_noise(getattr(self, name), noise, noise_block))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """As fairseq's transformer layers call it.
+
+        Args:
+            query: (T, R, E). key, value: (S, R, kdim), (S, R, vdim); None where both are cached.
+            key_padding_mask: (R, S), True for padding. attn_mask: (T, S), additive or boolean.
+            incremental_state: where keys and values of past steps are kept; None: no decoding.
+            need_weights: return weights averaged over heads; need_head_weights: of every head instead.
+            static_kv: as in fairseq; keys of cross-attention are static in any case.
+
+        Returns:
+            output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
+        """
+        entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state)
+        drop = self.dropout if self.training or self.dropout_in_inference else 0.0
+        output, weights = self.attend(
+            query.transpose(0, 1),
+            entry,
+            padding,
+            need_weights or need_head_weights,
+            attn_mask,
+            average_attn_weights=not need_head_weights,
+            dropout=drop,
+        )
+        if need_head_weights and weights is not None:
+            weights = weights.transpose(0, 1)
+        return output.transpose(0, 1), weights
+
+    def read_and_keep(
+        self,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+    ) -> Tuple[KeyValue, Optional[Tensor]]:
+        """All keys and values that the queries see, with their padding mask; kept for the next step when decoding."""
+        state = self._get_input_buffer(incremental_state)
+        past: Optional[KeyValue] = None
+        past_key, past_value = state.get("prev_key"), state.get("prev_value")
+        if past_key is not None and past_value is not None:
+            past = KeyValue(past_key, past_value, state.get("prev_content"))
+        past_padding = state.get("prev_key_padding_mask")
+        if past is not None and self.cross:
+            return past, past_padding
+
+        if key is None or value is None:
+            raise ValueError("key and value must be given where none are cached")
+        keys, values = key.transpose(0, 1), value.transpose(0, 1)
+        beams = 1
+        if self.cross and incremental_state is not None and self.beam_size > 1:
+            if one_row_per_sentence(keys, key_padding_mask, self.beam_size):
+                beams = self.beam_size
+                keys, values = keys[::beams], values[::beams]
+                if key_padding_mask is not None:
+                    key_padding_mask = key_padding_mask[::beams]
+        entry = self.project(keys, values)
+        if past is not None:
+            past_len = past.value.size(2)
+            key_padding_mask = extend_padding(
+                past_padding, key_padding_mask, keys.size(0), past_len, keys.size(1), keys.device
+            )
+            entry = extend(past, entry)
+        if incremental_state is not None:
+            kept = torch.jit.annotate(Dict[str, Optional[Tensor]], {})
+            kept["prev_key"] = entry.key
+            kept["prev_value"] = entry.value
+            kept["prev_content"] = entry.content
+            kept["prev_key_padding_mask"] = key_padding_mask
+            if self.cross:
+                kept["prev_beams"] = torch.tensor(beams)
+            self._set_input_buffer(incremental_state, kept)
+        return entry, key_padding_mask
+
+    @torch.jit.export
+    def reorder_incremental_state(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
+        """Follow beam search: hypothesis r becomes what hypothesis ``new_order[r]`` (R', ) was.
+
+        A per-sentence cache is touched only where sentences leave the batch.
+        """
+        state = self._get_input_buffer(incremental_state)
+        key, value = state.get("prev_key"), state.get("prev_value")
+        if key is None or value is None:
+            return incremental_state
+        beams_kept = state.get("prev_beams")
+        if beams_kept is not None:
+            beams = int(beams_kept.item())
+            new_order = torch.div(new_order.view(-1, beams)[:, 0], beams, rounding_mode="floor")
+            if torch.equal(new_order, torch.arange(key.size(0), device=new_order.device)):
+                return incremental_state
+        entry = select(KeyValue(key, value, state.get("prev_content")), new_order)
+        padding = state.get("prev_key_padding_mask")
+        kept = torch.jit.annotate(Dict[str, Optional[Tensor]], {})
+        kept["prev_key"] = entry.key
+        kept["prev_value"] = entry.value
+        kept["prev_content"] = entry.content
+        kept["prev_key_padding_mask"] = padding.index_select(0, new_order) if padding is not None else None
+        kept["prev_beams"] = beams_kept
+        self._set_input_buffer(incremental_state, kept)
+        return incremental_state
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Hypotheses per sentence of the coming search, so that cross-attention keeps one row per sentence."""
+        self.beam_size = beam_size
+
+    def make_generation_fast_(
+        self,
+        name: str,
+        retain_dropout: bool = False,
+        retain_dropout_modules: Optional[List[str]] = None,
+        **kwargs: Any,
+    ) -> None:
+        """``--retain-dropout``: keep dropping attention weights when translating (fairseq names attention so)."""
+        if retain_dropout and (retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules):
+            self.dropout_in_inference = True
+
+    def _get_input_buffer(
+        self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
+    ) -> Dict[str, Optional[Tensor]]:
+        state = self.get_incremental_state(incremental_state, "attn_state")
+        if state is not None:
+            return state
+        return torch.jit.annotate(Dict[str, Optional[Tensor]], {})
+
+    def _set_input_buffer(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], buffer: Dict[str, Optional[Tensor]]
+    ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
+        return self.set_incremental_state(incremental_state, "attn_state", buffer)
+
+
+class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAttention):
+    """Collaborative heads under fairseq's signature."""
+
+
+class IncrementalConcatenatedAttention(IncrementalAttention, ConcatenatedAttention):
+    """Standard heads with a free key dim under fairseq's signature."""
+
+
+def build_attention(
+    settings: AttentionSettings,
+    site: str,
+    layer: int,
+    embed_dim: int,
+    num_heads: int,
+    kdim: Optional[int] = None,
+    noise: float = 0.0,
+    noise_block: int = 8,
+) -> IncrementalAttention:
+    """The attention of one site and layer.
+
+    Args:
+        settings: of the model. site: ``encoder``, ``cross`` or ``decoder``. layer: counted from 0.
+        embed_dim: E of the site. num_heads: H, unless the layer has a shape of its own.
+        kdim: width of keys and values, where it is not E (cross-attention).
+        noise, noise_block: quantization noise on the projections.
+    """
+    shape = settings.shape(site, layer)
+    key_dim = shape.key_dim if shape.key_dim is not None else settings.key_dim
+    arguments: Dict[str, Any] = {
+        "embed_dim": embed_dim,
+        "num_heads": num_heads if shape.num_heads is None else shape.num_heads,
+        "key_dim": key_dim,
+        "kdim": kdim,
+        "vdim": kdim,
+        "head_dim": shape.head_dim,
+        "scale": shape.scale,
+        "query_bias": shape.query_bias,
+        "key_bias": shape.key_bias,
+        "value_bias": shape.value_bias,
+        "out_bias": shape.out_bias,
+        "dropout": settings.dropout,
+        "cross": site == "cross",
+        "noise": noise,
+        "noise_block": noise_block,
+    }
+    collaborative = site in settings.collaborative if shape.collaborative is None else shape.collaborative
+    if not collaborative:
+        return IncrementalConcatenatedAttention(**arguments)
+    content_bias = settings.content_bias if shape.content_bias is None else shape.content_bias
+    return IncrementalCollaborativeAttention(mixing=settings.mixing, content_bias=content_bias, **arguments)

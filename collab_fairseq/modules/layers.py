@@ -1,0 +1,77 @@
+"""fairseq's transformer layers with the attention of :mod:`.attention`; everything else is fairseq's."""
+
+from typing import Any
+
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+
+from .attention import IncrementalAttention, build_attention
+from .settings import AttentionSettings, ConfigurationError
+
+# fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch cannot
+# run; it would translate with weights that were never trained
+if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
+    raise ImportError(
+        "fairseq's encoder layer is unmended: the start-up hook fairseq_modern is not at work in this Python. "
+        "Install this project with pip (which installs the hook), and leave FAIRSEQ_MODERN unset."
+    )
+
+
+class CollabEncoderLayer(TransformerEncoderLayerBase):
+    """Encoder layer whose self-attention is standard or collaborative, as the settings say.
+
+    Args:
+        cfg: transformer config. settings: attention of the model. layer: number of this layer, from 0.
+    """
+
+    def __init__(self, cfg: Any, settings: AttentionSettings, layer: int, return_fc: bool = False) -> None:
+        # plain attributes may precede Module.__init__; build_self_attention reads them from within it
+        self._attention = settings
+        self._layer = layer
+        super().__init__(cfg, return_fc=return_fc)
+
+    def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
+        return build_attention(
+            self._attention,
+            "encoder",
+            self._layer,
+            embed_dim,
+            cfg.encoder.attention_heads,
+            noise=cfg.quant_noise.pq,
+            noise_block=cfg.quant_noise.pq_block_size,
+        )
+
+
+class CollabDecoderLayer(TransformerDecoderLayerBase):
+    """Decoder layer whose self- and cross-attention are each standard or collaborative, as the settings say.
+
+    Args:
+        cfg: transformer config. settings: attention of the model. layer: number of this layer, from 0.
+        no_encoder_attn: no cross-attention.
+    """
+
+    def __init__(self, cfg: Any, settings: AttentionSettings, layer: int, no_encoder_attn: bool = False) -> None:
+        self._attention = settings
+        self._layer = layer
+        super().__init__(cfg, no_encoder_attn)
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> IncrementalAttention:
+        if add_bias_kv or add_zero_attn:
+            raise ConfigurationError("add_bias_kv and add_zero_attn are not options of transformer_collab")
+        return self._build("decoder", embed_dim, cfg)
+
+    def build_encoder_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
+        return self._build("cross", embed_dim, cfg, kdim=cfg.encoder.embed_dim)
+
+    def _build(self, site: str, embed_dim: int, cfg: Any, **options: Any) -> IncrementalAttention:
+        return build_attention(
+            self._attention,
+            site,
+            self._layer,
+            embed_dim,
+            cfg.decoder.attention_heads,
+            noise=cfg.quant_noise.pq,
+            noise_block=cfg.quant_noise.pq_block_size,
+            **options,
+        )

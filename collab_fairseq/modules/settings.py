@@ -1,0 +1,100 @@
+"""Which attention of a transformer is collaborative, and how large each one is."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, FrozenSet, Mapping, Optional
+
+#: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
+#: self-attention
+SITES = ("encoder", "cross", "decoder")
+
+
+class ConfigurationError(ValueError):
+    """A flag or config value that cannot be; the message names it, what was expected and what was got."""
+
+    #: command-line tools show the sentence alone, without a traceback
+    user_error = True
+
+
+def parse_sites(flag: str) -> FrozenSet[str]:
+    """Sites of ``--collaborative-heads``: names of :data:`SITES` joined by ``_`` in any order, or ``none``.
+
+    Raises:
+        ConfigurationError: anything else, naming the part that is wrong.
+    """
+    if flag == "none":
+        return frozenset()
+    names = str(flag).split("_")
+    for name in names:
+        if name not in SITES:
+            raise ConfigurationError(
+                f"--collaborative-heads must be sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), "
+                f"or none, but {name!r} in {flag!r} is not a site"
+            )
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"--collaborative-heads must name each site once, but is {flag!r}")
+    return frozenset(names)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What one attention layer may have of its own, where conversion or pruning made it differ (``attention_shapes``).
+
+    None means: as the model's flags say. ``collaborative``: heads collaborate. ``num_heads``, ``head_dim``: heads and
+    the value width of each. ``key_dim``, ``scale``, ``*_bias``, ``content_bias``: as in
+    :class:`collab_fairseq.attention.CollaborativeAttention`.
+    """
+
+    collaborative: Optional[bool] = None
+    num_heads: Optional[int] = None
+    head_dim: Optional[int] = None
+    key_dim: Optional[int] = None
+    scale: Optional[float] = None
+    query_bias: Optional[bool] = None
+    key_bias: Optional[bool] = None
+    value_bias: Optional[bool] = None
+    out_bias: Optional[bool] = None
+    content_bias: Optional[bool] = None
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """All that decides the attention layers of one model.
+
+    Attributes:
+        collaborative: sites whose heads collaborate; the others have standard heads.
+        key_dim: D̃k of every site; None: the embedding width of the site.
+        mixing: initial mixing matrix, see :func:`collab_fairseq.attention.initial_mixing`.
+        content_bias: collaborative heads have content scores (eq. 13).
+        dropout: probability of dropping an attention weight in training.
+        shapes: what single layers have of their own, keyed ``encoder.0``, ``cross.3``, …
+    """
+
+    collaborative: FrozenSet[str]
+    key_dim: Optional[int] = None
+    mixing: str = "xavier"
+    content_bias: bool = False
+    dropout: float = 0.0
+    shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
+
+    def shape(self, site: str, layer: int) -> AttentionShape:
+        """What the attention of that site and layer (counted from 0) has of its own."""
+        return self.shapes.get(f"{site}.{layer}", AttentionShape())
+
+
+def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, AttentionShape]:
+    """The config field ``attention_shapes`` as :class:`AttentionShape`\\ s.
+
+    Raises:
+        ConfigurationError: a key that is not ``site.layer``, or an unknown property, by name.
+    """
+    known = [f.name for f in fields(AttentionShape)]
+    parsed = {}
+    for place, properties in (shapes or {}).items():
+        site, _, layer = place.partition(".")
+        if site not in SITES or not layer.isdigit():
+            raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {place!r}")
+        for name in properties:
+            if name not in known:
+                raise ConfigurationError(f"attention_shapes[{place}] may have {', '.join(known)}, but has {name!r}")
+        parsed[place] = AttentionShape(**properties)
+    return parsed
