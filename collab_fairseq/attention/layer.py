@@ -201,6 +201,11 @@ class AttentionLayer(nn.Module):
         Returns:
             output (N, T, E); weights or None, see :meth:`attend`.
         """
+        if query.dim() != 3 or key.dim() != 3 or value.dim() != 3:
+            raise ValueError(
+                f"query, key and value must have shapes (N, T, {self.embed_dim}), (N, S, {self.kdim}) and "
+                f"(N, S, {self.vdim}), but are {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
+            )
         if key.size(0) != query.size(0) or value.size(0) != key.size(0) or key.size(1) != value.size(1):
             raise ValueError(
                 "query, key and value must agree in rows, key and value in positions, but are "

@@ -71,7 +71,7 @@ def resolve(args: Any) -> TransformerCollabConfig:
     if isinstance(args, TransformerCollabConfig):
         return args
     if OmegaConf.is_config(args):
-        args = Namespace(**OmegaConf.to_container(args, resolve=True))
+        args = Namespace(**dict(OmegaConf.to_container(args, resolve=True)))  # type: ignore[arg-type]
     _check_flags(args)
     args = Namespace(**vars(args))
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):

@@ -8,7 +8,7 @@ What decoding keeps for a layer, a dict of optional tensors under fairseq's incr
 ``prev_value``             (N, H, S, dv)
 ``prev_content``           (N, H, S) or None
 ``prev_key_padding_mask``  (N, S) boolean or None
-``prev_beams``             cross-attention only: B as a scalar tensor; N is sentences where B > 1, hypotheses where B = 1
+``prev_beams``             cross-attention only: B as a scalar; rows are sentences where B > 1, hypotheses where B = 1
 """
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -135,12 +135,12 @@ class IncrementalAttention(FairseqIncrementalState):
             raise ValueError("key and value must be given where none are cached")
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
         beams = 1
-        if self.cross and incremental_state is not None and self.beam_size > 1:
-            if one_row_per_sentence(keys, key_padding_mask, self.beam_size):
-                beams = self.beam_size
-                keys, values = keys[::beams], values[::beams]
-                if key_padding_mask is not None:
-                    key_padding_mask = key_padding_mask[::beams]
+        decoding_cross = self.cross and incremental_state is not None
+        if decoding_cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
+            beams = self.beam_size
+            keys, values = keys[::beams], values[::beams]
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask[::beams]
         entry = self.project(keys, values)
         if past is not None:
             past_len = past.value.size(2)
@@ -217,11 +217,11 @@ class IncrementalAttention(FairseqIncrementalState):
         return self.set_incremental_state(incremental_state, "attn_state", buffer)
 
 
-class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAttention):
+class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
     """Collaborative heads under fairseq's signature."""
 
 
-class IncrementalConcatenatedAttention(IncrementalAttention, ConcatenatedAttention):
+class IncrementalConcatenatedAttention(IncrementalAttention, ConcatenatedAttention):  # type: ignore[misc]
     """Standard heads with a free key dim under fairseq's signature."""
 
 

@@ -7,8 +7,8 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from .attention import IncrementalAttention, build_attention
 from .settings import AttentionSettings, ConfigurationError
 
-# fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch cannot
-# run; it would translate with weights that were never trained
+# fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
+# cannot run; it would translate with weights that were never trained
 if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
     raise ImportError(
         "fairseq's encoder layer is unmended: the start-up hook fairseq_modern is not at work in this Python. "

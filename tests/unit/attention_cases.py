@@ -1,0 +1,100 @@
+"""Layers, inputs and masks that the tests of attention share."""
+
+import math
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, ConcatenatedAttention
+
+N, T, S, E, H = 3, 4, 5, 12, 3
+
+
+class Site(NamedTuple):
+    """A place of attention: key positions, and widths of keys and values (None: as wide as queries)."""
+
+    key_len: int
+    kdim: Optional[int]
+    vdim: Optional[int]
+
+
+SITES = {
+    "self": Site(T, None, None),
+    "cross": Site(S, None, None),
+    "unequal": Site(S, 7, 9),
+    "single": Site(1, None, None),
+}
+
+PRUNED = {"num_heads": 2, "head_dim": 4}  # one head of three is gone
+LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
+    "collaborative": (CollaborativeAttention, {"key_dim": 5}),
+    "collaborative-content": (CollaborativeAttention, {"key_dim": 5, "content_bias": True}),
+    "collaborative-wide": (CollaborativeAttention, {"key_dim": 20, "mixing": "normal", "bias": False}),
+    "collaborative-blocks": (CollaborativeAttention, {"key_dim": 7, "mixing": "blocks", "scale": 0.3}),
+    "collaborative-pruned": (CollaborativeAttention, {**PRUNED, "key_dim": 5, "query_bias": False}),
+    "standard": (ConcatenatedAttention, {}),
+    "standard-narrow": (ConcatenatedAttention, {"key_dim": 6, "key_bias": False}),
+    "standard-pruned": (ConcatenatedAttention, {**PRUNED, "key_dim": 6}),
+}
+
+
+def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **overrides: Any) -> AttentionLayer:
+    """A layer with every parameter random, biases too, so that nothing hides behind a zero."""
+    cls, arguments = LAYERS[name]
+    where = SITES[site]
+    torch.manual_seed(sum(map(ord, name + site)))
+    options = {"num_heads": H, "kdim": where.kdim, "vdim": where.vdim, **arguments, **overrides}
+    layer = cls(E, **options).eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer.to(dtype)
+
+
+def inputs(site: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tuple[Tensor, Tensor, Tensor]:
+    """query (N, T, E), key (N, S, kdim), value (N, S, vdim)."""
+    where = SITES[site]
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(length: int, width: Optional[int]) -> Tensor:
+        return torch.randn(N, length, width or E, generator=random, dtype=torch.float64).to(dtype)
+
+    query = draw(T, E)
+    if site == "self":
+        return query, query, query
+    return query, draw(where.key_len, where.kdim), draw(where.key_len, where.vdim)
+
+
+def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
+    """Arguments of forward for one way of hiding keys."""
+    random = torch.Generator().manual_seed(1)
+    padding = torch.zeros(N, key_len, dtype=torch.bool)
+    padding[0, key_len // 2 + 1 :] = True
+    padding[1, : key_len // 2] = True  # left padding, as fairseq's sources have
+    boolean = torch.rand(T, key_len, generator=random) < 0.4
+    boolean[:, 0] = False
+    additive = torch.randn(T, key_len, generator=random)
+    additive[0, 0] = -math.inf
+    nothing_visible = padding.clone()
+    nothing_visible[2] = True
+    return {
+        "none": {},
+        "padding": {"key_padding_mask": padding},
+        "padding-additive": {"key_padding_mask": torch.zeros(N, key_len).masked_fill(padding, -1e4)},
+        "boolean": {"attn_mask": boolean},
+        "additive": {"attn_mask": additive, "key_padding_mask": padding & False},
+        "per-head": {"attn_mask": torch.randn(N * heads, T, key_len, generator=random)},
+        "per-head-4d": {"attn_mask": torch.randn(N, heads, T, key_len, generator=random)},
+        "causal": {"is_causal": True},
+        "causal-padding": {"is_causal": True, "key_padding_mask": padding},
+        "empty-rows": {"key_padding_mask": nothing_visible},
+        "everything-hidden": {"attn_mask": torch.ones(T, key_len, dtype=torch.bool)},
+        "multiplier": {"head_multiplier": torch.linspace(0.0, 1.5, heads)},
+        "multiplier-per-sentence": {"head_multiplier": torch.rand(N, heads, generator=random)},
+    }[name]
+
+
+MASKS = [
+    "none", "padding", "padding-additive", "boolean", "additive", "per-head", "per-head-4d", "causal", "causal-padding",
+    "empty-rows", "everything-hidden", "multiplier", "multiplier-per-sentence",
+]  # fmt: skip

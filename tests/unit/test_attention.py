@@ -1,0 +1,280 @@
+"""The layers against the float64 per-head reference, torch's own multi-head attention, and themselves."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, extend, select
+from collab_fairseq.attention.reference import reference_attention
+from tests.common import FLOAT64
+from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, inputs, masks
+
+
+def reference(layer, query, key, value, arguments, parameters=None):
+    arguments = dict(arguments)
+    causal = arguments.pop("is_causal", False)
+    parameters = dict(layer.named_parameters()) if parameters is None else parameters
+    return reference_attention(
+        parameters, query, key, value, num_heads=layer.num_heads, scale=layer.scale, causal=causal, **arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "mask"), [(site, mask) for site in SITES for mask in MASKS if site == "self" or "causal" not in mask]
+)
+@pytest.mark.parametrize("name", LAYERS)
+def test_forward_and_gradients_equal_the_reference(name, site, mask):
+    layer = build(name, site)
+    query, key, value = (x.detach().clone().requires_grad_() for x in inputs(site))
+    arguments = masks(mask, key.size(1), layer.num_heads)
+
+    output, weights = layer(query, key, value, average_attn_weights=False, **arguments)
+    expected = reference(layer, query, key, value, arguments)
+    assert (output - expected.output).abs().max() < FLOAT64
+    assert (weights - expected.weights).abs().max() < FLOAT64
+
+    leaves = [query, key, value, *layer.parameters()]
+    direction = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(5))
+    ours = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
+    theirs = torch.autograd.grad((expected.output * direction).sum(), leaves, allow_unused=True)
+    for leaf, mine, other in zip(leaves, ours, theirs, strict=True):
+        zero = torch.zeros_like(leaf)
+        mine, other = (zero if g is None else g for g in (mine, other))
+        assert torch.isfinite(mine).all()
+        assert (mine - other).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_wrong_parameter_is_noticed(name):
+    """Control of the test above: every parameter matters to the output, but for the key bias."""
+    layer = build(name, "cross")
+    query, key, value = inputs("cross")
+    expected = reference(layer, query, key, value, {}).output
+    for parameter_name, parameter in layer.named_parameters():
+        changed = copy.deepcopy(layer)
+        with torch.no_grad():
+            changed.get_parameter(parameter_name).add_(0.1 * torch.randn(parameter.shape, dtype=parameter.dtype))
+        error = (changed(query, key, value)[0] - expected).abs().max()
+        assert error < FLOAT64 if parameter_name == "k_proj.bias" else error > 1e-4
+
+
+@pytest.mark.parametrize("name", ["collaborative", "collaborative-content", "standard-narrow"])
+@pytest.mark.parametrize("mask", ["none", "causal-padding", "empty-rows"])
+def test_gradcheck(name, mask):
+    layer = build(name)
+    query, key, value = (x[:2, :3].detach().clone().requires_grad_() for x in inputs("cross"))
+    arguments = {k: v[:2, :3] if torch.is_tensor(v) else v for k, v in masks(mask, 5, H).items()}
+    parameters = list(layer.parameters())
+
+    def function(*tensors):
+        names = [name for name, _ in layer.named_parameters()]
+        return torch.func.functional_call(
+            layer, dict(zip(names, tensors[3:], strict=True)), tensors[:3], {"need_weights": True, **arguments}
+        )
+
+    assert torch.autograd.gradcheck(function, (query, key, value, *parameters), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mask", ["none", "padding", "causal", "padding-additive"])
+@pytest.mark.parametrize("name", ["collaborative", "collaborative-content", "collaborative-wide", "standard-narrow"])
+def test_low_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtype):
+    """Both sides are given the same rounded parameters and inputs; the reference computes with those in float64."""
+    layer = build(name, dtype=dtype)
+    query, key, value = inputs("self", dtype)
+    arguments = masks(mask, T, H)
+    exact = reference(layer, query, key, value, arguments).output
+    ours = layer(query, key, value, **arguments)[0].double()
+    plain = plain_attention(layer, query, key, value, arguments).double()
+    error, plain_error = (ours - exact).abs().max(), (plain - exact).abs().max()
+    assert 0 < error <= 2 * plain_error + torch.finfo(dtype).eps / 4
+
+
+def plain_attention(layer, query, key, value, arguments):
+    """The formula in torch as anyone would write it, in the type of the layer: per-head keys materialised, no care."""
+    q, k, v = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
+    v = v.view(N, -1, layer.num_heads, layer.head_dim).transpose(1, 2)
+    if isinstance(layer, CollaborativeAttention):
+        q = q.unsqueeze(1)
+        k = k.unsqueeze(1) * layer.mixing.unsqueeze(1)
+    else:
+        q, k = (x.view(N, x.size(1), layer.num_heads, -1).transpose(1, 2) for x in (q, k))
+    scores = q @ k.transpose(-2, -1)
+    if getattr(layer, "content_bias", None) is not None:
+        scores = scores + (key @ layer.content_bias.T).transpose(1, 2).unsqueeze(2)
+    scores = scores * layer.scale
+    if arguments.get("is_causal"):
+        scores = scores + torch.full((T, T), -torch.inf, dtype=scores.dtype).triu(1)
+    padding = arguments.get("key_padding_mask")
+    if padding is not None and padding.dtype == torch.bool:
+        scores = scores.masked_fill(padding[:, None, None], -torch.inf)
+    elif padding is not None:
+        scores = scores + padding.to(scores.dtype)[:, None, None]
+    context = torch.softmax(scores, -1) @ v
+    return layer.out_proj(context.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kdim", [None, 7])
+def test_blocks_at_full_width_are_torchs_multihead_attention(kdim):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(E, H, kdim=kdim, vdim=kdim, batch_first=True, dtype=torch.float64)
+    nn.init.normal_(theirs.in_proj_bias)
+    nn.init.normal_(theirs.out_proj.bias)
+    if kdim is None:
+        weights = theirs.in_proj_weight.chunk(3)
+    else:
+        weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    collaborative = CollaborativeAttention(E, H, kdim=kdim, vdim=kdim, mixing="blocks", dtype=torch.float64)
+    standard = ConcatenatedAttention(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64)
+    for ours in (collaborative, standard):
+        with torch.no_grad():
+            projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+            for projection, weight, bias in zip(projections, weights, theirs.in_proj_bias.chunk(3), strict=True):
+                projection.weight.copy_(weight)
+                projection.bias.copy_(bias)
+            ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+        query = torch.randn(N, T, E, dtype=torch.float64)
+        memory = torch.randn(N, 5, kdim or E, dtype=torch.float64)
+        for mask in ("none", "padding", "boolean", "additive", "per-head"):
+            for average in (True, False):
+                arguments = {k: v.double() if v.is_floating_point() else v for k, v in masks(mask, 5, H).items()}
+                arguments["average_attn_weights"] = average
+                expected = theirs(query, memory, memory, **arguments)
+                got = ours(query, memory, memory, **arguments)
+                assert (got[0] - expected[0]).abs().max() < FLOAT64
+                assert (got[1] - expected[1]).abs().max() < FLOAT64
+
+
+def test_a_query_that_sees_nothing_has_no_context():
+    layer = build("collaborative")
+    output, weights = layer(*inputs("self"), **masks("empty-rows", T, H))
+    assert (weights[2] == 0).all()
+    assert torch.allclose(output[2], layer.out_proj.bias.expand_as(output[2]))
+    assert (weights[0].sum(-1) - 1).abs().max() < FLOAT64
+
+
+def test_finite_fills_keep_their_arithmetic_meaning():
+    """Where everything is at −1e4, as fairseq fills, attention is what it is without the mask, not zero."""
+    layer = build("collaborative")
+    query, key, value = inputs("self")
+    plain = layer(query, key, value)[0]
+    filled = layer(query, key, value, attn_mask=torch.full((T, T), -1e4, dtype=torch.float64))[0]
+    assert (plain - filled).abs().max() < 1e-10
+
+
+def test_the_key_bias_has_zero_gradient():
+    layer = build("collaborative")
+    layer(*inputs("self"))[0].square().sum().backward()
+    assert layer.k_proj.bias.grad.abs().max() < 1e-12 < layer.q_proj.bias.grad.abs().max()
+
+
+@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+def test_beams_read_the_keys_of_their_sentence(name):
+    layer = build(name, "cross")
+    query, key, value = inputs("cross")
+    arguments = masks("padding", 5, H)
+    beams = torch.stack([query, query.flip(1), query * 0.5], dim=1).flatten(0, 1)  # (N·3, T, E)
+    entry = layer.project(key, value)
+    output, weights = layer.attend(beams, entry, average_attn_weights=False, **arguments)
+    rowwise, rowwise_weights = layer(
+        beams,
+        key.repeat_interleave(3, 0),
+        value.repeat_interleave(3, 0),
+        key_padding_mask=arguments["key_padding_mask"].repeat_interleave(3, 0),
+        average_attn_weights=False,
+    )
+    assert (output - rowwise).abs().max() < FLOAT64
+    assert (weights - rowwise_weights).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+def test_cache_entries_grow_and_follow_the_beam(name):
+    layer = build(name)
+    query, key, value = inputs("cross")
+    whole = layer.project(key, value)
+    grown = extend(layer.project(key[:, :2], value[:, :2]), layer.project(key[:, 2:], value[:, 2:]))
+    rows = torch.tensor([2, 0, 0])
+    assert layer.attend(query, grown)[0].sub(layer.attend(query, whole)[0]).abs().max() < FLOAT64
+    picked = layer.attend(query, select(whole, rows))[0]
+    assert (picked - layer(query, key[rows], value[rows])[0]).abs().max() < FLOAT64
+
+
+def test_the_cached_key_has_no_head_axis():
+    entry = build("collaborative-content").project(*inputs("cross")[1:])
+    assert entry.key.shape == (N, 5, 5)
+    assert entry.value.shape == (N, H, 5, E // H)
+    assert entry.content.shape == (N, H, 5)
+
+
+def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
+    layer = build("collaborative", dropout=0.4)
+    query, key, value = inputs("self")
+    expected = layer(query, key, value)[0]
+    layer.train()
+    torch.manual_seed(0)
+    samples = torch.stack([layer(query, key, value)[0] for _ in range(4000)])
+    error, spread = (samples.mean(0) - expected).abs().max(), samples.std(0).max()
+    assert error < 5 * spread / 4000**0.5
+    assert spread > 0.1
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_torchscript_gives_the_same(name):
+    layer = build(name, "cross")
+    scripted = torch.jit.script(layer)
+    query, key, value = inputs("cross")
+    for mask in ("none", "padding", "boolean", "empty-rows"):
+        arguments = masks(mask, 5, layer.num_heads)
+        got, expected = (call(query, key, value, **arguments) for call in (scripted, layer))
+        assert (got[0] - expected[0]).abs().max() < FLOAT64
+        assert (got[1] - expected[1]).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+def test_compile_gives_the_same_without_graph_breaks(name):
+    layer = build(name, "cross")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    query, key, value = (x.detach().clone().requires_grad_() for x in inputs("cross"))
+    arguments = masks("padding", 5, H)
+    got, expected = compiled(query, key, value, **arguments)[0], layer(query, key, value, **arguments)[0]
+    assert (got - expected).abs().max() < FLOAT64
+    gradients = [torch.autograd.grad(output.square().sum(), (query, key, value)) for output in (got, expected)]
+    for mine, other in zip(*gradients, strict=True):
+        assert (mine - other).abs().max() < 1e-11
+
+
+def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
+    for key_dim in (512, 128, 64):
+        assert CollaborativeAttention(512, 8, key_dim).scale == 0.125
+        assert ConcatenatedAttention(512, 8, key_dim).scale == 0.125
+    assert CollaborativeAttention(512, 8, 64, scale=0.01).scale == 0.01
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ConcatenatedAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
+        (lambda: CollaborativeAttention(13, H), "embed_dim is 13 and num_heads is 3"),
+        (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
+        (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "xavier, blocks, normal, but is 'xaver'"),
+        (lambda: CollaborativeAttention(E, H, 2, mixing="blocks"), "key_dim is 2 and num_heads is 3"),
+        (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
+        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "auto or one of bmm, but is 'fast'"),
+        (lambda: CollaborativeAttention(E, H, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
+        (lambda: build("collaborative")(*(x[0] for x in inputs("self"))), r"\(N, T, 12\).* but are \[4, 12\]"),
+        (lambda: build("collaborative")(torch.ones(N, T, 5), *inputs("self")[1:]), r"\(N, T, 12\), but is \[3, 4, 5\]"),
+        (lambda: run_with(attn_mask=torch.zeros(T, 7)), r"attn_mask must have shape \(4, 5\), but is \[4, 7\]"),
+        (lambda: run_with(key_padding_mask=torch.zeros(N, 7)), r"key_padding_mask must have shape \(3, 5\)"),
+        (lambda: run_with(attn_mask=torch.zeros(T, 5).int()), "boolean or floating-point, but got torch.int32"),
+        (lambda: run_with(is_causal=True), "as many queries as keys, but there are 4 and 5"),
+    ],
+)  # fmt: skip
+def test_errors_name_what_was_expected_and_got(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def run_with(**arguments):
+    return build("collaborative", "cross")(*inputs("cross"), **arguments)

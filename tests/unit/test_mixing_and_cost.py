@@ -1,0 +1,82 @@
+"""Initial mixing matrices, and the closed-form cost against counts of real layers and the paper's Table 1."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, block_mixing, initial_mixing
+from collab_fairseq.attention.cost import AttentionShape, cache_bytes, multiply_adds, parameters
+
+
+def test_blocks_are_standard_heads():
+    expected = torch.kron(torch.eye(4), torch.ones(1, 3))
+    assert torch.equal(initial_mixing("blocks", 4, 12), expected)
+
+
+def test_blocks_may_have_different_sizes():
+    mixing = block_mixing([1, 3, 2])
+    assert mixing.tolist() == [[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]]
+    assert initial_mixing("blocks", 3, 7).sum(1).tolist() == [3, 2, 2]
+    with pytest.raises(ValueError, match=r"\[2, 0\]"):
+        block_mixing([2, 0])
+
+
+@pytest.mark.parametrize(("name", "variance"), [("xavier", 2 / (16 + 4096)), ("normal", 1 / 16)])
+def test_random_mixing_has_the_stated_variance(name, variance):
+    torch.manual_seed(0)
+    mixing = initial_mixing(name, 16, 4096)
+    assert mixing.mean().abs() < 0.01 * variance**0.5 * 4
+    assert 0.97 < mixing.var() / variance < 1.03
+
+
+def test_seeds_repeat():
+    for seed, same in ((0, True), (1, False)):
+        torch.manual_seed(0)
+        first = CollaborativeAttention(16, 4, 8)
+        torch.manual_seed(seed)
+        second = CollaborativeAttention(16, 4, 8)
+        assert torch.equal(first.mixing, second.mixing) is same
+
+
+SHAPES = [
+    AttentionShape(512, 8, 512, False),
+    AttentionShape(512, 8, 128, True),
+    AttentionShape(768, 12, 768, False),
+    AttentionShape(768, 12, 256, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "millions", "multiply_adds_of_128"),
+    [
+        (SHAPES[0], "1.05", "1.51e+08"),
+        (SHAPES[1], "0.66", "1.09e+08"),
+        (SHAPES[2], "2.36", "3.27e+08"),
+        (SHAPES[3], "1.58", "2.65e+08"),
+    ],
+)
+def test_table_1_of_the_paper(shape, millions, multiply_adds_of_128):
+    assert f"{parameters(shape) / 1e6:.2f}" == millions
+    assert f"{multiply_adds(shape, 128, 128):.2e}" == multiply_adds_of_128
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "content_bias"), [(s, c) for s in SHAPES for c in (False, True) if s.collaborative or not c]
+)
+def test_cost_equals_what_the_layer_has_and_does(shape, bias, content_bias):
+    shape = shape._replace(bias=bias, content_bias=content_bias)
+    if shape.collaborative:
+        layer = CollaborativeAttention(*shape[:3], bias=bias, content_bias=content_bias)
+    else:
+        layer = ConcatenatedAttention(*shape[:3], bias=bias)
+    assert sum(p.numel() for p in layer.parameters()) == parameters(shape)
+
+    query, key = torch.randn(1, 20, shape.embed_dim), torch.randn(1, 31, shape.embed_dim)
+    with FlopCounterMode(display=False) as counter:
+        layer(query, key, key)
+    mixing = 20 * shape.num_heads * shape.key_dim if shape.collaborative else 0  # element-wise, torch counts products
+    assert counter.get_total_flops() // 2 + mixing == multiply_adds(shape, 20, 31)
+
+    entry = layer.project(key, key)
+    assert sum(x.numel() * 4 for x in entry if x is not None) == cache_bytes(shape, 31, 4)
