@@ -112,7 +112,8 @@ class IncrementalAttention(FairseqIncrementalState):
         )
         if need_head_weights and weights is not None:
             weights = weights.transpose(0, 1)
-        return output.transpose(0, 1), weights
+        # in fairseq's memory layout, so that residual dropout draws the same mask as in fairseq's transformer
+        return output.transpose(0, 1).contiguous(), weights
 
     def read_and_keep(
         self,

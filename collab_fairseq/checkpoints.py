@@ -1,0 +1,335 @@
+"""Checkpoints of fairseq: loading without running anything, saving whole or not at all, averaging.
+
+A checkpoint is a pickle, and a pickle can name any function to be called on loading. `load` therefore accepts tensors,
+plain containers and the few harmless classes that fairseq's checkpoints hold, and refuses everything else by name.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+PathLike = Union[str, "os.PathLike[str]"]
+Report = List[Dict[str, Any]]
+
+_EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
+_UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read, written or combined. The message is one sentence that names the file."""
+
+    user_error = True  # shown to users without a traceback
+
+
+def _numpy_globals() -> List[Tuple[Any, str]]:
+    """What NumPy arrays and scalars, as `--eval-bleu` saves them, are pickled with: NumPy 1's and 2's names."""
+    try:
+        import numpy
+    except ImportError:  # then no checkpoint can hold arrays
+        return []
+    core = numpy._core if hasattr(numpy, "_core") else numpy.core
+    found: List[Tuple[Any, str]] = [(numpy.ndarray, "numpy.ndarray"), (numpy.dtype, "numpy.dtype")]
+    for package in ("numpy.core", "numpy._core"):
+        found.append((core.multiarray._reconstruct, f"{package}.multiarray._reconstruct"))
+        found.append((core.multiarray.scalar, f"{package}.multiarray.scalar"))
+    for name in dir(numpy.dtypes):
+        kind = getattr(numpy.dtypes, name)
+        if isinstance(kind, type) and name.endswith("DType") and name != "ObjectDType":
+            found.append((kind, f"numpy.dtypes.{name}"))
+    return found
+
+
+def _allowlist() -> List[Tuple[Any, str]]:
+    import _codecs
+
+    return [
+        (argparse.Namespace, "argparse.Namespace"),
+        (_codecs.encode, "_codecs.encode"),  # how pickle protocol 2 writes the bytes of an array
+        *_numpy_globals(),
+    ]
+
+
+@contextlib.contextmanager
+def _allowed_globals() -> Iterator[None]:
+    # Only what is not allowed yet: on leaving, torch would take away the same entries of anybody else.
+    present = torch.serialization.get_safe_globals()
+    with torch.serialization.safe_globals([entry for entry in _allowlist() if entry not in present]):
+        yield
+
+
+def load(path: PathLike) -> Dict[str, Any]:
+    """Read a checkpoint onto the CPU without running any code that it may carry.
+
+    Args:
+        path: file written by fairseq, by `save`, or by `torch.save`.
+
+    Returns:
+        The pickled dictionary. Tensors that shared memory when they were saved share memory.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or no checkpoint, or refers to a class or function outside the
+            allowlist; nothing of it has been run then.
+    """
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        raise CheckpointError(f"{name} is a directory, expected a checkpoint file")
+    if not os.path.exists(name):
+        raise CheckpointError(f"there is no checkpoint {name}")
+    try:
+        with _allowed_globals():
+            state = torch.load(name, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {name}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged file can fail anywhere in the unpickler
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        if refused:
+            raise CheckpointError(
+                f"{name} was not loaded: it refers to {refused.group(1).rstrip('.,')}, which is neither a tensor nor "
+                "one of the classes that fairseq's checkpoints need, so it could run code on loading"
+            ) from error
+        size = os.path.getsize(name)
+        raise CheckpointError(f"{name} ({size} bytes) is truncated, damaged or not a checkpoint") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{name} holds a {type(state).__name__}, expected a dictionary as fairseq saves it")
+    return state
+
+
+@contextlib.contextmanager
+def atomic_file(path: PathLike) -> Iterator[Any]:
+    """Open a binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
+
+    The data are on the disk before the name is: a crash leaves either the old or the new file.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(partial, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems do not sync directories
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def save(state: Dict[str, Any], path: PathLike) -> None:
+    """Write a checkpoint: it appears whole under `path`, or `path` stays as it was.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    if os.path.isdir(path):
+        raise CheckpointError(f"cannot write {os.fspath(path)}: it is a directory")
+    try:
+        with atomic_file(path) as stream:
+            torch.save(state, stream)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        reason = getattr(error, "strerror", None) or str(error).partition(". ")[0]
+        raise CheckpointError(f"cannot write {os.fspath(path)}: {reason}") from error
+
+
+def sha256(path: PathLike) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def num_updates(state: Dict[str, Any]) -> Optional[int]:
+    """How many updates the checkpoint was trained for; None where it does not say."""
+    history = state.get("optimizer_history") or [{}]
+    return history[-1].get("num_updates")
+
+
+def select_checkpoints(
+    directory: PathLike,
+    *,
+    epochs: Optional[int] = None,
+    updates: Optional[int] = None,
+    upper_bound: Optional[int] = None,
+) -> List[str]:
+    """The newest checkpoints of a folder, newest first, chosen as fairseq's averaging script does.
+
+    Args:
+        directory: a `--save-dir`.
+        epochs: take this many of checkpointE.pt, ordered by epoch. Exactly one of `epochs` and `updates` is given.
+        updates: take this many of checkpoint_E_U.pt, ordered by update.
+        upper_bound: leave out epochs (or updates) beyond this number; the number itself is included.
+
+    Raises:
+        CheckpointError: there are fewer than asked for; the message lists those that are there.
+    """
+    if (epochs is None) == (updates is None):
+        raise ValueError("exactly one of epochs and updates must be given")
+    if updates is None:
+        wanted, kind, shape, pattern = epochs or 0, "epoch", "checkpointE.pt", _EPOCH_FILE
+    else:
+        wanted, kind, shape, pattern = updates, "update", "checkpoint_E_U.pt", _UPDATE_FILE
+    if wanted < 1:
+        raise CheckpointError(f"the number of {kind} checkpoints must be at least 1, got {wanted}")
+    folder = os.fspath(directory)
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{folder} is not a directory, expected the folder that holds the {kind} checkpoints")
+    found = []
+    for name in os.listdir(folder):
+        match = pattern.fullmatch(name)
+        if match:
+            numbers = tuple(int(n) for n in match.groups())
+            if upper_bound is None or numbers[-1] <= upper_bound:
+                found.append((numbers[::-1], name))
+    found.sort(reverse=True)
+    if len(found) < wanted:
+        bound = "" if upper_bound is None else f" up to {kind} {upper_bound}"
+        names = ", ".join(name for _, name in found) or "none"
+        raise CheckpointError(
+            f"{folder} has {len(found)} {kind} checkpoints ({shape}){bound}, expected at least {wanted}; found: {names}"
+        )
+    return [os.path.join(folder, name) for _, name in found[:wanted]]
+
+
+def average(
+    paths: Sequence[PathLike], progress: Optional[Callable[[str], None]] = None
+) -> Tuple[Dict[str, Any], Report]:
+    """Average the model parameters of checkpoints.
+
+    Floating-point tensors are summed in float64 and rounded once, to their stored type. Integer and boolean tensors
+    (counters) are not averaged: the newest checkpoint's stay. Tensors that share memory in every input share it in the
+    result.
+
+    Args:
+        paths: checkpoints of one training run.
+        progress: called with the name of each file before it is read.
+
+    Returns:
+        The state of the newest input (most updates; the last named of several) with the averaged `model`, without
+        optimizer state and with the report under `extra_state.averaged_from`; and the report: file name, SHA-256 and
+        number of updates of every input.
+
+    Raises:
+        CheckpointError: an input cannot be read, or keys or shapes differ; the message names file and parameter.
+    """
+    if not paths:
+        raise CheckpointError("there is nothing to average: no checkpoints were given")
+    total = _Sum()
+    newest: Dict[str, Any] = {}
+    report: Report = []
+    for path in paths:
+        if progress:
+            progress(os.fspath(path))
+        state = load(path)
+        total.add(_model(state, path), os.fspath(path))
+        entry: Dict[str, Any] = {
+            "file": os.path.basename(os.fspath(path)),
+            "sha256": sha256(path),
+            "num_updates": num_updates(state),
+        }
+        if entry["sha256"] in [other["sha256"] for other in report]:
+            logger.warning("%s has the same content as an earlier input and counts twice", os.fspath(path))
+        report.append(entry)
+        if not newest or (entry["num_updates"] or 0) >= (num_updates(newest) or 0):
+            newest = state
+    newest["model"] = total.mean(newest["model"])
+    newest["last_optimizer_state"] = None  # belongs to one of the inputs, not to their average
+    newest["extra_state"] = {**(newest.get("extra_state") or {}), "averaged_from": report}
+    return newest, report
+
+
+def _model(state: Dict[str, Any], path: PathLike) -> Dict[str, torch.Tensor]:
+    model = state.get("model")
+    if not isinstance(model, dict) or not all(isinstance(value, torch.Tensor) for value in model.values()):
+        raise CheckpointError(
+            f"{os.fspath(path)} holds no model parameters under 'model', as fairseq's checkpoints do; "
+            f"it has: {', '.join(sorted(map(str, state)))}"
+        )
+    return model
+
+
+class _Sum:
+    """Running sum of the parameters of several models, once per shared tensor."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_path = ""
+        self.shapes: Dict[str, torch.Size] = {}
+        self.owner: Dict[str, str] = {}  # key -> the key under which the sum of its tensor is kept
+        self.sums: Dict[str, torch.Tensor] = {}
+
+    def add(self, model: Dict[str, torch.Tensor], path: str) -> None:
+        if self.count == 0:
+            self.first_path, self.shapes = path, {key: tensor.shape for key, tensor in model.items()}
+            self.owner = dict.fromkeys(model, "")
+        self._check(model, path)
+        self._split(_views(model))
+        for key, tensor in model.items():
+            if self.owner[key] == key and (tensor.is_floating_point() or tensor.is_complex()):
+                wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+                self.sums[key] = self.sums[key].add_(wide) if key in self.sums else wide.clone()
+        self.count += 1
+
+    def _check(self, model: Dict[str, torch.Tensor], path: str) -> None:
+        for missing, here, there in (
+            (self.shapes.keys() - model.keys(), path, self.first_path),
+            (model.keys() - self.shapes.keys(), self.first_path, path),
+        ):
+            if missing:
+                names = sorted(missing)
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                raise CheckpointError(
+                    f"{here} lacks {', '.join(names[:3])}{more}, which {there} has: they are different models"
+                )
+        for key, tensor in model.items():
+            if tensor.shape != self.shapes[key]:
+                raise CheckpointError(
+                    f"{key} has shape {tuple(tensor.shape)} in {path}, "
+                    f"but {tuple(self.shapes[key])} in {self.first_path}"
+                )
+
+    def _split(self, views: Dict[str, Any]) -> None:
+        """Keep together only keys that share a tensor in this model as well."""
+        groups: Dict[Any, str] = {}
+        for key, old in list(self.owner.items()):
+            new = groups.setdefault((old, views[key]), key)
+            if self.count and new == key != old and old in self.sums:
+                self.sums[key] = self.sums[old].clone()
+            self.owner[key] = new
+
+    def mean(self, newest: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """The average in the key order and the types of `newest`."""
+        means: Dict[str, torch.Tensor] = {}
+        for key, total in self.sums.items():
+            means[key] = (total / self.count).to(newest[key].dtype)
+            if not bool(torch.isfinite(means[key]).all()):
+                logger.warning("the average of %s has values that are not finite", key)
+        result = type(newest)()  # an OrderedDict stays one
+        for key, tensor in newest.items():
+            result[key] = means.get(self.owner[key], tensor)
+        return result
+
+
+def _views(model: Dict[str, torch.Tensor]) -> Dict[str, Any]:
+    """What identifies the memory that each tensor shows: equal for two keys exactly if they are one tensor."""
+    return {
+        key: (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel()
+        else key
+        for key, tensor in model.items()
+    }

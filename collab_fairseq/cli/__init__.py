@@ -1,0 +1,1 @@
+"""The `collab` command: one file per subcommand, listed in `main.py`."""

@@ -1,0 +1,89 @@
+"""Average the parameters of several checkpoints of a run into one for translation.
+
+    collab average --inputs checkpoints --num-update-checkpoints 5 --output averaged.pt
+    collab average --inputs checkpoints --num-epoch-checkpoints 10 --checkpoint-upper-bound 50 --output averaged.pt
+    collab average --inputs a.pt b.pt c.pt --output averaged.pt
+
+The flags are those of fairseq's scripts/average_checkpoints.py. Sums are kept in float64 whatever the stored type,
+shared embeddings stay shared, and the result records its inputs (extra_state.averaged_from). The output appears whole
+or not at all.
+"""
+
+import argparse
+import os
+import sys
+
+HELP = "average checkpoints"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of fairseq's own script."""
+    parser.add_argument(
+        "--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or the folder that holds them"
+    )
+    parser.add_argument("--output", required=True, metavar="FILE", help="where the averaged checkpoint is written")
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument(
+        "--num-epoch-checkpoints", type=int, metavar="N", help="the newest N of checkpointE.pt in the folder --inputs"
+    )
+    number.add_argument(
+        "--num-update-checkpoints",
+        type=int,
+        metavar="N",
+        help="the newest N of checkpoint_E_U.pt in the folder --inputs",
+    )
+    parser.add_argument(
+        "--checkpoint-upper-bound",
+        type=int,
+        metavar="N",
+        help="leave out epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N",
+    )
+
+
+class UsageError(ValueError):
+    """Flags that do not go together."""
+
+    user_error = True
+
+
+def run(args: argparse.Namespace) -> int:
+    """Select, average, save; progress goes to standard error, the result's path and inputs to standard output."""
+    by_number = args.num_epoch_checkpoints is not None or args.num_update_checkpoints is not None
+    if args.checkpoint_upper_bound is not None and not by_number:
+        raise UsageError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
+    if by_number and len(args.inputs) != 1:
+        raise UsageError(f"with a number of checkpoints --inputs must be one folder, got {len(args.inputs)} paths")
+    if not by_number and os.path.isdir(args.inputs[0]):
+        raise UsageError(
+            f"{args.inputs[0]} is a folder: say how many of its checkpoints with --num-epoch-checkpoints or "
+            "--num-update-checkpoints, or name the files"
+        )
+    from collab_fairseq import checkpoints
+
+    paths = args.inputs
+    if by_number:
+        paths = checkpoints.select_checkpoints(
+            args.inputs[0],
+            epochs=args.num_epoch_checkpoints,
+            updates=args.num_update_checkpoints,
+            upper_bound=args.checkpoint_upper_bound,
+        )
+    # found out now rather than after minutes of averaging
+    folder = os.path.dirname(os.path.abspath(args.output))
+    if not os.path.isdir(folder):
+        raise UsageError(f"--output {args.output}: there is no folder {folder}")
+    for path in paths:
+        if os.path.exists(args.output) and os.path.exists(path) and os.path.samefile(args.output, path):
+            raise UsageError(f"--output {args.output} is one of the inputs and would overwrite it")
+
+    state, report = checkpoints.average(paths, progress=_show)
+    checkpoints.save(state, args.output)
+    for entry in report:
+        updates = "unknown" if entry["num_updates"] is None else entry["num_updates"]
+        sys.stdout.write(f"{entry['file']}\tupdates {updates}\tsha256 {entry['sha256']}\n")
+    sys.stdout.write(f"averaged {len(report)} checkpoints into {args.output}\n")
+    return 0
+
+
+def _show(path: str) -> None:
+    sys.stderr.write(f"collab average: reading {path}\n")

@@ -1,0 +1,57 @@
+"""BLEU of a log of fairseq-generate: tokenised, compound-split (German) and sacreBLEU with its signature.
+
+    fairseq-generate DATA --path averaged.pt --remove-bpe ... > generate.log
+    collab score generate.log --reference test.de
+
+The log may be sorted or not, have n-best lists, or come in shards. Raw text is Moses-tokenised for the first two
+scores, tokenised text is detokenised for sacreBLEU. Compare sacreBLEU across papers, the others only with their like.
+"""
+
+import argparse
+import os
+import sys
+
+HELP = "BLEU of a generate log, three ways"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Logs, references and how to read them."""
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="output of fairseq-generate (or fairseq-interactive)")
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        help="raw, never tokenised references, line i for sentence id i (default: the log's own)",
+    )
+    parser.add_argument(
+        "--target-lang", default="de", metavar="LANG", help="language of the translations (default: de)"
+    )
+    parser.add_argument(
+        "--tokenized",
+        "--tokenised",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="whether the log's text is tokenised (default: auto, judged by the blanks before its punctuation marks)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the scores to FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one labelled line per score, with what was compared below it."""
+    from collab_fairseq.reporting.files import write_json
+    from collab_fairseq.scoring.evaluation import evaluate
+
+    tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
+    result = evaluate(args.logs, args.reference, target_lang=args.target_lang, tokenised=tokenised)
+    form = "tokenised" if result.tokenised else "raw, not tokenised"
+    names = ", ".join(os.path.basename(log) for log in args.logs)
+    lines = [f"{names}: {result.sentences} sentences, text is {form}{' (assumed)' if result.assumed else ''}"]
+    for score, compared in result.scores:
+        lines.append(f"{score.metric:<20} {score.line()}")
+        lines.append(f"{'':<20} {compared}")
+        if score.metric == "sacreBLEU":
+            lines.append(f"{'':<20} signature {score.signature}")
+    lines += result.remarks
+    if args.json:
+        write_json(result.as_json(), args.json)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0

@@ -1,0 +1,22 @@
+"""Print the folder to give to fairseq's --user-dir:
+
+fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab ...
+"""
+
+import argparse
+import os
+import sys
+
+import collab_fairseq
+
+HELP = "print the path for fairseq's --user-dir"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the absolute path of the installed package."""
+    sys.stdout.write(os.path.dirname(os.path.abspath(collab_fairseq.__file__)) + "\n")
+    return 0

@@ -1,0 +1,61 @@
+"""The software and hardware of this machine, without its name or paths."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from typing import Any, Dict, Optional
+
+PACKAGES = (
+    "torch", "fairseq", "numpy", "sacrebleu", "sacremoses", "sentencepiece", "hydra-core", "omegaconf",
+    "collab_fairseq",
+)  # fmt: skip
+
+
+def versions() -> Dict[str, Optional[str]]:
+    """Versions of Python and of every package that a result depends on; None where it is not installed."""
+    found: Dict[str, Optional[str]] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def commit(folder: str) -> Dict[str, Any]:
+    """The git commit of the code in `folder` and whether its files differ from it; both None outside a repository."""
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        return {"id": head, "modified": _git(folder, "status", "--porcelain", "--untracked-files=no") != ""}
+    except (OSError, subprocess.CalledProcessError):
+        return {"id": None, "modified": None}
+
+
+def _git(folder: str, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def hardware() -> Dict[str, Any]:
+    """Processor, cores, memory in bytes, and the GPUs that torch sees."""
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            for line in stream:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

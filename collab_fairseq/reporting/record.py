@@ -1,0 +1,233 @@
+"""One JSON record per run: what a number in a table comes from, and enough to get it again.
+
+`collab record` gathers and writes it at the end of a run.
+
+Fields of a record (schema 1); what a run does not have is null:
+
+    schema            1
+    name              of the run, unique within a results folder
+    command           as typed, without this machine's paths
+    seed              integer
+    config            model, optimization, optimizer, lr_scheduler, criterion and dataset settings of the checkpoint
+    parameters        number of the model's parameters, shared ones once
+    data              {file: sha256}, of the prepared corpus
+    versions          of Python and the packages
+    commit            {id, modified}
+    hardware          {cpu, cores, memory_bytes, gpus: [{name, memory_bytes}], threads, device: "cpu" or "gpu"}
+    training          {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes, parts}
+    curves            {train: [{updates, loss, ...}], valid: [...]}
+    averaged_from     [{file, sha256, num_updates}]
+    scores            {test set: what `collab score --json` wrote}
+    created           date and time, UTC
+
+Files are named without their folders. A record appears whole or not at all.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+from typing import Any, Dict, List, Optional
+
+from collab_fairseq.reporting import environment
+from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.reporting.train_log import read_train_log
+
+SCHEMA = 1
+CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
+
+_TYPES: Dict[str, Any] = {
+    "schema": int, "name": str, "command": str, "seed": (int, type(None)), "config": (dict, type(None)),
+    "parameters": (int, type(None)), "data": dict, "versions": dict, "commit": dict, "hardware": dict, "training": dict,
+    "curves": dict, "averaged_from": (list, type(None)), "scores": dict, "created": str,
+}  # fmt: skip
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+# a slash at the start of a word, and something after it
+_PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
+
+
+class RecordError(ValueError):
+    """A record, or what it is made from, is not as it must be."""
+
+    user_error = True
+
+
+def validate(record: Any) -> None:
+    """Check a record's fields and that it holds no absolute path.
+
+    Raises:
+        RecordError: names the field, what was expected and what was found.
+    """
+    if not isinstance(record, dict):
+        raise RecordError(f"a record must be a JSON object, got {type(record).__name__}")
+    if record.get("schema") != SCHEMA:
+        raise RecordError(f"schema must be {SCHEMA}, got {record.get('schema')!r}")
+    missing, unknown = _TYPES.keys() - record.keys(), record.keys() - _TYPES.keys()
+    if missing or unknown:
+        raise RecordError(f"fields missing: {sorted(missing) or 'none'}, fields unknown: {sorted(unknown) or 'none'}")
+    for field, kind in _TYPES.items():
+        if not isinstance(record[field], kind):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            expected = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
+            raise RecordError(f"{field} must be {expected}, got {type(record[field]).__name__}")
+    for file, digest in record["data"].items():
+        if not _SHA256.fullmatch(str(digest)):
+            raise RecordError(f"data: the SHA-256 of {file} must be 64 hexadecimal digits, got {digest!r}")
+    for name, points in record["curves"].items():
+        for point in points:
+            if "updates" not in point:
+                raise RecordError(f"curves.{name}: every point needs updates, got {point}")
+    _no_paths(record, "")
+
+
+def _no_paths(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _no_paths(key, f"{where}.{key}")
+            _no_paths(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _no_paths(item, where)
+    elif isinstance(value, str) and _PATH.search(value):
+        raise RecordError(f"{where.lstrip('.')} holds a path of this machine: {value!r}")
+
+
+def without_paths(text: str) -> str:
+    """Replace each absolute path by its last component after `.../`."""
+    return _PATH.sub(lambda match: ".../" + os.path.basename(match.group().rstrip("/")), text)
+
+
+def plain(value: Any) -> Any:
+    """A checkpoint's settings as JSON data, without absolute paths."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    return without_paths(str(value))
+
+
+def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
+    """`config`, `parameters`, `averaged_from` and `updates` of a checkpoint of fairseq, as loaded."""
+    cfg = plain(state.get("cfg") or {})
+    if state.get("args") is not None:  # fairseq before 0.10
+        cfg = {"model": plain(state["args"])}
+    # fairseq's namespace of a model holds every setting of the run; keep what no other section has
+    elsewhere = {key for section, values in cfg.items() if section != "model" and values for key in values}
+    if isinstance(cfg.get("model"), dict):
+        cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
+    # `.version` and `_float_tensor` are markers that fairseq keeps among the parameters
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.numel()
+        for key, tensor in state["model"].items()
+        if not key.endswith((".version", "._float_tensor"))
+    }
+    return {
+        "config": {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg},
+        "parameters": sum(sizes.values()),
+        "averaged_from": (state.get("extra_state") or {}).get("averaged_from"),
+        "updates": (state.get("optimizer_history") or [{}])[-1].get("num_updates"),
+    }
+
+
+def make_record(
+    name: str,
+    command: str,
+    *,
+    seed: Optional[int] = None,
+    checkpoint: Optional[Dict[str, Any]] = None,
+    train_log: Optional[PathLike] = None,
+    usage: Optional[PathLike] = None,
+    data_sums: Optional[PathLike] = None,
+    scores: Optional[Dict[str, PathLike]] = None,
+    threads: Optional[int] = None,
+) -> Dict[str, Any]:
+    """Gather a valid record.
+
+    Args:
+        name: of the run.
+        command: how it is started again; absolute paths are shortened.
+        seed: of the training.
+        checkpoint: the loaded checkpoint whose translations were scored.
+        train_log: output of `fairseq-train --log-format json`.
+        usage: file that `reporting.measure` appended to during the training.
+        data_sums: output of sha256sum for the prepared corpus.
+        scores: test set -> file of `collab score --json`.
+        threads: CPU threads of the training.
+
+    Raises:
+        RecordError: a file is not what it should be, or the record is not valid.
+    """
+    about = describe_checkpoint(checkpoint) if checkpoint else {}
+    log = _read_log(train_log) if train_log else {}
+    parts = _read_usage(usage) if usage else []
+    hardware = {**environment.hardware(), "threads": threads}
+    hardware["device"] = "gpu" if log.get("gb_free") is not None else "cpu"
+    total = hardware["gpus"][0]["memory_bytes"] if hardware["gpus"] else None
+    record = {
+        "schema": SCHEMA,
+        "name": name,
+        "command": without_paths(command),
+        "seed": seed,
+        "config": about.get("config"),
+        "parameters": about.get("parameters"),
+        "data": _read_sums(data_sums) if data_sums else {},
+        "versions": environment.versions(),
+        "commit": environment.commit(os.path.dirname(os.path.abspath(__file__))),
+        "hardware": hardware,
+        "training": {
+            "updates": about.get("updates"),
+            "wall_seconds": sum(part["wall_seconds"] for part in parts) if parts else None,
+            "train_seconds": log.get("train_seconds"),
+            "words_per_second": log.get("words_per_second"),
+            "peak_memory_bytes": max(part["peak_memory_bytes"] for part in parts) if parts else None,
+            "peak_gpu_bytes": int(total - log["gb_free"] * 2**30) if total and log.get("gb_free") is not None else None,
+            "parts": parts,
+        },
+        "curves": log.get("curves", {}),
+        "averaged_from": about.get("averaged_from"),
+        "scores": {test: _read_json(path) for test, path in (scores or {}).items()},
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    validate(record)
+    return record
+
+
+def _read_log(path: PathLike) -> Dict[str, Any]:
+    try:
+        return read_train_log(path)
+    except OSError as error:
+        raise RecordError(f"cannot read the training log {os.fspath(path)}: {error.strerror}") from error
+
+
+def _read_json(path: PathLike) -> Any:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
+
+
+def _read_usage(path: PathLike) -> List[Dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream if line.strip()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {os.fspath(path)} as lines of JSON: {error}") from error
+
+
+def _read_sums(path: PathLike) -> Dict[str, str]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            pairs = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
+            return {file.lstrip("*"): digest for digest, file in pairs}
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {os.fspath(path)} as written by sha256sum: {error}") from error

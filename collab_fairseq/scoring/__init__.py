@@ -1,0 +1,1 @@
+"""From the log of fairseq-generate to BLEU: tokenised, compound-split and sacreBLEU."""

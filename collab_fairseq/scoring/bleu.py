@@ -1,0 +1,94 @@
+"""BLEU in the three forms in which translation papers report it. The arithmetic is sacrebleu's.
+
+- tokenised BLEU: unsmoothed, on the white-space tokens of tokenised text, as multi-bleu.perl and fairseq-generate do;
+- compound-split BLEU: the same after the compound split, as in Vaswani et al. (2017) and papers that compare with it;
+  German only;
+- sacreBLEU (Post 2018, https://aclanthology.org/W18-6319): detokenised text against raw references, with a signature.
+  The only one to be compared across papers.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import List, Optional, Sequence
+
+from sacrebleu.metrics import BLEU
+
+from collab_fairseq.scoring.compound_split import split_compounds
+
+# white space to Python and so to sacrebleu, but not to the byte-wise scripts that define tokenised BLEU: U+00A0, ...
+_OTHER_SPACE = re.compile(r"[^\S \t\n\r\f\v]")
+_PRIVATE_USE = 0xF0000
+
+
+@dataclass
+class Score:
+    """One BLEU of a corpus.
+
+    Attributes:
+        metric: "tokenised BLEU", "compound-split BLEU" or "sacreBLEU".
+        score: between 0 and 100.
+        precisions: of 1- to 4-grams, in per cent.
+        brevity_penalty: between 0 and 1.
+        hyp_len, ref_len: lengths in tokens of the metric.
+        signature: sacrebleu's; for the first two it describes the arithmetic, not how the text was tokenised.
+    """
+
+    metric: str
+    score: float
+    precisions: List[float]
+    brevity_penalty: float
+    hyp_len: int
+    ref_len: int
+    signature: str
+
+    def line(self) -> str:
+        """The score in the form of fairseq: `29.29, 60.3/35.0/22.8/15.3 (BP=1.000, ratio=1.004, syslen=…, …)`."""
+        precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
+        ratio = self.hyp_len / self.ref_len if self.ref_len else 0.0
+        return (
+            f"{self.score:.2f}, {precisions} (BP={self.brevity_penalty:.3f}, ratio={ratio:.3f}, "
+            f"syslen={self.hyp_len}, reflen={self.ref_len})"
+        )
+
+
+def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], metric: str = "tokenised BLEU") -> Score:
+    """Unsmoothed BLEU on tokens separated by ASCII white space; a no-break space is part of a token."""
+    return _score(
+        metric,
+        BLEU(tokenize="none", smooth_method="none", force=True),
+        [_keep_other_spaces(text) for text in hypotheses],
+        [_keep_other_spaces(text) for text in references],
+    )
+
+
+def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Tokenised BLEU after the compound split of both sides: flatters German, means nothing for other languages."""
+    return tokenised_bleu(
+        [split_compounds(text) for text in hypotheses],
+        [split_compounds(text) for text in references],
+        "compound-split BLEU",
+    )
+
+
+def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> Score:
+    """sacreBLEU with its defaults. Both sides are detokenised text."""
+    return _score("sacreBLEU", BLEU(trg_lang=target_lang or "", force=True), list(hypotheses), list(references))
+
+
+def _keep_other_spaces(text: str) -> str:
+    return _OTHER_SPACE.sub(lambda match: chr(_PRIVATE_USE + ord(match.group())), text)
+
+
+def _score(metric: str, bleu: BLEU, hypotheses: List[str], references: List[str]) -> Score:
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"expected as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
+    result = bleu.corpus_score(hypotheses, [references])
+    return Score(
+        metric=metric,
+        score=float(result.score),
+        precisions=[float(precision) for precision in result.precisions],
+        brevity_penalty=float(result.bp),
+        hyp_len=int(result.sys_len),
+        ref_len=int(result.ref_len),
+        signature=str(bleu.get_signature()),
+    )

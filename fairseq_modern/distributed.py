@@ -1,0 +1,113 @@
+"""Mends training in several processes.
+
+- Resuming: the first process sends its state to the others through `torch.save` and `torch.load`, which refuses the
+  configuration in it. The processes of one job may trust one another: the state goes through
+  `torch.distributed.broadcast_object_list`.
+- `all_gather_list` needs a GPU: without one, `torch.distributed.all_gather_object`.
+- DistributedDataParallel refuses device numbers for a model on the CPU: it gets none.
+- fairseq starts workers itself, one per GPU. Where there is none it stops with a bare assertion or, with
+  `--distributed-init-method`, trains nothing and reports success: an error that names torchrun.
+- `fairseq-validate` in several processes stops at an empty share of the data: an error that says so.
+"""
+
+import functools
+import os
+from types import ModuleType
+from typing import Any, Dict, List, Optional
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_modern.errors import WorkersError
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+
+
+def mend(module: ModuleType) -> None:
+    """Replace the functions of `fairseq.distributed.utils` that do not work without a GPU or with a current torch."""
+    published: Dict[str, Any] = {
+        name: getattr(module, name) for name in ("_broadcast_object_slow", "all_gather_list", "call_main")
+    }
+    fairseq: Any = module
+
+    @functools.wraps(published["_broadcast_object_slow"])
+    def _broadcast_object_slow(obj: Any, src_rank: int, group: Any, dist_device: Any) -> Any:
+        if fairseq.use_xla():
+            return published["_broadcast_object_slow"](obj, src_rank, group, dist_device)
+        parcel = [obj if fairseq.get_rank(group) == src_rank else None]
+        dist.broadcast_object_list(parcel, src=dist.get_global_rank(group, src_rank), group=group, device=dist_device)
+        return parcel[0]
+
+    @functools.wraps(published["all_gather_list"])
+    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> List[Any]:
+        from fairseq.utils import move_to_cpu
+
+        if group is None:
+            group = fairseq.get_global_group()
+        if fairseq.use_xla() or (torch.cuda.is_available() and dist.get_backend(group) == "nccl"):
+            return published["all_gather_list"](data, group=group, max_size=max_size)
+        gathered: List[Any] = [None] * fairseq.get_world_size(group)
+        dist.all_gather_object(gathered, move_to_cpu(data), group=group)
+        return gathered
+
+    @functools.wraps(published["call_main"])
+    def call_main(cfg: Any, main: Any, **options: Any) -> Any:
+        refuse_several_validators(cfg, main)
+        refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
+        return published["call_main"](cfg, main, **options)
+
+    fairseq._broadcast_object_slow = _broadcast_object_slow
+    fairseq.all_gather_list = all_gather_list
+    fairseq.call_main = call_main
+
+
+def mend_data_parallel(module: ModuleType) -> None:
+    """Give `fairseq.models.distributed_fairseq_model` a DistributedDataParallel that takes models on the CPU."""
+
+    @functools.wraps(DistributedDataParallel)
+    def data_parallel(module: Any, device_ids: Any = None, output_device: Any = None, **options: Any) -> Any:
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            device_ids = output_device = None
+        return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **options)
+
+    module.DistributedDataParallel = data_parallel  # type: ignore[attr-defined]
+
+
+def started_by_torchrun() -> bool:
+    """Whether the environment describes this process's place among others, as fairseq looks for it."""
+    return all(name in os.environ for name in TORCHRUN)
+
+
+def refuse_several_validators(cfg: Any, main: Any) -> None:
+    """Raise WorkersError if fairseq-validate is to run in more than one process."""
+    # Run as `python -m fairseq_cli.validate`, the function belongs to a module called __main__: its file tells.
+    code: Optional[Any] = getattr(main, "__code__", None)
+    if code is None or os.path.normpath(code.co_filename).split(os.sep)[-2:] != ["fairseq_cli", "validate.py"]:
+        return
+    workers = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
+    workers = max(workers, cfg.distributed_training.distributed_world_size)
+    if workers > 1:
+        raise WorkersError(f"fairseq-validate must be run in one process, got {workers}; its result is the same.")
+
+
+def refuse_workers_without_gpu(cfg: Any, infer_init_method: Any) -> None:
+    """Raise WorkersError if fairseq would start workers of its own on a machine that has no GPU for them."""
+    training = cfg.distributed_training
+    if training.distributed_no_spawn or cfg.common.tpu or torch.cuda.device_count() > 0:
+        return
+    if training.distributed_init_method is None:
+        if started_by_torchrun():
+            return
+        if training.distributed_port > 0:  # Slurm may have started the processes
+            infer_init_method(training)
+            if training.distributed_no_spawn:
+                return
+        if training.distributed_init_method is None and training.distributed_world_size <= 1:
+            return
+    workers = training.distributed_world_size
+    raise WorkersError(
+        f"{workers} worker{'s' * (workers != 1)} asked for, but fairseq starts workers by itself only on GPUs and "
+        f"finds none here; start them with torchrun: OMP_NUM_THREADS=1 torchrun --nproc_per_node {workers} "
+        f"$(which fairseq-train) DATA ... --cpu --distributed-world-size {workers} --distributed-backend gloo"
+    )

@@ -1,0 +1,80 @@
+"""Errors that a user can act upon, shown as one line.
+
+An exception with the attribute `user_error = True` (this package's and those of plugins alike) says in one sentence
+what was expected and what was got. fairseq's command-line tools print that sentence after the tool's name and exit
+with status 1, without a traceback. Set FAIRSEQ_MODERN_TRACEBACK=1 to see it nevertheless. Every other exception, and
+every other program, is left alone.
+"""
+
+import functools
+import os
+import sys
+from types import ModuleType, TracebackType
+from typing import Any, Optional, Type
+
+
+class UserError(RuntimeError):
+    """Something that the user can put right. Its message is one complete sentence."""
+
+    user_error = True
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be read or written."""
+
+
+class WorkersError(UserError):
+    """The number of processes does not suit the machine or the tool."""
+
+
+def tool_name() -> Optional[str]:
+    """The name of the fairseq tool that is running (`fairseq-train`, `fairseq_cli.train`), or None."""
+    directory, file = os.path.split(sys.argv[0] if sys.argv else "")
+    name, _ = os.path.splitext(file)
+    if name.startswith("fairseq-"):
+        return name
+    if os.path.basename(directory) == "fairseq_cli":
+        return "fairseq_cli." + name
+    return None
+
+
+def is_for_user(error: BaseException) -> bool:
+    """Whether the error is to be shown as one line, in the program that is running."""
+    wanted = os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0")
+    return getattr(error, "user_error", False) is True and not wanted and tool_name() is not None
+
+
+def show(error: BaseException) -> None:
+    """Print the error as one line on standard error."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{tool_name()}: error: {' '.join(str(error).split())}\n")
+
+
+def show_user_errors(module: ModuleType) -> None:
+    """Before fairseq is imported: show errors for the user as one line, all others as before."""
+    previous = sys.excepthook
+
+    def excepthook(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
+        if is_for_user(error):
+            show(error)
+        else:
+            previous(kind, error, traceback)
+
+    sys.excepthook = excepthook
+
+
+def mend_hydra_train(module: ModuleType) -> None:
+    """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place."""
+    original = module._hydra_main
+
+    @functools.wraps(original)
+    def _hydra_main(*args: Any, **options: Any) -> Any:
+        try:
+            return original(*args, **options)
+        except Exception as error:
+            if not is_for_user(error):
+                raise
+            show(error)
+            sys.exit(1)
+
+    module._hydra_main = _hydra_main  # type: ignore[attr-defined]

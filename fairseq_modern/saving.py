@@ -1,0 +1,101 @@
+"""Mends: an interrupted write leaves a broken checkpoint under the name that training resumes from.
+
+As published, `checkpoint_last.pt` and `checkpoint_best.pt` are plain copies, and nothing is forced to the disk. Here
+every checkpoint on a local disk is written to a file of the same name with `.tmp` appended, forced to the disk and then
+renamed, so that it is there whole or not at all; so is a copy.
+"""
+
+import contextlib
+import os
+import shutil
+from types import ModuleType
+from typing import IO, Any, Iterator, Optional
+
+import torch
+
+from fairseq_modern.errors import CheckpointError
+
+
+class _Output:
+    """A file that remembers the system's error: torch reports a full disk as something else."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: Optional[OSError] = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@contextlib.contextmanager
+def whole_or_not_at_all(path: str) -> Iterator[Any]:
+    """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
+
+    Raises:
+        CheckpointError: the system could not write it, for example because the disk is full.
+    """
+    temporary = path + ".tmp"
+    output: Optional[_Output] = None
+    try:
+        with open(temporary, "wb") as file:
+            output = _Output(file)
+            yield output
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(os.path.dirname(path) or ".")
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        reason = output.error if output is not None and output.error is not None else error
+        if not isinstance(reason, OSError):
+            raise
+        raise CheckpointError(
+            f"{path} could not be written ({reason.strerror or reason}); whatever was there before is unchanged."
+        ) from error
+
+
+def _sync_directory(directory: str) -> None:
+    """Force a directory's entries to the disk, where the file system can: the new name must survive a crash too."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def mend(module: ModuleType) -> None:
+    """Replace how `fairseq.checkpoint_utils` writes and copies checkpoints on local disks."""
+    published: Any = module.PathManager
+    published_save = module.torch_persistent_save
+
+    def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
+        """Save `obj` under `filename`, whole or not at all. Remote and asynchronous writes go fairseq's way."""
+        if async_write or not isinstance(filename, (str, os.PathLike)) or not published.supports_rename(str(filename)):
+            published_save(obj, filename, async_write=async_write)
+            return
+        with whole_or_not_at_all(os.fspath(filename)) as file:
+            torch.save(obj, file)
+
+    class PathManager(published):
+        """fairseq's, except that a local copy is there whole or not at all."""
+
+        @staticmethod
+        def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+            remote = published.path_requires_pathmanager(src_path) or published.path_requires_pathmanager(dst_path)
+            if remote or (os.path.exists(dst_path) and not overwrite):
+                return published.copy(src_path, dst_path, overwrite=overwrite)
+            with open(src_path, "rb") as source, whole_or_not_at_all(dst_path) as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+            return dst_path
+
+    module.torch_persistent_save = torch_persistent_save  # type: ignore[attr-defined]
+    module.PathManager = PathManager  # type: ignore[attr-defined]

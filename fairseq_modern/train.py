@@ -1,0 +1,32 @@
+"""Mends several training runs in one process, such as Hydra's `--multirun`.
+
+fairseq keeps the best score so far as attributes of two functions, where the next run finds the previous run's: it
+writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before and after each run.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+LEFT_BEHIND = ("best", "num_runs")
+
+
+def mend(module: ModuleType) -> None:
+    """Wrap `fairseq_cli.train.main`."""
+    train: Any = module
+    published = train.main
+
+    def forget() -> None:
+        for function in (train.checkpoint_utils.save_checkpoint, train.should_stop_early):
+            for name in LEFT_BEHIND:
+                vars(function).pop(name, None)
+
+    @functools.wraps(published)
+    def main(*args: Any, **options: Any) -> Any:
+        forget()
+        try:
+            return published(*args, **options)
+        finally:
+            forget()
+
+    train.main = main

@@ -1,0 +1,69 @@
+# shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
+# Shared by all recipes: messages, the Python in use, the device, settings of a run, steps that are skipped once finished.
+# Sourced, not run. A recipe sets `recipe` (its name) before.
+
+die() {
+    echo "recipes/$recipe/run.sh: error: $*" >&2
+    exit 1
+}
+
+say() {
+    echo "$recipe: $*" >&2
+}
+
+# before bash 4.4 an empty array counts as unset
+[ "${BASH_VERSINFO[0]}${BASH_VERSINFO[1]}" -ge 44 ] || die "bash 4.4 or newer is needed, this is $BASH_VERSION"
+
+need_number() { # OPTION VALUE
+    case $2 in '' | *[!0-9]*) die "$1 must be a whole number, got '$2'" ;; esac
+    [ "$2" -gt 0 ] || die "$1 must be at least 1, got $2"
+}
+
+absolute() { # the absolute name of a path whose parent directory may not exist yet
+    case $1 in /*) echo "${1%/}" ;; *) echo "$PWD/${1%/}" ;; esac
+}
+
+find_tools() { # sets scripts: where the console scripts of $python are
+    command -v "$python" >/dev/null || die "no Python '$python'; name one with --python"
+    scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
+    for tool in fairseq-train fairseq-generate collab; do
+        [ -x "$scripts/$tool" ] ||
+            die "'$python' has no $tool ($scripts/$tool is missing); install the project first (README.md) or name another --python"
+    done
+}
+
+find_device() { # sets device_flags for fairseq: one GPU where there is one, else the CPU
+    if [ "${device:-auto}" = auto ]; then
+        if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then device=gpu; else device=cpu; fi
+    fi
+    # without a world size fairseq would take every GPU it sees and so multiply the batch
+    device_flags=(--distributed-world-size 1)
+    case $device in
+        gpu) ;;
+        cpu) device_flags+=(--cpu) ;;
+        *) die "--device must be auto, gpu or cpu, got '$device'" ;;
+    esac
+}
+
+keep_settings() { # FILE; stdin: the settings of this run. A folder holds one run: other settings need another folder
+    local wanted
+    wanted=$(cat)
+    if [ -f "$1" ]; then
+        printf '%s\n' "$wanted" | cmp -s - "$1" || {
+            printf '%s\n' "$wanted" | diff "$1" - >&2 || true
+            die "$output holds a run with other settings (< there, > asked for); choose another --output"
+        }
+    else
+        printf '%s\n' "$wanted" >"$1.tmp"
+        mv "$1.tmp" "$1"
+    fi
+}
+
+finished() { # STEP: true where an earlier run of this folder finished it
+    [ -f "$output/.done/$1" ]
+}
+
+finish() { # STEP
+    mkdir -p "$output/.done"
+    : >"$output/.done/$1"
+}

@@ -1,0 +1,30 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Multi30K English-German with a tiny transformer: 4+4 layers, width 128, 4 heads. Settings only; run.sh does the work.
+
+source_lang=en
+target_lang=de
+data=$root/data/multi30k
+prepare=$root/data_prep/multi30k.sh
+tests=(test:test_2016_flickr test1:test_2017_flickr)
+
+arch=transformer_collab_tiny
+heads=encoder_cross_decoder
+key_dim=
+default_key_dim=32 # with collaborative heads; `none` keeps the embedding width
+updates=1500
+warmup=800
+seed=1
+average=5
+saves=30 # checkpoints over a whole run; the last $average of them are averaged
+log_interval=25
+
+task_flags=(--task translation --source-lang en --target-lang de)
+# the dimensions of transformer_collab_tiny, for fairseq's own transformer (--stock)
+stock_flags=(--arch transformer
+    --encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4
+    --decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4)
+shared_model_flags=(--share-all-embeddings --dropout 0.3)
+optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0
+    --lr 0.005 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-07
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 4096)
+generation_flags=(--beam 5 --max-tokens 4000 --remove-bpe sentencepiece)

@@ -1,0 +1,84 @@
+"""Packaging. The start-up hook is a `.pth` file at the root of site-packages, for which setuptools has no setting."""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import List
+from zipfile import ZIP_DEFLATED, ZipFile
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
+
+# Its name sorts after the `__editable__...` file that makes the packages importable: Python reads them in that order.
+HOOK = Path("fairseq_modern", "fairseq_modern.pth")
+
+
+class BuildWithHook(build_py):
+    """Also copies the hook to the root of what is installed."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:  # there, nothing is copied, and the wheel is completed below
+            self.copy_file(str(HOOK), str(Path(self.build_lib, HOOK.name)))
+
+    def get_outputs(self, include_bytecode: bool = True) -> List[str]:
+        outputs = super().get_outputs(include_bytecode)
+        return outputs if self.editable_mode else [*outputs, str(Path(self.build_lib, HOOK.name))]
+
+
+class EditableWithHook(editable_wheel):
+    """Adds the hook to the editable wheel and to its RECORD, so that it is installed and uninstalled with it."""
+
+    def run(self) -> None:
+        super().run()
+        for wheel in Path(self.dist_dir).glob(f"{self.distribution.get_name()}-*.editable-*.whl"):
+            add_hook(wheel)
+
+
+def add_hook(wheel: Path) -> None:
+    """Rewrite the wheel with the hook in it, listed in its RECORD."""
+    hook = HOOK.read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(hook).digest()).decode().rstrip("=")
+    with ZipFile(wheel) as old:
+        contents = [(info, old.read(info)) for info in old.infolist()]
+    with ZipFile(wheel, "w", ZIP_DEFLATED) as new:
+        new.writestr(HOOK.name, hook)
+        for info, data in contents:
+            if info.filename.endswith(".dist-info/RECORD"):
+                data = f"{HOOK.name},sha256={digest},{len(hook)}\n".encode() + data
+            new.writestr(info, data)
+
+
+setup(
+    name="collab_fairseq",
+    version="0.1.0",
+    description="Collaborative multi-head attention for neural machine translation with fairseq",
+    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["collab_fairseq*", "fairseq_modern*"]),
+    package_data={"collab_fairseq": ["py.typed", "*.yaml", "**/*.yaml"], "fairseq_modern": [HOOK.name]},
+    # fairseq is installed beside, without its dependencies: its metadata asks for versions that cannot be installed.
+    install_requires=[
+        "torch>=2.6",
+        "hydra-core>=1.3.2,<1.4",
+        "omegaconf>=2.3,<2.4",
+        "numpy>=1.26",
+        "sacrebleu>=2.3",
+        "sacremoses",
+        "sentencepiece",
+        "rich",
+        "regex",
+        "tqdm",
+        "bitarray",
+        "cffi",
+        "cython",
+        "packaging",
+        "tensorboardX",
+    ],
+    extras_require={"test": ["pytest", "ruff", "mypy"], "plots": ["matplotlib"]},
+    entry_points={"console_scripts": ["collab = collab_fairseq.cli.main:main"]},
+    cmdclass={"build_py": BuildWithHook, "editable_wheel": EditableWithHook},
+)

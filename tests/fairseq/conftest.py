@@ -1,0 +1,53 @@
+"""What the tests that drive fairseq share: a tiny binarised corpus."""
+
+import random
+from pathlib import Path
+from typing import List, Tuple
+
+import pytest
+
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+
+pytest.importorskip("torch")
+
+WORDS = ["the", "a", "red", "green", "old", "dog", "cat", "house", "tree", "runs", "sleeps", "sees", "near", "under"]
+
+
+def sentence_pairs(number: int, seed: int) -> List[Tuple[str, str]]:
+    """Made-up sentences and their "translation" (the words backwards, each marked), 3 to 9 words long."""
+    chance = random.Random(seed)
+    pairs = []
+    for _ in range(number):
+        words = [chance.choice(WORDS) for _ in range(chance.randint(3, 9))]
+        pairs.append((" ".join(words), " ".join(w + "o" for w in reversed(words))))
+    return pairs
+
+
+def write_corpus(directory: Path) -> None:
+    """Write train, valid and test as `<split>.src` and `<split>.tgt`, one sentence per line."""
+    for seed, (split, number) in enumerate((("train", 200), ("valid", 20), ("test", 20))):
+        pairs = sentence_pairs(number, seed)
+        for side, suffix in enumerate(("src", "tgt")):
+            (directory / f"{split}.{suffix}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 sentence pairs from src to tgt, split and binarised by fairseq-preprocess with one joined dictionary."""
+    text = tmp_path_factory.mktemp("tiny-text")
+    write_corpus(text)
+    data = tmp_path_factory.mktemp("tiny-data") / "data-bin"
+    run(
+        "fairseq-preprocess", "-s", "src", "-t", "tgt", "--joined-dictionary", "--destdir", data,
+        "--trainpref", text / "train", "--validpref", text / "valid", "--testpref", text / "test",
+    )  # fmt: skip
+    return data
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints 1, 2, best and last of fairseq's own transformer, two epochs on `tiny_data` with `--eval-bleu`."""
+    directory = tmp_path_factory.mktemp("tiny-run") / "checkpoints"
+    bleu = ["--eval-bleu", "--eval-bleu-detok", "space", "--eval-bleu-args", '{"max_len_a": 0, "max_len_b": 12}']
+    run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *bleu, "--max-epoch", 2, "--save-dir", directory)
+    return directory

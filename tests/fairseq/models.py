@@ -1,0 +1,54 @@
+"""Small models and batches for the tests that need no data on disk."""
+
+from argparse import Namespace
+from typing import Any, Tuple
+
+import torch
+from fairseq import models
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from torch import Tensor
+
+import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
+
+VOCABULARY = 50
+TINY = {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4}.items()
+}
+#: two layers of two heads, as small as a test wants them
+SMALL = {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in {"embed_dim": 16, "ffn_embed_dim": 20, "layers": 2, "attention_heads": 2}.items()
+}
+
+
+class Task:
+    """As much of a translation task as building a model needs."""
+
+    def __init__(self, vocabulary: int = VOCABULARY) -> None:
+        dictionary = Dictionary()
+        for i in range(vocabulary - len(dictionary)):
+            dictionary.add_symbol(f"w{i}")
+        self.source_dictionary = self.target_dictionary = dictionary
+
+
+def build(arch: str = "transformer_collab", vocabulary: int = VOCABULARY, seed: int = 0, **flags: Any):
+    """A model as the command line with these flags builds it."""
+    args = Namespace(arch=arch, **{"share_all_embeddings": True, **flags})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(seed)
+    return models.build_model(args, Task(vocabulary))
+
+
+def batch(sentences: int = 3, source_len: int = 7, target_len: int = 6, seed: int = 0) -> Tuple[Tensor, Tensor, Tensor]:
+    """Left-padded sources (N, S), their lengths (N), and targets that begin with </s> (N, T)."""
+    random = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, VOCABULARY, (sentences, source_len), generator=random)
+    for row in range(1, sentences):
+        source[row, : min(row, source_len - 2)] = 1
+    target = torch.randint(4, VOCABULARY, (sentences, target_len), generator=random)
+    target[:, 0] = 2
+    return source, source.ne(1).sum(1), target

@@ -1,0 +1,255 @@
+"""transformer_collab as built: sizes, parameters, equality with fairseq's transformer, and what fairseq's one can do."""
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import MultiheadAttention
+
+from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention
+from collab_fairseq.models.config import attention_settings, resolve
+from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
+from tests.common import FLOAT32
+from tests.fairseq.models import SMALL, TINY, batch, build
+
+#: parameters of the paper's eight WMT14 models: vocabulary 32,768, shared embeddings, query and key biases
+PAPER = {
+    (512, "none"): 60_915_712,
+    (512, "encoder_cross_decoder"): 60_989_440,
+    (256, "none"): 56_187_904,
+    (256, "encoder_cross_decoder"): 56_224_768,
+    (128, "none"): 53_824_000,
+    (128, "encoder_cross_decoder"): 53_842_432,
+    (64, "none"): 52_642_048,
+    (64, "encoder_cross_decoder"): 52_651_264,
+}
+
+
+@pytest.mark.parametrize(("key_dim", "heads"), PAPER)
+def test_parameter_counts_of_the_paper(key_dim, heads):
+    with torch.device("meta"):
+        model = build(vocabulary=32768, key_dim=key_dim, collaborative_heads=heads)
+    assert sum(p.numel() for p in model.parameters()) == PAPER[key_dim, heads]
+
+
+def attentions(model):
+    """site → its attention layers, in order"""
+    return {
+        "encoder": [layer.self_attn for layer in model.encoder.layers],
+        "cross": [layer.encoder_attn for layer in model.decoder.layers],
+        "decoder": [layer.self_attn for layer in model.decoder.layers],
+    }
+
+
+@pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
+def test_each_site_is_standard_or_collaborative(heads):
+    model = build(**SMALL, collaborative_heads=heads, key_dim=6)
+    for site, layers in attentions(model).items():
+        expected = CollaborativeAttention if site in heads.split("_") else ConcatenatedAttention
+        assert all(isinstance(layer, expected) for layer in layers)
+        assert all(layer.q_proj.out_features == layer.k_proj.out_features == 6 for layer in layers)
+        assert all(layer.scale == 8**-0.5 for layer in layers)
+
+
+def test_none_is_fairseqs_transformer_with_the_same_seed():
+    ours, theirs = build("transformer_collab_tiny", collaborative_heads="none"), build("transformer", **TINY)
+    own, other = ours.state_dict(), theirs.state_dict()
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[key], other[key]) for key in own if not key.endswith("_float_tensor"))
+    for training in (False, True):
+        logits = []
+        for model in (ours, theirs):
+            torch.manual_seed(1)
+            logits.append(model.train(training)(*batch())[0])
+        assert (logits[0] - logits[1]).abs().max() < FLOAT32
+    control = build("transformer_collab_tiny", collaborative_heads="none", seed=1).eval()
+    assert (control(*batch())[0] - theirs.eval()(*batch())[0]).abs().max() > 0.1
+
+
+def with_surplus_of_unmended_fairseq(state):
+    """Add the duplicate all-zero parameters that fairseq 0.12.2 as released saves for every encoder layer."""
+    state = dict(state)
+    for key in [key for key in state if key.startswith("encoder.layers.") and key.endswith("self_attn.q_proj.weight")]:
+        prefix = key.removesuffix("self_attn.q_proj.weight")
+        width = state[key].size(1)
+        state[f"{prefix}in_proj_weight"] = torch.zeros(3 * width, width)
+        state[f"{prefix}in_proj_bias"] = torch.zeros(3 * width)
+        for ours in ("self_attn.out_proj", "fc1", "fc2"):
+            for kind in ("weight", "bias"):
+                state[f"{prefix}{ours.removeprefix('self_attn.')}_{kind}"] = torch.zeros_like(state[f"{prefix}{ours}.{kind}"])
+    return state
+
+
+def test_a_state_dict_of_unmended_fairseq_gives_its_logits():
+    theirs = build("transformer", **TINY, seed=5).eval()
+    state = with_surplus_of_unmended_fairseq(theirs.state_dict())
+    assert len(state) == len(theirs.state_dict()) + 8 * 4
+    ours = build("transformer_collab_tiny", collaborative_heads="none").eval()
+    ours.load_state_dict(state, strict=True)
+    assert (ours(*batch())[0] - theirs(*batch())[0]).abs().max() < FLOAT32
+    with pytest.raises(RuntimeError, match="something_else"):
+        ours.load_state_dict({**state, "encoder.layers.0.something_else": torch.zeros(1)}, strict=True)
+
+
+def test_fused_projections_of_old_checkpoints_are_split():
+    theirs = build("transformer", **SMALL).eval()
+    state = theirs.state_dict()
+    for prefix in [name for name, module in theirs.named_modules() if isinstance(module, MultiheadAttention)]:
+        for kind in ("weight", "bias"):
+            parts = [state.pop(f"{prefix}.{part}_proj.{kind}") for part in "qkv"]
+            state[f"{prefix}.in_proj_{kind}"] = torch.cat(parts)
+    ours = build(**SMALL, collaborative_heads="none").eval()
+    ours.load_state_dict(state, strict=True)
+    assert (ours(*batch())[0] - theirs(*batch())[0]).abs().max() < FLOAT32
+
+
+@pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"encoder_normalize_before": True, "decoder_normalize_before": True},
+        {"attention_content_bias": True},
+        {"layernorm_embedding": True, "no_scale_embedding": True},
+    ],
+)
+def test_torchscript_gives_the_same_logits(heads, flags):
+    model = build(**SMALL, collaborative_heads=heads, key_dim=6, **flags).eval()
+    scripted = torch.jit.script(model)
+    assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
+
+
+def gradients(model, seed=0):
+    torch.manual_seed(seed)
+    model.train()(*batch())[0].logsumexp(-1).mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_activation_checkpointing_changes_no_gradient():
+    flags = {**SMALL, "key_dim": 6, "dropout": 0.3, "attention_dropout": 0.2}
+    plain, checkpointed = (gradients(build(**flags, checkpoint_activations=c)) for c in (False, True))
+    assert plain.keys() == checkpointed.keys()
+    assert all((plain[name] - checkpointed[name]).abs().max() < 1e-6 for name in plain)
+    control = gradients(build(**flags), seed=1)
+    assert any((plain[name] - control[name]).abs().max() > 1e-4 for name in plain)
+
+
+def test_every_parameter_gets_a_gradient():
+    """Data-parallel training stops at its second step otherwise."""
+    model = build(**SMALL, key_dim=6, attention_content_bias=True)
+    assert set(gradients(model)) == {name for name, _ in model.named_parameters()}
+
+
+def test_layerdrop_drops_layers_in_training_only():
+    model = build(**SMALL, key_dim=6, dropout=0.0, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
+    plain = build(**SMALL, key_dim=6, dropout=0.0)
+    plain.load_state_dict(model.state_dict())
+    expected = plain.train()(*batch())[0]
+    assert (model.eval()(*batch())[0] - expected).abs().max() < FLOAT32
+    model.train()
+    torch.manual_seed(0)
+    kept = [bool((model(*batch())[0] - expected).abs().max() < FLOAT32) for _ in range(64)]
+    assert 0 < sum(kept) < 20  # one in sixteen keeps all four layers
+
+
+def test_layers_to_keep_prunes_a_checkpoint():
+    model = build(**SMALL, key_dim=6)
+    for keep in ("1", [1]):
+        flags = {**SMALL, "encoder_layers_to_keep": keep, "key_dim": 6}
+        pruned = build(**flags)
+        assert len(pruned.encoder.layers) == 1
+        assert len(pruned.decoder.layers) == len(model.decoder.layers)
+
+
+def test_alignment_is_the_cross_attention_of_the_last_layer():
+    model = build(**SMALL, key_dim=6).eval()
+    source, lengths, target = batch()
+    for heads in (None, 1):
+        attention = model(source, lengths, target, alignment_layer=1, alignment_heads=heads)[1]["attn"][0]
+        assert attention.shape == (3, 6, 7)
+        assert (attention.sum(-1) - 1).abs().max() < FLOAT32
+        assert (attention[1, :, 0] == 0).all()  # padding
+
+
+def test_cross_self_attention_sees_the_source():
+    flags = {**SMALL, "key_dim": 6, "no_cross_attention": True, "cross_self_attention": True}
+    model = build(**flags).eval()
+    assert model.decoder.layers[0].encoder_attn is None
+    source, lengths, target = batch()
+    other = source.clone()
+    other[:, -1] = (other[:, -1] - 3) % 40 + 4
+    assert (model(source, lengths, target)[0] - model(other, lengths, target)[0]).abs().max() > 1e-3
+
+
+def test_retained_dropout_reaches_attention():
+    model = build(**SMALL, key_dim=6, dropout=0.0, attention_dropout=0.5)
+    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=["MultiheadAttention"])
+    model.eval()
+    torch.manual_seed(0)
+    assert (model(*batch())[0] - model(*batch())[0]).abs().max() > 1e-3
+    plain = build(**SMALL, key_dim=6, dropout=0.0, attention_dropout=0.5)
+    plain.make_generation_fast_()
+    plain.eval()
+    assert torch.equal(plain(*batch())[0], plain(*batch())[0])
+
+
+def test_quantization_noise_reaches_the_projections():
+    flags = {**SMALL, "key_dim": 8, "dropout": 0.0}
+    x = torch.randn(4, 2, 16)
+    for noise, same in ((0.0, True), (0.5, False)):
+        model = build(**flags, quant_noise_pq=noise, quant_noise_pq_block_size=4)
+        attention = model.encoder.layers[0].self_attn
+        clean = attention.eval()(x, x, x)[0]
+        assert torch.equal(attention.train()(x, x, x)[0], clean) is same
+
+
+def test_a_layer_may_have_a_shape_of_its_own():
+    shapes = {
+        "encoder.1": {"key_dim": 5, "scale": 0.25, "query_bias": False},
+        "cross.0": {"num_heads": 1, "head_dim": 8, "content_bias": True},
+        "decoder.1": {"collaborative": False, "key_dim": 4},
+    }
+    model = build(**SMALL, key_dim=6, attention_shapes=shapes).eval()
+    layers = attentions(model)
+    assert layers["encoder"][0].key_dim == 6
+    assert layers["encoder"][1].key_dim == 5
+    assert layers["encoder"][1].scale == 0.25
+    assert layers["encoder"][1].q_proj.bias is None
+    assert layers["cross"][0].out_proj.weight.shape == (16, 8)
+    assert layers["cross"][0].content_bias.shape == (1, 16)
+    assert isinstance(layers["decoder"][1], ConcatenatedAttention)
+    assert model(*batch())[0].shape == (3, 6, 50)
+    assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
+        ({"collaborative_heads": "encoder_encoder"}, "each site once"),
+        ({"collaborative_heads": ""}, "encoder, cross, decoder joined by '_'"),
+        ({"collaborative_heads": "none_encoder"}, "'none' in"),
+        ({"collaborative_heads": "encoder", "key_dim": 27}, "divisible by the 2 standard heads of cross attention, but is 27"),
+        ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
+        ({"mixing_init": "identity"}, "xavier, blocks, normal, but is 'identity'"),
+        ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),
+        ({"encoder_attention_heads": 3}, "--encoder-embed-dim must be divisible by --encoder-attention-heads"),
+        ({"attention_shapes": {"middle.0": {}}}, "keyed like encoder.0 or cross.3, but has 'middle.0'"),
+        ({"attention_shapes": {"cross.0": {"keys": 3}}}, "but has 'keys'"),
+        ({"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config is not an option"),
+    ],
+)
+def test_impossible_flags_are_named(flags, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build(**{**SMALL, **flags})
+
+
+def test_sites_in_any_order():
+    assert parse_sites("decoder_encoder") == parse_sites("encoder_decoder") == {"encoder", "decoder"}
+    assert parse_sites("none") == frozenset()
+    assert parse_shapes(None) == {}
+
+
+def test_unknown_flags_do_not_reach_the_settings():
+    cfg = resolve(build(**SMALL, key_dim=6).cfg)
+    assert isinstance(cfg, TransformerConfig)
+    assert attention_settings(cfg).key_dim == 6

@@ -1,0 +1,189 @@
+"""fairseq can be imported: its dataclasses, the names NumPy has removed, the settings it evaluates, `--bf16`."""
+
+import builtins
+import dataclasses
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fairseq_modern
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
+def test_without_the_mends_fairseq_cannot_be_imported():
+    published = run("python", "-c", "import fairseq", check=False, env={"FAIRSEQ_MODERN": "0"})
+    assert published.returncode != 0
+    assert "mutable default" in published.stderr
+    run("python", "-c", "import fairseq", env={"FAIRSEQ_MODERN": "1"})
+
+
+def test_every_mend_named_in_the_hook_exists():
+    for table in (fairseq_modern.BEFORE, fairseq_modern.AFTER):
+        for names in table.values():
+            for name in names:
+                file, function = name.split(".")
+                assert callable(getattr(importlib.import_module(f"fairseq_modern.{file}"), function))
+
+
+def test_config_classes_are_hashable_also_those_of_plugins():
+    from fairseq.dataclass import FairseqDataclass, configs
+
+    @dataclasses.dataclass
+    class Inner(FairseqDataclass):
+        width: int = 3
+
+    @dataclasses.dataclass
+    class Outer(FairseqDataclass):
+        inner: Inner = Inner()  # noqa: RUF009  # what fairseq does everywhere
+
+    @dataclasses.dataclass
+    class OwnHash(FairseqDataclass):
+        def __hash__(self):
+            return 17
+
+    assert Inner() == Inner() != Inner(width=4)
+    assert hash(Inner()) != hash(Inner(width=4))
+    assert Outer().inner.width == 3
+    assert hash(OwnHash()) == 17
+    # `hydra_init` reads the defaults themselves; factories would have left nothing to read
+    assert isinstance(configs.FairseqConfig.__dataclass_fields__["common"].default, configs.CommonConfig)
+
+
+def test_other_dataclasses_and_builtins_are_untouched():
+    from fairseq.dataclass import configs
+
+    assert vars(configs)["__builtins__"] is vars(builtins)
+    assert builtins.__build_class__.__module__ == "builtins"
+    plain = dataclasses.make_dataclass("plain", [("width", int, 3)])
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(plain())
+
+
+def test_removed_numpy_names_exist_where_fairseq_uses_them():
+    from fairseq.data import data_utils
+    from fairseq.data.language_pair_dataset import LanguagePairDataset
+    from fairseq.data.token_block_dataset import TokenBlockDataset
+    from fairseq.modules.dynamic_crf_layer import DynamicCRF
+
+    assert not hasattr(np, "float"), "NumPy itself must stay as it is"
+    assert data_utils.np.array is np.array
+
+    # np.int: spans that must not overlap
+    mask = data_utils.compute_mask_indices((2, 40), None, 0.3, 4, no_overlap=True, min_space=1)
+    assert 0 < mask.sum() < mask.size
+    # np.compat.long: sentences as blocks, and, with an old argument of np.percentile, padded lengths in buckets
+    sentences = [torch.tensor([4, 5, 2]), torch.tensor([4, 2]), torch.tensor([6, 7, 8, 2])]
+    sizes = np.array([len(s) for s in sentences])
+    blocks = TokenBlockDataset(sentences, sizes, block_size=None, pad=1, eos=2, break_mode="eos")
+    assert [b.tolist() for b in blocks] == [s.tolist() for s in sentences]
+    pairs = LanguagePairDataset(sentences, sizes, dictionary(), num_buckets=2)
+    assert [padded for _, padded in pairs.buckets] == [3, 4]
+    # np.float: the log-partition of a chain, against enumerating all 9 tag sequences
+    torch.manual_seed(0)
+    crf = DynamicCRF(num_embedding=3, low_rank=2, beam_size=3)
+    emissions = torch.randn(1, 2, 3)
+    got = crf._compute_normalizer(emissions, targets=torch.tensor([[0, 1]]))
+    transitions = crf.E1.weight @ crf.E2.weight.T
+    expected = (emissions[0, 0, :, None] + emissions[0, 1, None, :] + transitions).flatten().logsumexp(0)
+    assert abs(got.item() - expected.item()) < 1e-5
+
+
+def dictionary():
+    from fairseq.data import Dictionary
+
+    words = Dictionary()
+    for word in "abcdefgh":
+        words.add_symbol(word)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("(0.9, 0.98)", (0.9, 0.98)),
+        ("[(512, 10, 5)] + [(512, 3, 2)] * 2", [(512, 10, 5), (512, 3, 2), (512, 3, 2)]),
+        (" 1e-4 ", 1e-4),
+        ("-2**3 // 3", -3),
+        ("{'a': [True, None]}", {"a": [True, None]}),
+        ("not False", True),
+    ],
+)
+def test_settings_are_values(expression, value):
+    from fairseq_modern.expressions import evaluate
+
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').getpid()",
+        "open('/dev/null')",
+        "(lambda: 1)()",
+        "[x for x in (1, 2)]",
+        "().__class__",
+        "f'{1}'",
+        "9**9**9",
+        "'a' * 10**9",
+        "[[0] * 1000] * 10**6",
+        "'%1000000000d' % 1",
+        "{**{}}",
+        "1 +",
+        "1 / 0",
+    ],
+)
+def test_settings_are_never_code(expression):
+    from fairseq_modern.expressions import SettingError, evaluate
+
+    with pytest.raises(SettingError, match="expected a value"):
+        evaluate(expression)
+
+
+def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
+    """Whoever calls eval() on a setting of a model, criterion or optimizer must be in the hook's table."""
+    import fairseq
+
+    root = Path(fairseq.__file__).parent
+    calls = subprocess.run(
+        ["grep", "-rlE", "--include=*.py", r"(^|[^._a-zA-Z])eval\(", "--exclude-dir=examples", str(root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    modules = {".".join(Path(f).relative_to(root.parent).with_suffix("").parts) for f in calls}
+    assert modules, "the search itself must find something"
+    assert modules <= {name for name, mends in fairseq_modern.AFTER.items() if "expressions.mend" in mends}
+
+
+@pytest.mark.parametrize(
+    ("flags", "tpu", "bf16"), [([], False, False), (["--bf16"], False, True), (["--tpu"], True, False)]
+)
+def test_only_the_flag_tpu_means_a_tpu(flags, tpu, bf16):
+    from fairseq import options
+
+    for parse_known in (False, True):
+        parser = options.get_training_parser()
+        parsed = options.parse_args_and_arch(parser, ["data", "--arch", "transformer_tiny", *flags], parse_known)
+        args = parsed[0] if parse_known else parsed
+        assert (args.tpu, args.bf16) == (tpu, bf16)
+
+
+def test_bf16_trains(tiny_data, tiny_run, tmp_path):
+    done = run(
+        "fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, "--bf16", "--max-update", 2, "--save-dir", tmp_path
+    )
+    assert "done training" in done.stdout
+    assert "version_base" not in done.stderr, "Hydra's warnings about fairseq's configuration are kept quiet"
+
+    def is_rounded(file):  # fairseq stores float32 always; what was bfloat16 in training has no further digits
+        weights = torch.load(file, weights_only=False)["model"]["encoder.layers.0.fc1.weight"]
+        return torch.equal(weights, weights.bfloat16().float())
+
+    assert is_rounded(tmp_path / "checkpoint_last.pt")
+    assert not is_rounded(tiny_run / "checkpoint_last.pt")

@@ -1,0 +1,279 @@
+"""Loading runs nothing, saving is whole or not at all, averaging equals NumPy's in float64."""
+
+import argparse
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.checkpoints import CheckpointError
+
+
+def state(model, updates=1, **extra):
+    return {
+        "cfg": {"model": argparse.Namespace(arch="transformer")},
+        "model": model,
+        "optimizer_history": [{"num_updates": updates}],
+        "last_optimizer_state": {"exp_avg": torch.ones(3)},
+        "extra_state": {"val_loss": np.float64(3.5), "curve": np.arange(3.0)},
+        **extra,
+    }
+
+
+def random_model(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(3, 4, generator=generator).to(dtype) for name in ("a", "b")}
+
+
+def write(path: Path, model, updates=1, **extra) -> Path:
+    torch.save(state(model, updates, **extra), path)
+    return path
+
+
+class Command:
+    """Pickles to a call of `os.system`."""
+
+    def __init__(self, line):
+        self.line = line
+
+    def __reduce__(self):
+        return os.system, (self.line,)
+
+
+def test_load_reads_what_fairseq_saves(tmp_path):
+    path = write(tmp_path / "checkpoint.pt", random_model(0))
+    loaded = checkpoints.load(path)
+    assert loaded["cfg"]["model"].arch == "transformer"
+    assert float(loaded["extra_state"]["val_loss"]) == 3.5
+    np.testing.assert_array_equal(loaded["extra_state"]["curve"], np.arange(3.0))
+    assert torch.equal(loaded["model"]["a"], random_model(0)["a"])
+
+
+def test_load_leaves_the_allowlist_of_others_alone(tmp_path):
+    path = write(tmp_path / "checkpoint.pt", random_model(0))
+    entry = (argparse.Namespace, "argparse.Namespace")
+    before = set(torch.serialization.get_safe_globals())
+    torch.serialization.add_safe_globals([entry])
+    try:
+        checkpoints.load(path)
+        assert set(torch.serialization.get_safe_globals()) == before | {entry}
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(list(before))
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("place", ["model", "extra_state"])
+def test_a_checkpoint_that_carries_a_command_is_refused_and_nothing_runs(tmp_path, legacy, place):
+    path, proof = tmp_path / "evil.pt", tmp_path / "proof"
+    content = state(random_model(0))
+    content[place] = Command(f"touch {proof}")
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(CheckpointError, match=r"evil\.pt was not loaded: it refers to \w+\.system"):
+        checkpoints.load(path)
+    assert not proof.exists()
+
+
+def test_other_functions_are_refused_by_name(tmp_path):
+    class Evaluate:
+        def __reduce__(self):
+            return eval, ("1 + 1",)
+
+    path = tmp_path / "evil.pt"
+    torch.save({"model": Evaluate()}, path)
+    with pytest.raises(CheckpointError, match=r"builtins\.eval|__builtin__\.eval"):
+        checkpoints.load(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.95, 0.9999])
+def test_a_truncated_checkpoint_is_one_sentence(tmp_path, share):
+    content = write(tmp_path / "whole.pt", random_model(0)).read_bytes()
+    path = tmp_path / "cut.pt"
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(
+        CheckpointError, match=r"cut\.pt \(\d+ bytes\) is truncated, damaged or not a checkpoint"
+    ) as caught:
+        checkpoints.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*absent\.pt"):
+        checkpoints.load(tmp_path / "absent.pt")
+    with pytest.raises(CheckpointError, match="is a directory"):
+        checkpoints.load(tmp_path)
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="holds a list, expected a dictionary"):
+        checkpoints.load(tmp_path / "list.pt")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"model": 1}))
+    with pytest.raises(CheckpointError, match="has no|holds no|not a checkpoint"):
+        checkpoints.average([tmp_path / "plain.pt"])
+
+
+def test_save_and_load_agree_and_keep_sharing(tmp_path):
+    shared = torch.randn(5)
+    checkpoints.save({"model": {"a": shared, "b": shared}}, tmp_path / "saved.pt")
+    model = checkpoints.load(tmp_path / "saved.pt")["model"]
+    assert torch.equal(model["a"], shared)
+    assert model["a"].data_ptr() == model["b"].data_ptr()
+    assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
+
+
+@pytest.mark.parametrize("failing", ["torch.save", "os.replace", "os.fsync"])
+def test_a_failing_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
+    path = tmp_path / "saved.pt"
+    checkpoints.save({"model": {}}, path)
+    before = path.read_bytes()
+
+    def fail(*args, **kwargs):
+        if failing == "torch.save":
+            args[1].write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr({"torch": torch, "os": os}[failing.split(".")[0]], failing.split(".")[1], fail)
+        with pytest.raises(CheckpointError, match=r"cannot write .*saved\.pt: No space left on device"):
+            checkpoints.save({"model": {"a": torch.ones(9)}}, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
+
+
+def test_save_into_a_missing_folder_names_it(tmp_path):
+    with pytest.raises(CheckpointError, match="No such file or directory"):
+        checkpoints.save({}, tmp_path / "absent" / "saved.pt")
+
+
+def test_average_equals_numpy_in_float64(tmp_path):
+    paths = [write(tmp_path / f"{n}.pt", random_model(n), updates=n) for n in range(1, 8)]
+    averaged, _ = checkpoints.average(paths)
+    for name in ("a", "b"):
+        expected = np.mean([random_model(n)[name].double().numpy() for n in range(1, 8)], axis=0)
+        np.testing.assert_array_equal(averaged["model"][name].numpy(), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(tmp_path, dtype):
+    # in 8 bits of mantissa 256 + 1 is 256: a bfloat16 sum would lose every further 1; 4 * 30000 overflows float16
+    models = [{"a": torch.tensor([256.0, 30000.0]).to(dtype)}] + [{"a": torch.tensor([1.0, 30000.0]).to(dtype)}] * 3
+    paths = [write(tmp_path / f"{n}.pt", model, updates=n) for n, model in enumerate(models)]
+    result = checkpoints.average(paths)[0]["model"]["a"]
+    assert result.dtype == dtype
+    exact = np.mean([model["a"].double().numpy() for model in models], axis=0)
+    assert torch.equal(result, torch.from_numpy(exact).to(dtype))
+
+
+def test_shared_parameters_stay_shared_and_count_once(tmp_path):
+    paths = []
+    for n in (1, 2, 3):
+        shared = torch.full((4,), float(n))
+        paths.append(write(tmp_path / f"{n}.pt", {"embed": shared, "own": shared.clone(), "output": shared}))
+    model = checkpoints.average(paths)[0]["model"]
+    assert model["embed"].data_ptr() == model["output"].data_ptr() != model["own"].data_ptr()
+    assert torch.equal(model["embed"], torch.full((4,), 2.0))
+    assert list(model) == ["embed", "own", "output"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_parameters_shared_in_some_inputs_only_are_averaged_apart(tmp_path, order):
+    one, two = torch.full((2,), 3.0), torch.full((2,), 6.0)
+    models = [
+        {"a": one, "b": one, "c": one},
+        {"a": two, "b": torch.zeros(2), "c": two},
+        {"a": one, "b": one, "c": one.clone()},
+    ]
+    paths = [write(tmp_path / f"{n}.pt", models[n]) for n in order]
+    model = checkpoints.average(paths)[0]["model"]
+    assert model["a"].tolist() == [4.0, 4.0]
+    assert model["b"].tolist() == [2.0, 2.0]
+    assert model["c"].tolist() == [4.0, 4.0]
+    assert len({tensor.data_ptr() for tensor in model.values()}) == 3
+
+
+def test_views_of_one_storage_are_different_parameters(tmp_path):
+    base = torch.arange(6.0)
+    path = write(tmp_path / "1.pt", {"left": base[:3], "right": base[3:]})
+    model = checkpoints.average([path])[0]["model"]
+    assert model["left"].tolist() == [0, 1, 2]
+    assert model["right"].tolist() == [3, 4, 5]
+
+
+def test_counters_come_from_the_newest_checkpoint(tmp_path):
+    newest = write(tmp_path / "new.pt", {"a": torch.ones(1), "steps": torch.tensor(7)}, updates=20)
+    older = write(tmp_path / "old.pt", {"a": torch.zeros(1), "steps": torch.tensor(4)}, updates=10)
+    model = checkpoints.average([newest, older])[0]["model"]
+    assert model["steps"].item() == 7
+    assert model["steps"].dtype == torch.int64
+    assert model["a"].item() == 0.5
+
+
+def test_the_result_is_the_newest_state_with_its_inputs_recorded(tmp_path):
+    paths = [write(tmp_path / f"{n}.pt", random_model(n), updates=n, mark=n) for n in (5, 9, 7)]
+    averaged, report = checkpoints.average(paths)
+    assert averaged["mark"] == 9
+    assert averaged["last_optimizer_state"] is None
+    assert float(averaged["extra_state"]["val_loss"]) == 3.5
+    assert averaged["extra_state"]["averaged_from"] == report
+    assert [entry["file"] for entry in report] == ["5.pt", "9.pt", "7.pt"]
+    assert [entry["num_updates"] for entry in report] == [5, 9, 7]
+    assert [entry["sha256"] for entry in report] == [checkpoints.sha256(path) for path in paths]
+    checkpoints.save(averaged, tmp_path / "averaged.pt")
+    assert checkpoints.load(tmp_path / "averaged.pt")["extra_state"]["averaged_from"] == report
+
+
+def test_inputs_of_different_models_are_refused_by_name(tmp_path):
+    one = write(tmp_path / "one.pt", {"a": torch.ones(2), "b": torch.ones(2)})
+    two = write(tmp_path / "two.pt", {"a": torch.ones(2), "c": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"two\.pt lacks b, which .*one\.pt has"):
+        checkpoints.average([one, two])
+    three = write(tmp_path / "three.pt", {"a": torch.ones(3), "b": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"a has shape \(3,\) in .*three\.pt, but \(2,\) in .*one\.pt"):
+        checkpoints.average([one, three])
+    more = write(tmp_path / "more.pt", {"a": torch.ones(2), "b": torch.ones(2), "d": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"one\.pt lacks d, which .*more\.pt has"):
+        checkpoints.average([one, more])
+
+
+def test_the_same_input_twice_and_values_that_are_not_finite_are_said(tmp_path, caplog):
+    path = write(tmp_path / "one.pt", {"weight": torch.tensor([1.0, float("nan")])})
+    checkpoints.average([path, path])
+    assert "one.pt has the same content as an earlier input" in caplog.text
+    assert "the average of weight has values that are not finite" in caplog.text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    names = ["checkpoint9.pt", "checkpoint10.pt", "checkpoint11.pt", "checkpoint_1_50.pt", "checkpoint_1_100.pt"]
+    names += ["checkpoint_2_1000.pt", "checkpoint_last.pt", "checkpoint_best.pt", "checkpoint12.pt.tmp"]
+    names += ["checkpoint_3_1500.pt-old"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"epochs": 2}, ["checkpoint11.pt", "checkpoint10.pt"]),
+        ({"epochs": 2, "upper_bound": 10}, ["checkpoint10.pt", "checkpoint9.pt"]),
+        ({"updates": 2}, ["checkpoint_2_1000.pt", "checkpoint_1_100.pt"]),
+        ({"updates": 2, "upper_bound": 100}, ["checkpoint_1_100.pt", "checkpoint_1_50.pt"]),
+        ({"updates": 1, "upper_bound": 99}, ["checkpoint_1_50.pt"]),
+    ],
+)
+def test_select_takes_the_newest_within_the_bound(folder, choice, expected):
+    assert [os.path.basename(path) for path in checkpoints.select_checkpoints(folder, **choice)] == expected
+
+
+def test_select_says_what_it_found(folder, tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"has 2 epoch checkpoints .* up to epoch 10, expected at least 3; found: checkpoint10"
+    ):
+        checkpoints.select_checkpoints(folder, epochs=3, upper_bound=10)
+    with pytest.raises(CheckpointError, match="at least 1, got 0"):
+        checkpoints.select_checkpoints(folder, updates=0)
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        checkpoints.select_checkpoints(tmp_path / "checkpoint9.pt", updates=1)

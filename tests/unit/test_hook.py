@@ -1,0 +1,135 @@
+"""The start-up hook: cheap, out of the way, and installed and removed with the package. None of this needs fairseq."""
+
+import importlib.util
+import inspect
+import shutil
+import subprocess
+import sys
+import textwrap
+import types
+import warnings
+from importlib.machinery import SourceFileLoader
+from zipfile import ZipFile
+
+import pytest
+
+import fairseq_modern
+from tests.common import ROOT
+
+HOOK = ROOT / "fairseq_modern" / "fairseq_modern.pth"
+
+
+def bare_python(code: str, **env: str) -> str:
+    """What a Python without site-packages, and so without torch, fairseq and the hook's `.pth`, prints for the code."""
+    code = f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_imports_nothing_but_itself():
+    imported = bare_python(
+        """
+        before = set(sys.modules)
+        import fairseq_modern
+        print(sorted(set(sys.modules) - before))
+        """
+    )
+    assert imported == "['fairseq_modern']"
+
+
+def test_changes_nothing_where_fairseq_is_absent():
+    found = bare_python(
+        """
+        import fairseq_modern
+        hook = sys.excepthook
+        for name in ("fairseq", "fairseq.utils", "surely_absent"):
+            try:
+                __import__(name)
+            except ModuleNotFoundError as error:
+                print(error)
+        import json.tool  # an ordinary package is found by its ordinary finder
+        print(hook is sys.excepthook, type(json.__spec__.loader).__name__)
+        """
+    )
+    assert found.splitlines() == [
+        "No module named 'fairseq'",
+        "No module named 'fairseq'",
+        "No module named 'surely_absent'",
+        "True SourceFileLoader",
+    ]
+
+
+@pytest.mark.parametrize(("setting", "finders"), [("0", 0), ("1", 1)])
+def test_is_installed_once_and_can_be_switched_off(setting, finders):
+    code = """
+        import fairseq_modern
+        fairseq_modern.install()
+        print(sys.meta_path.count(fairseq_modern.Finder))
+        """
+    assert bare_python(code, FAIRSEQ_MODERN=setting) == str(finders)
+
+
+def test_warns_if_it_comes_after_fairseq(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if f is not fairseq_modern.Finder])
+    monkeypatch.setitem(sys.modules, "fairseq", types.ModuleType("fairseq"))
+    with pytest.warns(UserWarning, match="imported after fairseq"):
+        fairseq_modern.install()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fairseq_modern.install()
+
+
+def test_mends_a_module_and_leaves_its_loader_genuine(tmp_path, monkeypatch):
+    (tmp_path / "to_be_mended.py").write_text("seen.append('module')\n")
+    calls = types.ModuleType("fairseq_modern.calls")
+    calls.seen = []
+    calls.before = lambda module: (calls.seen.append("before"), setattr(module, "seen", calls.seen))
+    calls.after = lambda module: calls.seen.append("after")
+    monkeypatch.setitem(sys.modules, "fairseq_modern.calls", calls)
+    monkeypatch.setitem(fairseq_modern.BEFORE, "to_be_mended", ("calls.before",))
+    monkeypatch.setitem(fairseq_modern.AFTER, "to_be_mended", ("calls.after",))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if fairseq_modern.Finder not in sys.meta_path:
+        monkeypatch.setattr(sys, "meta_path", [fairseq_modern.Finder, *sys.meta_path])
+
+    import to_be_mended
+
+    assert calls.seen == ["before", "module", "after"]
+    assert type(to_be_mended.__spec__.loader) is SourceFileLoader
+    assert inspect.getsource(to_be_mended) == "seen.append('module')\n"
+    monkeypatch.delitem(sys.modules, "to_be_mended")
+
+
+def test_the_hook_file_is_one_import_that_python_runs_after_an_editable_install():
+    assert HOOK.read_text() == "import fairseq_modern\n"
+    assert HOOK.name > "__editable__.collab_fairseq-0.1.0.pth"
+
+
+def test_both_kinds_of_wheel_install_and_list_the_hook(tmp_path):
+    pytest.importorskip("setuptools", "68")
+    if importlib.util.find_spec("setuptools.command.bdist_wheel") is None:
+        pytest.importorskip("wheel")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("collab_fairseq", "fairseq_modern"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    kinds = {"build_wheel": tmp_path / "plain", "build_editable": tmp_path / "editable"}
+    for build, target in kinds.items():
+        code = f"from setuptools import build_meta; build_meta.{build}({str(target)!r})"
+        done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    for kind in kinds.values():
+        (wheel,) = kind.glob("*.whl")
+        with ZipFile(wheel) as archive:
+            names = archive.namelist()
+            assert names.count(HOOK.name) == 1
+            assert archive.read(HOOK.name) == HOOK.read_bytes()
+            (record,) = (name for name in names if name.endswith(".dist-info/RECORD"))
+            listed = archive.read(record).decode().splitlines()
+        assert sum(line.startswith(HOOK.name + ",sha256=") for line in listed) == 1
+        # no stray package lands beside: neither tests nor recipes are installed
+        assert not any(name.startswith(("tests/", "recipes/", "data_prep/")) for name in names)
