@@ -7,6 +7,7 @@ plain containers and the few harmless classes that fairseq's checkpoints hold, a
 import argparse
 import contextlib
 import hashlib
+import importlib
 import logging
 import os
 import re
@@ -36,11 +37,12 @@ def _numpy_globals() -> List[Tuple[Any, str]]:
         import numpy
     except ImportError:  # then no checkpoint can hold arrays
         return []
-    core = numpy._core if hasattr(numpy, "_core") else numpy.core
+    home = "numpy._core" if int(numpy.__version__.split(".")[0]) >= 2 else "numpy.core"
+    multiarray = importlib.import_module(f"{home}.multiarray")
     found: List[Tuple[Any, str]] = [(numpy.ndarray, "numpy.ndarray"), (numpy.dtype, "numpy.dtype")]
     for package in ("numpy.core", "numpy._core"):
-        found.append((core.multiarray._reconstruct, f"{package}.multiarray._reconstruct"))
-        found.append((core.multiarray.scalar, f"{package}.multiarray.scalar"))
+        found.append((multiarray._reconstruct, f"{package}.multiarray._reconstruct"))
+        found.append((multiarray.scalar, f"{package}.multiarray.scalar"))
     for name in dir(numpy.dtypes):
         kind = getattr(numpy.dtypes, name)
         if isinstance(kind, type) and name.endswith("DType") and name != "ObjectDType":
@@ -317,7 +319,8 @@ class _Sum:
         means: Dict[str, torch.Tensor] = {}
         for key, total in self.sums.items():
             means[key] = (total / self.count).to(newest[key].dtype)
-            if not bool(torch.isfinite(means[key]).all()):
+            # fairseq's `_float_tensor` markers are memory that nobody initialises
+            if not key.endswith("._float_tensor") and not bool(torch.isfinite(means[key]).all()):
                 logger.warning("the average of %s has values that are not finite", key)
         result = type(newest)()  # an OrderedDict stays one
         for key, tensor in newest.items():

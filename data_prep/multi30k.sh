@@ -4,7 +4,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
-url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
+url=${MULTI30K_URL:-https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw}
 
 source_dir=${MULTI30K_DIR:-}
 output=$root/data/multi30k
@@ -21,7 +21,8 @@ Check the gzipped raw files of Multi30K English-German, train a joint SentencePi
 text, encode all splits and binarise them for fairseq.
 
   --source DIR      directory with the eight *.gz files (default: \$MULTI30K_DIR; without it they are downloaded
-                    to OUTPUT.download; an interrupted download is continued)
+                    from \$MULTI30K_URL, by default the corpus's own repository, to OUTPUT.download; an interrupted
+                    download is continued)
   --output DIR      where the result goes (default: data/multi30k of the repository)
   --vocab-size N    SentencePiece pieces, both languages together (default: 6000)
   --manifest FILE   expected files: name, SHA-256, lines, split (default: data_prep/multi30k.tsv)
@@ -46,6 +47,11 @@ die() {
 
 say() {
     echo "multi30k: $*" >&2
+}
+
+give_up() { # after a helper has said what is wrong
+    say "nothing was prepared"
+    exit 1
 }
 
 while [ $# -gt 0 ]; do
@@ -80,6 +86,13 @@ sum_files() { # hash the named files in `sha256sum` format, wherever that progra
     if command -v sha256sum >/dev/null; then sha256sum "$@"; else shasum -a 256 "$@"; fi
 }
 
+download() { # URL FILE: continues FILE
+    local status=0 fetch=(curl --fail --location --silent --show-error --retry 3 --output "$2" "$1")
+    "${fetch[@]}" --continue-at - || status=$?
+    # 22, 33, 36: the server cannot continue, as when FILE is whole already
+    case $status in 22 | 33 | 36) [ -s "$2" ] && rm "$2" && "${fetch[@]}" ;; *) return "$status" ;; esac
+}
+
 recipe_of() { # what determines the result; compared with prepared.txt of an earlier run
     echo "vocab_size $vocab_size"
     grep -v '^#' "$manifest"
@@ -101,8 +114,8 @@ if [ -e "$output" ]; then
     fi
 fi
 
-"$python" -c 'import fairseq, sentencepiece' 2>/dev/null ||
-    die "'$python' cannot import fairseq and sentencepiece; install the project first (README.md) or name another --python"
+"$python" -c 'import sys; from importlib.util import find_spec as find; sys.exit(not (find("fairseq") and find("sentencepiece")))' ||
+    die "'$python' lacks fairseq or sentencepiece; install the project first (README.md) or name another --python"
 
 names=$("$python" "$here/unpack_corpus.py" files "$manifest")
 
@@ -113,8 +126,7 @@ if [ -z "$source_dir" ]; then
     for name in $names; do
         [ -f "$source_dir/$name" ] && continue
         say "downloading $name"
-        curl --fail --location --silent --show-error --retry 3 --continue-at - \
-            --output "$source_dir/$name.part" "$url/$name" ||
+        download "$url/$name" "$source_dir/$name.part" ||
             die "the download of $url/$name failed; run again to continue, or give --source DIR with the files"
         mv "$source_dir/$name.part" "$source_dir/$name"
     done
@@ -128,19 +140,19 @@ chmod 755 "$work"
 
 say "checking the files of $source_dir"
 mkdir "$work/raw" "$work/bpe"
-"$python" "$here/unpack_corpus.py" unpack "$manifest" "$source_dir" "$work/raw" || die "nothing was prepared"
+"$python" "$here/unpack_corpus.py" unpack "$manifest" "$source_dir" "$work/raw" || give_up
 
 say "training SentencePiece BPE with $vocab_size pieces"
 # relative names: the model stores them
 (cd "$work/raw" && "$python" "$here/sentencepiece_bpe.py" train --vocab-size "$vocab_size" \
-    --model ../sentencepiece.model train.en train.de) || die "nothing was prepared"
+    --model ../sentencepiece.model train.en train.de) || give_up
 
 say "encoding"
 prefixes=()
 while IFS=$'\t' read -r base split; do
     for lang in en de; do
         "$python" "$here/sentencepiece_bpe.py" encode --model "$work/sentencepiece.model" \
-            "$work/raw/$base.$lang" "$work/bpe/$base.$lang" || die "nothing was prepared"
+            "$work/raw/$base.$lang" "$work/bpe/$base.$lang" || give_up
     done
     case $split in
         train) prefixes+=(--trainpref "bpe/$base") ;;
@@ -154,7 +166,10 @@ done < <("$python" "$here/unpack_corpus.py" splits "$manifest")
 say "binarising"
 (cd "$work" && "$python" -m fairseq_cli.preprocess --source-lang en --target-lang de --joined-dictionary \
     "${prefixes[@]}" --testpref "$tests" --destdir data-bin --workers 1 >preprocess.out 2>&1) ||
-    { tail -n 5 "$work/preprocess.out" >&2 && die "fairseq-preprocess failed (its last lines are above); nothing was prepared"; }
+    {
+        tail -n 5 "$work/preprocess.out" >&2
+        die "fairseq-preprocess failed (its last lines are above); nothing was prepared"
+    }
 
 rm -r "$work/bpe" "$work/preprocess.out" "$work/data-bin/preprocess.log"
 recipe_of >"$work/prepared.txt"

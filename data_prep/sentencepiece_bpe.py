@@ -70,7 +70,7 @@ def main() -> int:
     except (OSError, ValueError, RuntimeError) as error:
         # SentencePiece's messages span lines and start with its own source position
         message = " ".join(str(error).split())
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"data_prep/sentencepiece_bpe.py: error: {message}\n")
         return 1
     return 0
 

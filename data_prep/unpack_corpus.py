@@ -77,7 +77,7 @@ def unpack(entries: List[Entry], source: Path, target: Path) -> None:
         raise CorpusError(f"{source} is not a directory; expected one that holds {', '.join(e.name for e in entries)}")
     missing = [entry.name for entry in entries if not (source / entry.name).is_file()]
     if missing:
-        raise CorpusError(f"{source} lacks {', '.join(missing)}; expected all of {', '.join(e.name for e in entries)}")
+        raise CorpusError(f"{source} lacks {', '.join(missing)}, expected {len(entries)} files as in the manifest")
     for entry in entries:
         got = sha256(source / entry.name)
         if got != entry.sha256:
@@ -130,7 +130,7 @@ def main() -> int:
             splits = dict.fromkeys((entry.base, entry.split) for entry in entries)
             sys.stdout.writelines(f"{base}\t{split}\n" for base, split in splits)
     except (CorpusError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"data_prep/unpack_corpus.py: error: {error}\n")
         return 1
     return 0
 

@@ -2,6 +2,7 @@
 
 fairseq keeps the best score so far as attributes of two functions, where the next run finds the previous run's: it
 writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before and after each run.
+(`python -m fairseq_cli.train` runs once and then ends; there the function is left as it is.)
 """
 
 import functools

@@ -12,8 +12,14 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
-from collab_fairseq.attention import INITIAL_MIXING
-from collab_fairseq.modules.settings import SITES, AttentionSettings, ConfigurationError, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import (
+    MIXINGS,
+    SITES,
+    AttentionSettings,
+    ConfigurationError,
+    parse_shapes,
+    parse_sites,
+)
 
 _SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
 
@@ -31,7 +37,7 @@ class TransformerCollabConfig(TransformerConfig):
             "collaborate, divided among them where they do not (default: the embedding width)"
         },
     )
-    mixing_init: ChoiceEnum(list(INITIAL_MIXING)) = field(  # type: ignore[valid-type]
+    mixing_init: ChoiceEnum(list(MIXINGS)) = field(  # type: ignore[valid-type]
         default="xavier", metadata={"help": "initial mixing matrix of collaborative heads"}
     )
     attention_content_bias: bool = field(
@@ -97,8 +103,8 @@ def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
 
 def _check_flags(args: Namespace) -> None:
     mixing = getattr(args, "mixing_init", "xavier")
-    if mixing not in INITIAL_MIXING:
-        raise ConfigurationError(f"--mixing-init must be one of {', '.join(INITIAL_MIXING)}, but is {mixing!r}")
+    if mixing not in MIXINGS:
+        raise ConfigurationError(f"--mixing-init must be one of {', '.join(MIXINGS)}, but is {mixing!r}")
     for side in ("encoder", "decoder"):
         if getattr(args, f"{side}_xformers_att_config", None) is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")

@@ -3,9 +3,14 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, FrozenSet, Mapping, Optional
 
+from collab_fairseq.attention import INITIAL_MIXING
+
 #: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
 #: self-attention
 SITES = ("encoder", "cross", "decoder")
+
+#: names of ``--mixing-init``
+MIXINGS = tuple(INITIAL_MIXING)
 
 
 class ConfigurationError(ValueError):

@@ -121,7 +121,9 @@ def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
     if state.get("args") is not None:  # fairseq before 0.10
         cfg = {"model": plain(state["args"])}
     # fairseq's namespace of a model holds every setting of the run; keep what no other section has
-    elsewhere = {key for section, values in cfg.items() if section != "model" and values for key in values}
+    elsewhere = {
+        key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
+    }
     if isinstance(cfg.get("model"), dict):
         cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
     # `.version` and `_float_tensor` are markers that fairseq keeps among the parameters

@@ -19,12 +19,13 @@ def read_train_log(path: PathLike) -> Dict[str, Any]:
         - `curves`: {"train": [...], "valid": [...]}, each a list of {"updates": int, "loss": float, ...} ordered by
           updates. Of several lines for one update (fairseq's --log-file repeats lines; a resumed run redoes updates)
           the last counts.
-        - `words_per_second`: median over the training lines, target tokens; None where the log has none.
+        - `words_per_second`: median over the training lines, target tokens; over the epochs' lines in a run too short
+          for training lines; None where the log has neither.
         - `train_seconds`: fairseq's own wall clock, which resumed runs continue; None where the log has none.
         - `gb_free`: the least free GPU memory in GiB; None on a CPU.
     """
     points: Dict[str, Dict[int, Dict[str, float]]] = {name: {} for name in _CURVES}
-    speeds: List[float] = []
+    speeds: Dict[str, List[float]] = {"": [], "train_": []}
     free: List[float] = []
     wall = None
     with open(path, encoding="utf-8", errors="replace", newline="\n") as stream:
@@ -39,13 +40,15 @@ def read_train_log(path: PathLike) -> Dict[str, Any]:
                     "updates": int(updates),
                     **{column: value for column, value in values.items() if value is not None},
                 }
-            speed, gb, seconds = (_number(entry.get(key)) for key in ("wps", "gb_free", "wall"))
-            speeds += [speed] if speed else []
+            # in the line of an epoch `train_wall` is the clock; in others it is the time spent in updates
+            prefix = "train_" if "train_num_updates" in entry else ""
+            speed, gb, seconds = (_number(entry.get(prefix + key)) for key in ("wps", "gb_free", "wall"))
+            speeds[prefix] += [speed] if speed else []
             free += [gb] if gb is not None else []
             wall = seconds if seconds is not None else wall
     return {
         "curves": {name: [points[name][updates] for updates in sorted(points[name])] for name in _CURVES},
-        "words_per_second": statistics.median(speeds) if speeds else None,
+        "words_per_second": statistics.median(speeds[""] or speeds["train_"] or [0.0]) or None,
         "train_seconds": wall,
         "gb_free": min(free) if free else None,
     }

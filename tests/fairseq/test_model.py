@@ -1,4 +1,4 @@
-"""transformer_collab as built: sizes, parameters, equality with fairseq's transformer, and what fairseq's one can do."""
+"""transformer_collab as built: sizes, parameters, equality with fairseq's transformer, and what that one can do."""
 
 import pytest
 import torch
@@ -73,9 +73,9 @@ def with_surplus_of_unmended_fairseq(state):
         width = state[key].size(1)
         state[f"{prefix}in_proj_weight"] = torch.zeros(3 * width, width)
         state[f"{prefix}in_proj_bias"] = torch.zeros(3 * width)
-        for ours in ("self_attn.out_proj", "fc1", "fc2"):
+        for module, surplus in (("self_attn.out_proj", "out_proj"), ("fc1", "fc1"), ("fc2", "fc2")):
             for kind in ("weight", "bias"):
-                state[f"{prefix}{ours.removeprefix('self_attn.')}_{kind}"] = torch.zeros_like(state[f"{prefix}{ours}.{kind}"])
+                state[f"{prefix}{surplus}_{kind}"] = torch.zeros_like(state[f"{prefix}{module}.{kind}"])
     return state
 
 
@@ -228,7 +228,7 @@ def test_a_layer_may_have_a_shape_of_its_own():
         ({"collaborative_heads": "encoder_encoder"}, "each site once"),
         ({"collaborative_heads": ""}, "encoder, cross, decoder joined by '_'"),
         ({"collaborative_heads": "none_encoder"}, "'none' in"),
-        ({"collaborative_heads": "encoder", "key_dim": 27}, "divisible by the 2 standard heads of cross attention, but is 27"),
+        ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
         ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
         ({"mixing_init": "identity"}, "xavier, blocks, normal, but is 'identity'"),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),

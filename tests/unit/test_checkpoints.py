@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +84,7 @@ def test_other_functions_are_refused_by_name(tmp_path):
 
     path = tmp_path / "evil.pt"
     torch.save({"model": Evaluate()}, path)
-    with pytest.raises(CheckpointError, match=r"builtins\.eval|__builtin__\.eval"):
+    with pytest.raises(CheckpointError, match=r"refers to \S*eval, which"):
         checkpoints.load(path)
 
 
@@ -109,9 +108,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match="holds a list, expected a dictionary"):
         checkpoints.load(tmp_path / "list.pt")
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"model": 1}))
-    with pytest.raises(CheckpointError, match="has no|holds no|not a checkpoint"):
-        checkpoints.average([tmp_path / "plain.pt"])
+    torch.save({"weights": torch.ones(1)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=r"holds no model parameters under 'model', .* it has: weights"):
+        checkpoints.average([tmp_path / "other.pt"])
 
 
 def test_save_and_load_agree_and_keep_sharing(tmp_path):
@@ -238,10 +237,14 @@ def test_inputs_of_different_models_are_refused_by_name(tmp_path):
 
 
 def test_the_same_input_twice_and_values_that_are_not_finite_are_said(tmp_path, caplog):
-    path = write(tmp_path / "one.pt", {"weight": torch.tensor([1.0, float("nan")])})
+    path = write(
+        tmp_path / "one.pt",
+        {"weight": torch.tensor([1.0, float("nan")]), "x._float_tensor": torch.tensor([float("inf")])},
+    )
     checkpoints.average([path, path])
     assert "one.pt has the same content as an earlier input" in caplog.text
     assert "the average of weight has values that are not finite" in caplog.text
+    assert "_float_tensor" not in caplog.text
 
 
 @pytest.fixture

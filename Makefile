@@ -1,0 +1,39 @@
+# make setup   a virtual environment in .venv with everything, versions of constraints.txt
+# make test    setup, then lint, types and all tests
+# make clean   remove what the two made
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup test lint clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/ready
+
+# The order matters: torch first, or its default build would be pulled in by others; fairseq without its dependencies,
+# whose old pins cannot be installed any more, and in an isolated build, since it must not see torch while it is built.
+$(VENV)/ready: setup.py pyproject.toml constraints.txt fairseq_modern/fairseq_modern.pth
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
+	    "Python 3.10 to 3.13 is needed, but $(PYTHON) is %d.%d; name another one: make $(MAKECMDGOALS) PYTHON=…" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" "numpy>=1.26"
+	$(PIP) --no-deps fairseq==0.12.2
+	$(PIP) --editable ".[test]"
+	$(BIN)/python -c "import fairseq, collab_fairseq.models"
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict collab_fairseq/attention
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

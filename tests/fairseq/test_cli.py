@@ -1,0 +1,208 @@
+"""`collab` as a user runs it, on checkpoints and translations that fairseq made."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
+from tests.common import ROOT, run
+
+TINY = ["--encoder-layers", 1, "--decoder-layers", 1, "--encoder-embed-dim", 16, "--decoder-embed-dim", 16]
+TINY += ["--encoder-ffn-embed-dim", 32, "--decoder-ffn-embed-dim", 32, "--share-all-embeddings"]
+TINY += ["--encoder-attention-heads", 2, "--decoder-attention-heads", 2]
+
+
+def train(data, save_dir, *flags, check=True):
+    return run(
+        "fairseq-train", data, "--arch", "transformer", *TINY, "--optimizer", "adam", "--lr", 0.01, "--max-tokens", 400,
+        "--cpu", "--distributed-world-size", 1, "--save-dir", save_dir, "--num-workers", 0, "--log-format", "json",
+        *flags, check=check,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data, tmp_path_factory) -> Path:
+    """A folder with the checkpoints of updates 2 and 4 of a one-layer model."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    train(tiny_data, folder, "--max-update", 4, "--save-interval-updates", 2, "--no-epoch-checkpoints")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def averaged(trained) -> Path:
+    done = run("collab", "average", "--inputs", trained, "--num-update-checkpoints", 2, "--output", trained / "mean.pt")
+    assert re.search(r"averaged 2 checkpoints into .*mean\.pt", done.stdout)
+    return trained / "mean.pt"
+
+
+def generate(data, path, check=True):
+    return run(
+        "fairseq-generate", data, "--path", path, "--beam", 2, "--nbest", 2, "--max-len-b", 12, "--cpu",
+        "--distributed-world-size", 1, "--num-workers", 0, check=check,
+    )  # fmt: skip
+
+
+def is_one_sentence(error: str, command: str) -> bool:
+    lines = [line for line in error.split("\n") if line and not line.startswith(f"collab {command}: reading ")]
+    return len(lines) == 1 and lines[0].startswith(f"collab {command}: error: ")
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["average", "--help"], ["score", "--help"], ["record", "--help"], ["user-dir"]]
+)
+def test_help_needs_neither_torch_nor_fairseq(argv):
+    probe = (
+        "import sys; from collab_fairseq.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: sys.stderr.write(','.join({'torch', 'fairseq', 'sacrebleu'} & set(sys.modules)))"
+    )
+    done = run("python", "-c", probe, *argv)
+    assert done.stderr == ""
+    assert done.stdout
+
+
+def test_user_dir_is_the_package(tmp_path):
+    folder = run("collab", "user-dir", cwd=tmp_path).stdout.rstrip("\n")
+    assert os.path.isabs(folder)
+    assert Path(folder, "models").is_dir()
+    assert Path(folder).samefile(ROOT / "collab_fairseq")
+
+
+def test_an_unknown_command_lists_the_right_ones():
+    done = run("collab", "avrage", check=False)
+    assert done.returncode == 2
+    assert "average" in done.stderr
+    assert "score" in done.stderr
+
+
+def test_the_average_of_fairseqs_checkpoints(trained, averaged):
+    inputs = [checkpoints.load(path) for path in sorted(trained.glob("checkpoint_*_*.pt"))]
+    assert len(inputs) == 2
+    result = checkpoints.load(averaged)
+    for name, tensor in result["model"].items():
+        expected = sum(state["model"][name].double() for state in inputs) / 2
+        torch.testing.assert_close(tensor, expected.float(), rtol=0, atol=0)
+    model = result["model"]
+    assert model["encoder.embed_tokens.weight"].data_ptr() == model["decoder.output_projection.weight"].data_ptr()
+    assert [entry["num_updates"] for entry in result["extra_state"]["averaged_from"]] == [4, 2]
+
+
+def test_an_average_translates_and_can_be_trained_further(tiny_data, averaged, tmp_path):
+    log = tmp_path / "generate.log"
+    log.write_text(generate(tiny_data, averaged).stdout, encoding="utf-8")
+    done = run("collab", "score", log, "--json", tmp_path / "scores.json")
+    for metric in ("tokenised BLEU", "compound-split BLEU", "sacreBLEU"):
+        assert re.search(rf"^{metric} +\d+\.\d\d, .*BP=.*syslen=\d+, reflen=\d+", done.stdout, re.MULTILINE)
+    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
+    assert scores["sentences"] == 20
+
+    # white-space tokens: the same number as fairseq's own line
+    tokenised = run("collab", "score", log, "--tokenized", "yes").stdout
+    fairseq_line = re.search(r"BLEU4 = (\S+, \S+ .*)$", log.read_text(encoding="utf-8"), re.MULTILINE)
+    assert fairseq_line.group(1) in tokenised
+
+    out = train(tiny_data, tmp_path / "more", "--finetune-from-model", averaged, "--max-update", 1).stdout
+    assert "loading pretrained model from" in out
+
+
+def test_bounds_and_wrong_combinations(trained, tmp_path, capsys):
+    out = tmp_path / "out.pt"
+    for flags, message in [
+        (["--inputs", trained], "say how many of its checkpoints"),
+        (["--inputs", trained, "--checkpoint-upper-bound", 2], "--checkpoint-upper-bound needs"),
+        (["--inputs", trained, trained, "--num-update-checkpoints", 1], "--inputs must be one folder, got 2 paths"),
+        (["--inputs", trained, "--num-update-checkpoints", 9], "has 2 update checkpoints"),
+        (["--inputs", trained, "--num-epoch-checkpoints", 1], "has 0 epoch checkpoints"),
+        (["--inputs", tmp_path / "absent.pt"], "there is no checkpoint"),
+    ]:
+        assert main(["average", *map(str, flags), "--output", str(out)]) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert is_one_sentence(error, "average")
+    run(
+        "collab",
+        "average",
+        "--inputs",
+        trained,
+        "--num-update-checkpoints",
+        1,
+        "--checkpoint-upper-bound",
+        2,
+        "--output",
+        out,
+    )
+    assert checkpoints.num_updates(checkpoints.load(out)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["out.pt"]
+
+
+def test_the_output_must_have_a_folder_and_be_no_input(trained, tmp_path):
+    source = next(trained.glob("checkpoint_*_2.pt"))
+    before = source.read_bytes()
+    done = run("collab", "average", "--inputs", source, "--output", source, check=False)
+    assert done.returncode == 1
+    assert "is one of the inputs" in done.stderr
+    assert source.read_bytes() == before
+    done = run("collab", "average", "--inputs", source, "--output", tmp_path / "no" / "out.pt", check=False)
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
+
+
+class Command:
+    def __init__(self, line):
+        self.line = line
+
+    def __reduce__(self):
+        return os.system, (self.line,)
+
+
+def test_a_command_in_a_checkpoint_never_runs(tiny_data, trained, tmp_path):
+    proof, folder = tmp_path / "proof", tmp_path / "run"
+    folder.mkdir()
+    state = checkpoints.load(trained / "checkpoint_last.pt")
+    state["extra_state"]["note"] = Command(f"touch {proof}")
+    evil = folder / "checkpoint_last.pt"
+    torch.save(state, evil)
+    before = evil.read_bytes()
+
+    averaging = run("collab", "average", "--inputs", evil, "--output", folder / "out.pt", check=False)
+    assert "system" in averaging.stderr
+    assert is_one_sentence(averaging.stderr, "average")
+    resuming = train(tiny_data, folder, "--max-update", 6, check=False)
+    for done in (averaging, resuming, generate(tiny_data, evil, check=False)):
+        assert done.returncode != 0
+        assert "system" in done.stdout + done.stderr
+    assert not proof.exists()
+    assert evil.read_bytes() == before
+    assert [path.name for path in folder.iterdir()] == ["checkpoint_last.pt"]
+
+
+def test_truncated_and_foreign_checkpoints_leave_the_output_alone(trained, tmp_path):
+    whole = next(trained.glob("checkpoint_*_2.pt"))
+    (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:-100])
+    state = checkpoints.load(whole)
+    name = "decoder.layers.0.fc1.weight"
+    state["model"][name] = state["model"][name][:-1]
+    torch.save(state, tmp_path / "narrow.pt")
+    (tmp_path / "out.pt").write_bytes(b"an earlier result")
+    for bad, message in [("cut.pt", "cut.pt"), ("narrow.pt", f"{name} has shape (31, 16) in")]:
+        done = run("collab", "average", "--inputs", whole, tmp_path / bad, "--output", tmp_path / "out.pt", check=False)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert is_one_sentence(done.stderr, "average")
+        assert (tmp_path / "out.pt").read_bytes() == b"an earlier result"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.pt", "narrow.pt", "out.pt"]
+
+
+def test_a_log_without_hypotheses_is_one_sentence(tmp_path):
+    (tmp_path / "log").write_text("S-0\tquelle\nT-0\tziel\n", encoding="utf-8")
+    done = run("collab", "score", tmp_path / "log", "--json", tmp_path / "scores.json", check=False)
+    assert done.returncode == 1
+    assert "no hypotheses" in done.stderr
+    assert is_one_sentence(done.stderr, "score")
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]

@@ -1,0 +1,242 @@
+"""Step-by-step decoding against the full forward pass, and beam search with the caches against beam search without."""
+
+import pytest
+import torch
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+
+from collab_fairseq.modules.attention import one_row_per_sentence
+from tests.common import FLOAT32
+from tests.fairseq.models import SMALL, Task, batch, build
+
+KINDS = {
+    "collaborative": {"key_dim": 6},
+    "content": {"key_dim": 6, "attention_content_bias": True},
+    "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
+    "standard": {"collaborative_heads": "none"},
+    "pre-norm": {"key_dim": 6, "decoder_normalize_before": True},
+    "cross-self": {"key_dim": 6, "no_cross_attention": True, "cross_self_attention": True},
+}
+KEY, VALUE = "prev_key", "prev_value"
+
+
+def model_of(kind, seed=0):
+    """A model whose attention is far from uniform and whose translations are not all the same."""
+    model = build(**SMALL, **KINDS[kind], seed=seed).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn" in name and "norm" not in name:
+                parameter.mul_(2.0)
+            if "mixing" in name:
+                parameter.mul_(2.0)
+            if "content_bias" in name:
+                torch.nn.init.normal_(parameter)
+    return model
+
+
+def step_by_step(model, encoder_out, target):
+    """Logits (N, T, V) of decoding one position after the other, and the state that is left."""
+    state = {}
+    steps = [
+        model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
+        for t in range(target.size(1))
+    ]
+    return torch.cat(steps, dim=1), state
+
+
+def cached(model, state, site):
+    """What the layers of one site keep, in order."""
+    layers = [layer.encoder_attn if site == "cross" else layer.self_attn for layer in model.decoder.layers]
+    return [layer._get_input_buffer(state) for layer in layers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_equal_the_full_forward_pass(kind):
+    model = model_of(kind)
+    source, lengths, target = batch()
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        full = model.decoder(target, encoder_out=encoder_out)[0]
+        steps, _ = step_by_step(model, encoder_out, target)
+        assert (steps - full).abs().max() < FLOAT32
+        control = model.decoder(target.flip(1), encoder_out=encoder_out)[0]
+        assert (steps - control).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["content", "standard"])
+def test_padding_that_enters_while_decoding_stays_hidden(kind):
+    attention = model_of(kind).decoder.layers[0].self_attn
+    x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 2] = padding[2, :2] = True
+    future = torch.full((5, 5), -torch.inf).triu(1)
+    state = {}
+    with torch.no_grad():
+        full = attention(x, x, x, key_padding_mask=padding, attn_mask=future)[0]
+        steps = []
+        for t in range(5):
+            now, hidden = x[t : t + 1], padding[:, t : t + 1]
+            mask = hidden if hidden.any() else None  # fairseq passes no mask where there is no padding
+            steps.append(attention(now, now, now, key_padding_mask=mask, incremental_state=state)[0])
+        unmasked = attention(x, x, x, attn_mask=future)[0]
+    assert (torch.cat(steps) - full).abs().max() < FLOAT32
+    assert (torch.cat(steps) - unmasked).abs().max() > 1e-2
+
+
+def test_standard_heads_decode_as_fairseqs_transformer_does():
+    ours, theirs = model_of("standard"), build("transformer", **SMALL).eval()
+    theirs.load_state_dict(ours.state_dict())
+    source, lengths, target = batch()
+    target[1, 3] = 1  # a finished hypothesis
+    with torch.no_grad():
+        (mine, _), (other, _) = (step_by_step(m, m.encoder(source, lengths), target) for m in (ours, theirs))
+    assert (mine - other).abs().max() < FLOAT32
+
+
+@pytest.mark.parametrize("kind", ["content", "standard"])
+def test_shapes_of_the_caches(kind):
+    """The shared key has no head axis; with a beam size, cross-attention keeps one row per sentence."""
+    model = model_of(kind)
+    source, lengths, target = batch()
+    beams = target.repeat_interleave(4, 0)
+    model.set_beam_size(4)
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        encoder_out = model.encoder.reorder_encoder_out(encoder_out, torch.arange(3).repeat_interleave(4))
+        _, state = step_by_step(model, encoder_out, beams)
+    head_axis = [] if kind == "content" else [2]
+    width = 6 if kind == "content" else 8
+    for kept in cached(model, state, "cross"):
+        assert list(kept[KEY].shape) == [3, *head_axis, 7, width]
+        assert list(kept[VALUE].shape) == [3, 2, 7, 8]
+    for kept in cached(model, state, "self"):
+        assert list(kept[KEY].shape) == [12, *head_axis, 6, width]
+        assert list(kept[VALUE].shape) == [12, 2, 6, 8]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind):
+    """Beams swap, a sentence leaves the batch: what follows equals a full pass over the hypotheses as they are then."""
+    model = model_of(kind)
+    source, lengths, _ = batch()
+    target = batch(sentences=9, seed=3)[2]
+    model.set_beam_size(3)
+    orders = [torch.tensor([1, 1, 0, 5, 3, 4, 8, 6, 6]), torch.tensor([2, 0, 1, 7, 8, 8]), torch.tensor([3, 3, 5])]
+    sentences = torch.arange(3).repeat_interleave(3)
+    with torch.no_grad():
+        encoder_out = model.encoder.reorder_encoder_out(model.encoder(source, lengths), sentences)
+        state, prefix = {}, target[:, :1]
+        for t, order in enumerate(orders, start=1):
+            model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+            sentences = sentences[order]
+            prefix = torch.cat([prefix[order], target[: len(order), t : t + 1]], dim=1)
+        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0][:, -1]
+        fresh = model.encoder.reorder_encoder_out(model.encoder(source, lengths), sentences)
+        full = model.decoder(prefix, encoder_out=fresh)[0][:, -1]
+        assert (step - full).abs().max() < FLOAT32
+        if kind != "cross-self":
+            assert cached(model, state, "cross")[0][KEY].size(0) == 1  # one sentence is left
+
+
+def test_a_beam_size_that_was_set_before_does_not_outlive_its_search():
+    """A later batch with as many rows is not a beam, whether decoded or scored."""
+    model = model_of("collaborative")
+    source, lengths, target = batch(sentences=6)
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        expected = model.decoder(target, encoder_out=encoder_out)[0]
+        model.set_beam_size(3)
+        assert torch.equal(model.decoder(target, encoder_out=encoder_out)[0], expected)
+        steps, state = step_by_step(model, encoder_out, target)
+    assert (steps - expected).abs().max() < FLOAT32
+    assert cached(model, state, "cross")[0][KEY].size(0) == 6
+
+
+def test_rows_are_one_sentence_only_if_masks_agree_too():
+    rows = torch.randn(2, 4, 3).repeat_interleave(3, 0)
+    padding = torch.zeros(6, 4, dtype=torch.bool)
+    assert one_row_per_sentence(rows, padding, 3)
+    assert not one_row_per_sentence(rows, padding, 2)
+    assert not one_row_per_sentence(rows, padding, 1)
+    assert not one_row_per_sentence(rows, padding, 4)
+    padding[4, 0] = True
+    assert not one_row_per_sentence(rows, padding, 3)
+
+
+def translate(models, sample, without_cache=False, **options):
+    """Hypotheses of every sentence: (tokens, score), best first."""
+    generator = SequenceGenerator(models, Task().target_dictionary, max_len_b=12, **options)
+    if without_cache:
+        generator.model.has_incremental = False
+        for model in models:  # the encoder output is one row per hypothesis then
+            model.set_beam_size(1)
+    return [
+        [(hypothesis["tokens"].tolist(), float(hypothesis["score"])) for hypothesis in sentence]
+        for sentence in generator.generate(models, sample)
+    ]
+
+
+def sample_of(sentences=5):
+    source, lengths, target = batch(sentences=sentences, seed=7)
+    return {"net_input": {"src_tokens": source, "src_lengths": lengths}, "target": target}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_translations_equal_those_without_a_cache(kind, beam):
+    models = [model_of(kind)]
+    ours = translate(models, sample_of(), beam_size=beam)
+    plain = translate(models, sample_of(), without_cache=True, beam_size=beam)
+    assert [[h[0] for h in s] for s in ours] == [[h[0] for h in s] for s in plain]
+    assert all(
+        abs(a[1] - b[1]) < 1e-4 for s, r in zip(ours, plain, strict=True) for a, b in zip(s, r, strict=True)
+    )
+    assert len({tuple(s[0][0]) for s in ours}) > 1  # not all the same
+
+
+def test_ensembles_and_forced_prefixes():
+    models = [model_of("content"), model_of("standard", seed=1)]
+    ours = translate(models, sample_of(), beam_size=3)
+    assert [s[0][0] for s in ours] == [s[0][0] for s in translate(models, sample_of(), without_cache=True, beam_size=3)]
+    generator = SequenceGenerator(models[:1], Task().target_dictionary, beam_size=3, max_len_b=12)
+    prefix = torch.tensor([[9, 8], [7, 6], [5, 4], [9, 9], [4, 4]])
+    found = generator.generate(models[:1], sample_of(), prefix_tokens=prefix)
+    assert [s[0]["tokens"][:2].tolist() for s in found] == prefix.tolist()
+
+
+def test_the_generator_compiles_to_torchscript():
+    model = model_of("content")
+    generator = SequenceGenerator([model], Task().target_dictionary, beam_size=3, max_len_b=12)
+    sample = sample_of()
+    expected = [s[0]["tokens"].tolist() for s in generator.generate([model], sample)]
+    net_input = {"net_input": sample["net_input"]}
+    found = torch.jit.script(generator)(net_input)
+    assert [s[0]["tokens"].tolist() for s in found] == expected
+
+
+@pytest.mark.parametrize("kind", ["content", "standard"])
+def test_training_after_generating_is_training(kind):
+    """train → generate → train in one process, as with --eval-bleu: the generator leaves nothing behind."""
+
+    def losses(generate):
+        model = model_of(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        source, lengths, target = batch(sentences=6)
+        torch.manual_seed(0)
+        for _ in range(3):
+            loss = model.train()(source, lengths, target)[0].logsumexp(-1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield float(loss)
+            if generate:
+                translate([model.eval()], sample_of(), beam_size=3)
+
+    assert list(losses(generate=True)) == list(losses(generate=False))
+
+
+def test_the_model_offers_what_the_generator_looks_for():
+    model = model_of("collaborative")
+    EnsembleModel([model]).set_decoder_beam_size(5)
+    assert model.decoder.layers[1].encoder_attn.beam_size == 5

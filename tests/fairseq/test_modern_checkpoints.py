@@ -1,0 +1,273 @@
+"""Checkpoints: what fairseq writes can be read, what would run code cannot, and a file is there whole or not at all."""
+
+import io
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, file_io
+
+from fairseq_modern.errors import CheckpointError
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+
+
+class Touch:
+    """Unpickled without care, it makes a file: what an attacker's checkpoint would do, and worse."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.path}'",)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    file, trace = tmp_path / "hostile.pt", tmp_path / "executed"
+    torch.save({"args": None, "model": {}, "extra": Touch(trace)}, file)
+    return file, trace
+
+
+def test_the_hostile_file_would_run_code(hostile):
+    file, trace = hostile
+    torch.load(file, weights_only=False)
+    assert trace.exists()
+
+
+def test_loading_never_runs_code_whatever_the_environment_says(hostile, monkeypatch):
+    file, trace = hostile
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    for load in (checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_ema_from_checkpoint):
+        with pytest.raises(CheckpointError, match=r"hostile.pt was not loaded: expected .* calls \w+.system"):
+            load(str(file))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("tool", ["fairseq-generate", "fairseq-train"])
+def test_tools_say_so_in_one_line(tool, hostile, tiny_data, tmp_path):
+    file, trace = hostile
+    if tool == "fairseq-generate":
+        arguments = ["--path", file, "--cpu"]
+    else:
+        arguments = [*TINY_MODEL, *TINY_TRAINING, "--restore-file", file, "--save-dir", tmp_path / "resumed"]
+    env = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    done = run(tool, tiny_data, *arguments, check=False, env=env)
+    assert done.returncode == 1
+    assert not trace.exists()
+    assert "Traceback" not in done.stdout + done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"{tool}: error: {file} was not loaded")
+    assert ".system" in last
+
+
+def test_the_traceback_can_be_had(hostile, tiny_data):
+    env = {"FAIRSEQ_MODERN_TRACEBACK": "1"}
+    done = run("fairseq-generate", tiny_data, "--path", hostile[0], "--cpu", check=False, env=env)
+    assert "Traceback" in done.stderr
+    assert "CheckpointError" in done.stderr
+
+
+def test_settings_in_a_checkpoint_are_not_run_as_code(tiny_data, tmp_path):
+    """The convolutional model evaluates its layers' description, which a checkpoint brings along."""
+    small = ["--encoder-embed-dim", 16, "--decoder-embed-dim", 16, "--decoder-out-embed-dim", 16]
+    layers = ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)]"]
+    steps = ["--optimizer", "nag", "--lr", 0.05, "--max-tokens", 400, "--max-update", 1, "--cpu", "--no-progress-bar"]
+    run("fairseq-train", tiny_data, "--arch", "fconv", *small, *layers, *steps, "--save-dir", tmp_path)
+    file, trace = str(tmp_path / "checkpoint_last.pt"), tmp_path / "executed"
+    overrides = {"data": str(tiny_data)}
+    ((model,), _) = checkpoint_utils.load_model_ensemble([file], arg_overrides=overrides)
+    assert len(model.encoder.convolutions) == 2
+    code = f"__import__('os').system('touch {trace}') or [(16, 3)] * 2"
+    state = torch.load(file, weights_only=False)
+    state["cfg"]["model"].encoder_layers = code
+    torch.save(state, file)
+    with pytest.raises(RuntimeError, match="expected a value such as") as caught:
+        checkpoint_utils.load_model_ensemble([file], arg_overrides=overrides)
+    assert caught.value.user_error is True
+    assert not trace.exists()
+
+
+def contents_of(kind, whole):
+    buffer = io.BytesIO()
+    if kind == "list":
+        torch.save([1, 2], buffer)
+    return {
+        "empty": b"",
+        "text": b"not a checkpoint\n",
+        "half": whole[: len(whole) // 2],
+        "all but the end": whole[:-1],
+        "zeros": bytes(len(whole)),
+        "pickle": pickle.dumps({"model": CheckpointError}),
+        "list": buffer.getvalue(),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "half", "all but the end", "zeros", "pickle", "list"])
+def test_what_is_no_checkpoint_is_named(kind, tiny_run, tmp_path):
+    file = tmp_path / "broken.pt"
+    file.write_bytes(contents_of(kind, (tiny_run / "checkpoint_last.pt").read_bytes()))
+    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(file))
+
+
+def with_numpy_1_names(data):
+    """The bytes of a torch file, as NumPy 1 would have made them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        for info in old.infolist():
+            content = old.read(info)
+            if info.filename.endswith("data.pkl"):
+                content = content.replace(b"cnumpy._core.", b"cnumpy.core.")
+            new.writestr(info.filename, content)
+    return out.getvalue()
+
+
+def test_numpy_values_and_namespaces_load_under_old_and_new_names(tmp_path):
+    values = {
+        kind: np.arange(6).reshape(2, 3).astype(kind) for kind in ("f8", "f4", "f2", "i8", "i4", "u1", "?", "c16", "U3")
+    }
+    state = {"model": {}, "arrays": values, "scalar": np.float64(0.5), "n": np.int64(3), "settings": Namespace(width=8)}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    new, old = buffer.getvalue(), with_numpy_1_names(buffer.getvalue())
+    assert new != old or np.__version__ < "2"
+    for data in (new, old):
+        (tmp_path / "numpy.pt").write_bytes(data)
+        with open(tmp_path / "numpy.pt", "rb") as f:
+            got = checkpoint_utils.torch.load(f)
+        for kind, array in values.items():
+            assert got["arrays"][kind].dtype == array.dtype
+            np.testing.assert_array_equal(got["arrays"][kind], array)
+        assert (got["scalar"], got["n"], got["settings"].width) == (0.5, 3, 8)
+
+
+def test_checkpoints_of_eval_bleu_hold_numpy_and_load(tiny_run):
+    file = str(tiny_run / "checkpoint_best.pt")
+    with zipfile.ZipFile(file) as archive:
+        (pickled,) = (archive.read(n) for n in archive.namelist() if n.endswith("data.pkl"))
+    assert b"numpy" in pickled, "else this test shows nothing"
+    state = checkpoint_utils.load_checkpoint_to_cpu(file)
+    assert state["cfg"].model.encoder_layers == 1
+    assert "encoder.layers.0.fc1.weight" in state["model"]
+
+
+def test_the_proxy_is_torch_in_everything_else():
+    proxy = checkpoint_utils.torch
+    assert proxy is not torch
+    assert proxy.Tensor is torch.Tensor
+    assert proxy.serialization is torch.serialization
+    assert proxy.__version__ == torch.__version__
+    assert not hasattr(proxy, "no_such_name")
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def files(directory: Path):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_save_and_copy_leave_whole_files_only(tmp_path):
+    first, last = str(tmp_path / "checkpoint1.pt"), str(tmp_path / "checkpoint_last.pt")
+    checkpoint_utils.torch_persistent_save({"model": torch.arange(3)}, first)
+    assert checkpoint_utils.PathManager.copy(first, last, overwrite=True)
+    assert files(tmp_path) == ["checkpoint1.pt", "checkpoint_last.pt"]
+    assert Path(first).read_bytes() == Path(last).read_bytes()
+    assert torch.load(last)["model"].tolist() == [0, 1, 2]
+    assert not os.path.samefile(first, last)
+
+
+def test_a_failed_copy_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
+    source, target = tmp_path / "new.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+
+    def interrupted(from_file, to_file, *length):
+        to_file.write(from_file.read(100))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfileobj", interrupted)
+    target.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint_utils.PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"old"
+    assert files(tmp_path) == ["checkpoint_last.pt", "new.pt"]
+
+
+def test_an_object_that_cannot_be_saved_leaves_the_old_file(tmp_path):
+    target = tmp_path / "checkpoint_last.pt"
+    target.write_bytes(b"old")
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        checkpoint_utils.torch_persistent_save({"model": lambda: None}, str(target))
+    assert target.read_bytes() == b"old"
+    assert files(tmp_path) == ["checkpoint_last.pt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_full_disk_is_one_clear_error(tmp_path, size):
+    target = tmp_path / "checkpoint_last.pt"
+    target.write_bytes(b"old")
+    (tmp_path / "checkpoint_last.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"checkpoint_last.pt could not be written \(No space left on device\)"):
+        checkpoint_utils.torch_persistent_save({"model": torch.zeros(size)}, str(target))
+    assert target.read_bytes() == b"old"
+    assert files(tmp_path) == ["checkpoint_last.pt"]
+
+
+KILLED = """
+import os, signal, sys
+from fairseq import checkpoint_utils, file_io
+manager = getattr({module}, "PathManager")
+def kill(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+{when}
+manager.copy(sys.argv[1], sys.argv[2], overwrite=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "when", "expected"),
+    [
+        ("checkpoint_utils", "os.fsync = kill", b"old"),
+        ("checkpoint_utils", "os.replace = kill", b"old"),
+        # as published, the process is killed while the target is open: the old file is gone, the new one is not there
+        ("file_io", "import shutil; shutil._fastcopy_sendfile = shutil.copyfileobj = kill", b""),
+    ],
+)
+def test_a_kill_in_mid_copy(tmp_path, module, when, expected):
+    source, target = tmp_path / "new.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+    target.write_bytes(b"old")
+    code = KILLED.format(module=module, when=when)
+    done = subprocess.run([sys.executable, "-c", code, str(source), str(target)], capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert target.read_bytes() == expected
+
+
+def test_the_left_over_of_a_kill_is_no_checkpoint_and_is_overwritten(tmp_path):
+    (tmp_path / "checkpoint1.pt.tmp").write_bytes(b"unfinished")
+    assert checkpoint_utils.checkpoint_paths(str(tmp_path), r"checkpoint(\d+)\.pt") == []
+    checkpoint_utils.torch_persistent_save({"model": {}}, str(tmp_path / "checkpoint1.pt"))
+    assert files(tmp_path) == ["checkpoint1.pt"]
+
+
+def test_remote_and_asynchronous_writes_go_fairseqs_way(tmp_path, monkeypatch):
+    published = checkpoint_utils.PathManager.__mro__[1]
+    assert published is file_io.PathManager
+    calls = []
+    monkeypatch.setattr(published, "path_requires_pathmanager", staticmethod(lambda path: path.startswith("remote:")))
+    monkeypatch.setattr(published, "copy", staticmethod(lambda *a, **k: calls.append("copy") or True))
+    assert checkpoint_utils.PathManager.copy(str(tmp_path / "a"), "remote:b", overwrite=True)
+    monkeypatch.setattr(published, "opena", staticmethod(lambda *a: calls.append("opena") or io.BytesIO()))
+    checkpoint_utils.torch_persistent_save({}, str(tmp_path / "c.pt"), async_write=True)
+    assert calls == ["copy", "opena"]
+    assert files(tmp_path) == []

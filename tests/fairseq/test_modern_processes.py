@@ -1,0 +1,199 @@
+"""Several processes: sharing state, training under torchrun, and clear refusals where fairseq cannot work."""
+
+import os
+import pickle
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from fairseq.distributed import utils
+from fairseq.models import distributed_fairseq_model
+from omegaconf import OmegaConf
+
+import fairseq_modern.distributed as mends
+from fairseq_modern.errors import WorkersError
+from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
+
+TWO_RANKS = """
+import pickle, sys
+import torch, torch.distributed as dist
+from omegaconf import OmegaConf
+from fairseq.distributed import utils
+from fairseq.models import distributed_fairseq_model
+
+dist.init_process_group("gloo")
+rank, group, cpu = dist.get_rank(), utils.get_global_group(), torch.device("cpu")
+
+# resuming: rank 0 sends its state, with a configuration in it, to the others
+state = {"cfg": OmegaConf.create({"width": 8}), "model": {"w": torch.arange(4.0)}, "n": [1, (2, None)]}
+for source in (0, 1):
+    got = utils.broadcast_object(state if rank == source else None, source, group, cpu)
+    assert got["cfg"].width == 8 and got["model"]["w"].tolist() == [0, 1, 2, 3] and got["n"] == [1, (2, None)], got
+
+# as published, only the sender is content
+try:
+    utils._broadcast_object_slow.__wrapped__(state["cfg"] if rank == 0 else None, 0, group, cpu)
+    refused = False
+except pickle.UnpicklingError:
+    refused = True
+assert refused == (rank == 1), (rank, refused)
+
+# gathering: anything, in the order of the ranks, of any size
+for data in ({"rank": rank, "tensor": torch.full((2,), float(rank))}, [rank] * 20000):
+    gathered = utils.all_gather_list(data)
+    assert len(gathered) == 2
+    assert [g["rank"] if isinstance(g, dict) else g[0] for g in gathered] == [0, 1], gathered
+
+# a model on the CPU: gradients are averaged over the ranks
+model = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.ones_(model.weight)
+wrapped = distributed_fairseq_model.DistributedDataParallel(
+    module=model, device_ids=[0], output_device=0, process_group=group
+)
+wrapped(torch.full((1, 2), 1.0 + rank)).sum().backward()
+assert model.weight.grad.tolist() == [[1.5, 1.5]], model.weight.grad
+print("rank", rank, "is done")
+dist.destroy_process_group()
+"""
+
+
+def torchrun(*arguments, **options):
+    port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
+    return run("torchrun", "--nproc_per_node", 2, *port, *arguments, **options)
+
+
+def test_two_ranks_share_state_gather_and_average_gradients(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(TWO_RANKS)
+    assert torchrun(script).stdout.count("is done") == 2
+
+
+def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
+    train = [BIN / "fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, "--save-dir", tmp_path]
+    train += ["--distributed-world-size", 2, "--distributed-backend", "gloo", "--no-epoch-checkpoints"]
+    first = torchrun(*train, "--max-epoch", 1).stdout
+    assert "valid on 'valid' subset | loss" in first
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    updates = state["optimizer_history"][-1]["num_updates"]
+    assert updates > 2, "published fairseq stops at the second update"
+    second = torchrun(*train, "--max-epoch", 2).stdout
+    assert f"(epoch 2 @ {updates} updates)" in second
+    resumed = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    assert resumed["optimizer_history"][-1]["num_updates"] == 2 * updates
+    assert resumed["extra_state"]["val_loss"] < state["extra_state"]["val_loss"]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda:1", [1])])
+def test_device_numbers_are_for_models_on_gpus(device, expected, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(mends, "DistributedDataParallel", lambda module, **options: seen.update(options))
+    model = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(device))])
+    distributed_fairseq_model.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
+    assert seen["device_ids"] == expected
+    assert seen["output_device"] == (None if expected is None else 1)
+    assert seen["bucket_cap_mb"] == 25
+
+
+def test_gathering_over_nccl_stays_fairseqs_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    monkeypatch.setattr(utils, "get_rank", lambda group: 0)
+    monkeypatch.setattr(utils, "get_world_size", lambda group: 1)
+    monkeypatch.setattr(utils, "all_reduce", lambda tensor, group: None)
+    monkeypatch.setattr(torch.cuda, "ByteTensor", torch.ByteTensor)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(dist, "all_gather_object", None)
+    assert utils.all_gather_list({"a": 1}, group="all") == [{"a": 1}]
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A machine without a GPU, not under torchrun."""
+    for name in mends.TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def config(workers, **options):
+    training = SimpleNamespace(
+        distributed_world_size=workers,
+        distributed_init_method=None,
+        distributed_no_spawn=False,
+        distributed_port=-1,
+        distributed_rank=0,
+        pipeline_model_parallel=False,
+        device_id=0,
+        tpu=False,
+    )
+    vars(training).update(options)
+    return SimpleNamespace(distributed_training=training, common=SimpleNamespace(tpu=False, cpu=True))
+
+
+@pytest.mark.parametrize("method", [None, "tcp://127.0.0.1:1"])
+def test_workers_without_gpus_are_refused_with_the_command_that_works(method, alone):
+    calls = []
+    with pytest.raises(WorkersError, match=r"2 workers .* torchrun --nproc_per_node 2 .*--distributed-backend gloo"):
+        utils.call_main(config(2, distributed_init_method=method), calls.append)
+    assert calls == []
+
+
+def test_one_process_runs_as_ever(alone):
+    calls = []
+    cfg = OmegaConf.create({section: vars(values) for section, values in vars(config(1)).items()})
+    utils.call_main(cfg, calls.append)
+    assert calls == [cfg]
+
+
+def test_workers_that_something_else_started_or_that_have_gpus_are_fairseqs_business(alone, monkeypatch):
+    def infer(training):
+        training.distributed_no_spawn = True
+        training.distributed_init_method = "tcp://first:1"
+
+    mends.refuse_workers_without_gpu(config(2, distributed_no_spawn=True), None)
+    mends.refuse_workers_without_gpu(config(2, distributed_port=1), infer)  # Slurm
+    with pytest.raises(WorkersError):
+        mends.refuse_workers_without_gpu(config(2, distributed_port=1), lambda training: None)  # no Slurm after all
+    with monkeypatch.context() as patch:
+        for name in mends.TORCHRUN:
+            patch.setenv(name, "2")
+        mends.refuse_workers_without_gpu(config(2), None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    mends.refuse_workers_without_gpu(config(2), None)
+
+
+def test_validation_wants_one_process(alone, monkeypatch):
+    from fairseq_cli import train, validate
+
+    with pytest.raises(WorkersError, match="fairseq-validate must be run in one process, got 2"):
+        utils.call_main(config(2, distributed_no_spawn=True), validate.main)
+    mends.refuse_several_validators(config(1), validate.main)
+    mends.refuse_several_validators(config(2), train.main)
+    for name in mends.TORCHRUN:
+        monkeypatch.setenv(name, "3")
+    with pytest.raises(WorkersError, match="got 3"):
+        utils.call_main(config(1), validate.main)
+
+
+def test_refusals_are_one_line_also_under_python_m(tiny_data, tiny_run):
+    two = ["--cpu", "--distributed-world-size", 2]
+    done = run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *two, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("fairseq-train: error: 2 workers asked for")
+    assert "Traceback" not in done.stderr
+    validate = ["--path", tiny_run / "checkpoint_best.pt", "--task", "translation", "--max-tokens", 400]
+    done = run("python", "-m", "fairseq_cli.validate", tiny_data, *validate, *two, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("fairseq_cli.validate: error: fairseq-validate must be run")
+
+
+def test_the_training_function_can_be_sent_to_workers():
+    from fairseq_cli import train
+
+    assert pickle.loads(pickle.dumps(train.main)) is train.main
+    assert os.path.basename(sys.modules[train.main.__module__].__file__) == "train.py"

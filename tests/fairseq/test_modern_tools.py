@@ -1,0 +1,207 @@
+"""fairseq's tools from end to end, several runs in one process, `--amp`, and who sees which errors."""
+
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_modern import errors
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+
+
+def weights(file):
+    return torch.load(file, weights_only=False)["model"]
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tiny_data, tiny_run, tmp_path):
+    done = run(
+        "python", "-m", "fairseq_cli.train", tiny_data, *TINY_MODEL, *TINY_TRAINING,
+        "--restore-file", tiny_run / "checkpoint1.pt", "--max-epoch", 2, "--save-dir", tmp_path,
+    )  # fmt: skip
+    assert "Loaded checkpoint" in done.stdout
+    resumed, uninterrupted = weights(tmp_path / "checkpoint2.pt"), weights(tiny_run / "checkpoint2.pt")
+    first = weights(tiny_run / "checkpoint1.pt")
+    assert resumed.keys() == uninterrupted.keys()
+    for name, value in resumed.items():
+        if name.endswith("_float_tensor"):  # never initialised: it only tells its device
+            continue
+        assert torch.equal(value, uninterrupted[name]), name
+    assert not torch.equal(first["encoder.layers.0.fc1.weight"], resumed["encoder.layers.0.fc1.weight"])
+
+
+def hypotheses(output):
+    """Sentence number -> hypothesis, from the H- lines of a log."""
+    return dict(re.findall(r"^H-(\d+)\t[-\d.]+\t(.*)$", output, flags=re.MULTILINE))
+
+
+def test_generate_interactive_and_the_python_interface_agree(tiny_data, tiny_run):
+    from fairseq.models.transformer import TransformerModel
+
+    search = ["--path", tiny_run / "checkpoint_best.pt", "--cpu", "--beam", 2, "--max-len-a", 0, "--max-len-b", 12]
+    done = run("fairseq-generate", tiny_data, *search, "--batch-size", 20)
+    assert "Translated 20 sentences" in done.stdout + done.stderr
+    generated = done.stdout
+    sources = dict(re.findall(r"^S-(\d+)\t(.*)$", generated, flags=re.MULTILINE))
+    expected = hypotheses(generated)
+    assert len(expected) == len(sources) == 20
+
+    lines = "".join(sources[str(i)] + "\n" for i in range(20))
+    assert hypotheses(run("fairseq-interactive", tiny_data, *search, input=lines).stdout) == expected
+
+    hub = TransformerModel.from_pretrained(str(tiny_run), "checkpoint_best.pt", data_name_or_path=str(tiny_data))
+    some = [sources[str(i)] for i in range(3)]
+    translated = hub.translate(some, beam=2, max_len_a=0, max_len_b=12)
+    assert translated == [expected[str(i)] for i in range(3)]
+
+
+def test_validate_gives_the_loss_that_training_gave(tiny_data, tiny_run):
+    path = ["--path", tiny_run / "checkpoint_best.pt", "--task", "translation", "--max-tokens", 400, "--cpu"]
+    done = run("fairseq-validate", tiny_data, *path)
+    loss = float(re.search(r"valid on 'valid' subset \| loss ([\d.]+)", done.stdout).group(1))
+    trained = torch.load(tiny_run / "checkpoint_best.pt", weights_only=False)["extra_state"]["val_loss"]
+    assert abs(loss - trained) <= 0.0015  # both are rounded to three digits
+    assert 0 < loss < 5  # log2 of the 32 types of the dictionary is 5
+
+
+HYDRA = """
+common: {{cpu: true, log_format: simple}}
+task: {{_name: translation, data: {data}, source_lang: src, target_lang: tgt}}
+criterion: {{_name: label_smoothed_cross_entropy, label_smoothing: 0.1}}
+optimizer: {{_name: adam}}
+lr_scheduler: {{_name: fixed}}
+dataset: {{max_tokens: 400, num_workers: 0}}
+optimization: {{max_update: 3}}
+distributed_training: {{distributed_world_size: 1}}
+checkpoint: {{no_epoch_checkpoints: true}}
+model:
+  _name: transformer
+  share_all_embeddings: true
+  encoder: {{layers: 1, embed_dim: 16, ffn_embed_dim: 32, attention_heads: 2}}
+  decoder: {{layers: 1, embed_dim: 16, input_dim: 16, output_dim: 16, ffn_embed_dim: 32, attention_heads: 2}}
+"""
+
+
+def test_every_job_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp_path):
+    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + HYDRA.format(data=tiny_data))
+    config = ["--config-dir", tmp_path, "--config-name", "tiny"]
+    # the second job is worse than the first: it must not inherit the first one's best score
+    sweep = ["optimization.lr=[0.005],[0.00001]", f"hydra.sweep.dir={tmp_path}/jobs"]
+    run("fairseq-hydra-train", "--multirun", *config, *sweep, cwd=tmp_path)
+    best = [torch.load(f, weights_only=False)["extra_state"] for f in sorted(tmp_path.glob("jobs/*/*/*_best.pt"))]
+    assert len(best) == 2
+    assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
+
+
+def test_hydra_shows_errors_for_the_user_as_one_line(tiny_data, tmp_path):
+    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + HYDRA.format(data=tiny_data))
+    config = ["--config-dir", tmp_path, "--config-name", "tiny", "distributed_training.distributed_world_size=2"]
+    done = run("fairseq-hydra-train", *config, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("fairseq-hydra-train: error: 2 workers asked for")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_leaves_nothing_behind_even_if_it_fails(monkeypatch):
+    from fairseq import checkpoint_utils
+    from fairseq_cli import train
+
+    functions = (checkpoint_utils.save_checkpoint, train.should_stop_early)
+
+    class Interrupted:
+        @property
+        def common(self):
+            assert not any(hasattr(f, name) for f in functions for name in ("best", "num_runs"))
+            for function in functions:
+                function.best = function.num_runs = 2
+            raise KeyboardInterrupt
+
+    for function in functions:
+        function.best = function.num_runs = 1
+    with pytest.raises(KeyboardInterrupt):
+        train.main(Interrupted())
+    assert not any(hasattr(f, name) for f in functions for name in ("best", "num_runs"))
+
+
+# --- --amp ---------------------------------------------------------------------------------------------------------
+
+
+def amp_optimizer(parameter, scale):
+    """fairseq's AMP optimizer around plain gradient descent, with a scaler that works on the CPU."""
+    from fairseq.optim import AMPOptimizer
+
+    cfg = OmegaConf.create(
+        {
+            "optimizer": {"_name": "sgd", "lr": [0.5], "momentum": 0.0, "weight_decay": 0.0},
+            "optimization": {"lr": [0.5]},
+            "common": {"fp16_init_scale": 4, "amp_scale_window": None, "min_loss_scale": 1e-4},
+        }
+    )
+    cfg.optimizer = OmegaConf.create({"_name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "lr": [0.5]})
+    optimizer = AMPOptimizer.build_optimizer(cfg, [parameter])
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return optimizer
+
+
+def step_once(step=None, factor=1.0):
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = amp_optimizer(parameter, scale=1024.0)
+    optimizer.backward((parameter * torch.tensor([3.0, 4.0]) * factor).sum())
+    norm = optimizer.clip_grad_norm(0.0)
+    (step or type(optimizer).step)(optimizer)
+    return parameter.detach(), norm, optimizer.scaler.get_scale()
+
+
+def test_amp_divides_by_the_scale_once():
+    parameter, norm, scale = step_once()
+    assert torch.equal(parameter, torch.tensor([1.0 - 0.5 * 3, -2.0 - 0.5 * 4]))
+    assert norm == 5
+    assert scale == 1024
+
+    def published(optimizer):
+        optimizer.scaler.step(optimizer.fp32_optimizer)
+        optimizer.scaler.update()
+
+    wrong, _, _ = step_once(published)
+    assert (wrong - torch.tensor([1.0, -2.0])).abs().max() < 0.01, "twice unscaled, it hardly moves"
+
+
+def test_amp_skips_steps_that_overflow():
+    parameter, norm, scale = step_once(factor=float("inf"))
+    assert torch.equal(parameter, torch.tensor([1.0, -2.0]))
+    assert not norm.isfinite()
+    assert scale == 512
+
+
+# --- who sees which errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("/usr/bin/fairseq-train", "fairseq-train"),
+        ("/lib/fairseq_cli/train.py", "fairseq_cli.train"),
+        ("/home/me/my_script.py", None),
+        ("", None),
+    ],
+)
+def test_only_fairseqs_tools_shorten_errors(program, name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.delenv("FAIRSEQ_MODERN_TRACEBACK", raising=False)
+    passed_on = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: passed_on.append(error[1]))
+    errors.show_user_errors(SimpleNamespace())
+    plugins = type("PluginError", (Exception,), {"user_error": True})
+    shown = [errors.UserError("a file\nis missing."), plugins("a flag is wrong.")]
+    others = [ValueError("a fault")]
+    for error in shown + others:
+        sys.excepthook(type(error), error, None)
+    assert errors.tool_name() == name
+    if name is None:
+        assert passed_on == shown + others
+    else:
+        assert passed_on == others
+        expected = f"{name}: error: a file is missing.\n{name}: error: a flag is wrong.\n"
+        assert capsys.readouterr().err == expected

@@ -1,0 +1,140 @@
+"""The README is true: its commands run, its paths exist, its flags are known, its numbers are those of the records."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from fairseq import options
+
+import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
+from tests.common import BIN, ROOT, run
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+#: added to the README's training commands so that they end at once
+SMALL = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 20, "attention_heads": 2}
+
+
+def block(language, containing):
+    """The only block of that language that contains the text."""
+    (found,) = [text for kind, text in BLOCKS if kind == language and containing in text]
+    return found
+
+
+def bash(script, cwd):
+    """Run a block as a user would paste it, with the console scripts of this environment."""
+    return run("bash", "-euo", "pipefail", "-c", script, cwd=cwd)
+
+
+def test_python_snippet():
+    code = block("python", "CollaborativeAttention")
+    variables = {}
+    exec(code, variables)
+    assert tuple(variables["output"].shape) == (2, 7, 512)
+    assert tuple(variables["weights"].shape) == (2, 7, 7)
+    assert (variables["weights"][0].triu(1) == 0).all()
+    assert len(code.splitlines()) == 5
+
+
+def test_train_average_translate_score(tiny_data, tmp_path):
+    small = " ".join(f"--{s}-{k.replace('_', '-')} {v}" for s in ("encoder", "decoder") for k, v in SMALL.items())
+    end = f"{small} --key-dim 6 --max-tokens 100 --max-update 5 --save-interval-updates 1 --cpu"
+    train = block("bash", "fairseq-train DATA").replace("DATA", str(tiny_data)).rstrip("\n")
+    bash(f"{train} {end}", tmp_path)
+    assert (tmp_path / "checkpoints" / "checkpoint_last.pt").exists()
+
+    average, generate, score = block("bash", "collab average").strip().split("\n")
+    bash(average, tmp_path)
+    bash(generate.replace("DATA", str(tiny_data)).replace(" > ", " --cpu > "), tmp_path)
+    references = re.findall(r"^T-(\d+)\t(.*)$", (tmp_path / "generate.log").read_text(), re.MULTILINE)
+    lines = [text for _, text in sorted(references, key=lambda pair: int(pair[0]))]
+    (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in lines))
+    printed = bash(score, tmp_path).stdout
+    assert all(name in printed for name in ("tokenised BLEU", "compound-split BLEU", "sacreBLEU", "signature nrefs:1"))
+
+
+def test_hydra(tiny_data, tmp_path):
+    config = block("yaml", "transformer_collab")
+    config = config.replace("/path/to/collab_fairseq", str(ROOT / "collab_fairseq"))
+    config = config.replace("/path/to/DATA", str(tiny_data))
+    (tmp_path / "experiment.yaml").write_text(config)
+    command = block("bash", "fairseq-hydra-train").replace("CONFIG_DIR", str(tmp_path)).replace("CONFIG", "experiment")
+    small = [f"++model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in SMALL.items()]
+    end = ["model.key_dim=6", "common.cpu=true", "optimization.max_update=2"]
+    end += ["distributed_training.distributed_world_size=1", f"checkpoint.save_dir={tmp_path}/run"]
+    bash(f"{command.strip()} {' '.join(small + end)} hydra.run.dir={tmp_path}", tmp_path)
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()
+
+
+def test_paths_and_links_exist():
+    named = re.findall(r"`((?:collab_fairseq|fairseq_modern|tests|recipes|data_prep|results)/[\w/.-]+)`", README)
+    linked = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    files = re.findall(r"`([\w.]+\.(?:txt|py|md|toml))`", README)
+    assert len(named) > 4
+    for path in [*named, *linked, *files]:
+        assert (ROOT / path).exists(), path
+
+
+def flags_of_training():
+    """fairseq-train --help leaves out what its parser learns only from --arch, --optimizer and the like."""
+    parser = options.get_training_parser()
+    chosen = ["--arch", "transformer_collab", "--optimizer", "adam", "--lr-scheduler", "inverse_sqrt"]
+    options.parse_args_and_arch(parser, ["data", *chosen, "--criterion", "label_smoothed_cross_entropy"])
+    return parser.format_help()
+
+
+def test_flags_are_known():
+    helps = [
+        flags_of_training(),
+        run("fairseq-generate", "--help").stdout,
+        run("fairseq-hydra-train", "--help").stdout,
+        run("collab", "average", "--help").stdout,
+        run("collab", "score", "--help").stdout,
+        run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
+        "--no-deps --multirun --eval-bleu",  # of pip, Hydra and fairseq's translation task
+    ]
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
+    assert len(flags) > 20
+    for flag in flags:
+        assert any(re.search(rf"(?<![\w-]){flag}(?![\w-])", text) for text in helps), flag
+
+
+def test_make_targets_and_pins():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+    setup = (ROOT / "setup.py").read_text()
+    for requirement in re.findall(r'"([\w-]+[<>=][^"]*)"', block("bash", "--no-deps fairseq")):
+        assert f'"{requirement}"' in setup
+    assert "--no-deps fairseq==0.12.2" in makefile
+    assert "fairseq==0.12.2" in (ROOT / "constraints.txt").read_text()
+    assert 'python_requires=">=3.10,<3.14"' in setup
+    assert "Python 3.10–3.13" in README
+    assert (BIN / "collab").exists()
+
+
+@pytest.mark.parametrize("page", ["README.md", "recipes/multi30k/README.md", "results/README.md"])
+def test_numbers_of_the_tables_are_those_of_the_records(page):
+    """Every row that names a record shows that record's numbers."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\|(.*)\((?:[\w./]*/)?([\w.-]+\.json)\)(.*)\|$", text, re.MULTILINE)
+    for _, name, rest in rows:
+        record = json.loads(Path(ROOT / "results" / "runs" / name).read_text())
+        shown = [cell.strip() for cell in rest.split("|") if cell.strip()]
+        for cell in shown:
+            assert cell in numbers_of(record), f"{cell} in {page} is not in {name}"
+
+
+def numbers_of(record):
+    """What a row about a record may show, as it is printed."""
+    scores = [s for test in record["scores"].values() for s in test["scores"]]
+    return {
+        f"{record['parameters']:,}",
+        f"{record['training']['updates']:,}",
+        *(f"{score['score']:.2f}" for score in scores),
+        *(f"{point['loss']:.3f}" for point in record["curves"]["valid"][-1:]),
+        *(str(record["config"]["model"].get("key_dim") or record["config"]["model"]["encoder_embed_dim"]),),
+    }

@@ -1,0 +1,309 @@
+"""The model under fairseq's command-line tools, as a user types them."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from collab_fairseq import checkpoints
+from tests.common import BIN, ROOT, free_port, run
+from tests.fairseq.models import SMALL
+
+USER_DIR = ROOT / "collab_fairseq"
+
+
+def flags(values):
+    """{"key_dim": 24, "share_all_embeddings": True} as command-line flags"""
+    given = []
+    for name, value in values.items():
+        given += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return given
+
+
+def train_command(data, save_dir, arch="transformer_collab", **options):
+    """fairseq-train on one CPU with a small batch."""
+    common = {
+        "user_dir": USER_DIR, "arch": arch, "share_all_embeddings": True, "optimizer": "adam", "lr": 0.005,
+        "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1, "max_tokens": 100, "cpu": True, "seed": 1,
+        "save_dir": save_dir, "no_progress_bar": True, "log_interval": 10, "num_workers": 0,
+        "distributed_world_size": 1,
+    }  # fmt: skip
+    return ["fairseq-train", data, *flags({**common, **options})]
+
+
+def nested(values):
+    """Flat model flags as a Hydra config has them: encoder: {layers: 2}."""
+    config = {}
+    for name, value in values.items():
+        side, _, rest = name.partition("_")
+        if side in ("encoder", "decoder"):
+            config.setdefault(side, {})[rest] = value
+        else:
+            config[name] = value
+    return config
+
+
+def hydra_command(data, save_dir, directory, arch="transformer_collab", optimization=None, **model):
+    """fairseq-hydra-train with a config file made for it."""
+    config = {
+        "common": {"user_dir": str(USER_DIR), "cpu": True, "seed": 1, "no_progress_bar": True, "log_interval": 10},
+        "distributed_training": {"distributed_world_size": 1},
+        "task": {"_name": "translation", "data": str(data)},
+        "model": {"_name": arch, "share_all_embeddings": True, **nested(model)},
+        "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 100, "num_workers": 0},
+        "optimization": {"lr": [0.005], **(optimization or {})},
+        "checkpoint": {"save_dir": str(save_dir)},
+    }
+    directory.mkdir(exist_ok=True)
+    (directory / "experiment.yaml").write_text(yaml.safe_dump(config))
+    run_dir = f"hydra.run.dir={directory}"
+    return ["fairseq-hydra-train", "--config-dir", directory, "--config-name", "experiment", run_dir]
+
+
+BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
+PRESETS = {
+    "transformer_collab": BASE,
+    "transformer_collab_big": {**BASE, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
+    "transformer_collab_iwslt_de_en": {**BASE, "ffn_embed_dim": 1024, "attention_heads": 4},
+    "transformer_collab_tiny": {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4},
+}
+OVERRIDES = {"encoder_layers": 2, "encoder_ffn_embed_dim": 77, "key_dim": 24}
+
+
+def expected_parameters(vocabulary, encoder, decoder, key_dim):
+    """Counted by hand: shared embeddings, collaborative heads everywhere, query and key biases."""
+
+    def attention(side):
+        width, heads = side["embed_dim"], side["attention_heads"]
+        return 2 * (width + 1) * key_dim + 2 * (width + 1) * width + heads * key_dim
+
+    def feed_forward(side):
+        width, inner = side["embed_dim"], side["ffn_embed_dim"]
+        return (width + 1) * inner + (inner + 1) * width
+
+    def norms(side, number):
+        return number * 2 * side["embed_dim"]
+
+    return (
+        vocabulary * encoder["embed_dim"]
+        + encoder["layers"] * (attention(encoder) + feed_forward(encoder) + norms(encoder, 2))
+        + decoder["layers"] * (2 * attention(decoder) + feed_forward(decoder) + norms(decoder, 3))
+    )
+
+
+@pytest.mark.parametrize("overrides", [{}, OVERRIDES], ids=["preset", "overrides"])
+@pytest.mark.parametrize("way", ["command-line", "hydra"])
+@pytest.mark.parametrize("arch", PRESETS)
+def test_built_dimensions(tiny_data, tmp_path, arch, way, overrides):
+    """A minimum learning rate above the learning rate ends training before the first update."""
+    if way == "hydra":
+        command = hydra_command(tiny_data, tmp_path / "run", tmp_path / "conf", arch, {"stop_min_lr": 1.0}, **overrides)
+    else:
+        command = train_command(tiny_data, tmp_path / "run", arch, stop_min_lr=1.0, **overrides)
+    log = run(*command).stdout
+
+    encoder, decoder = dict(PRESETS[arch]), dict(PRESETS[arch])
+    if overrides:
+        encoder.update(layers=2, ffn_embed_dim=77)
+        if arch == "transformer_collab":  # as in fairseq's transformer, the decoder's FFN follows the encoder's
+            decoder["ffn_embed_dim"] = 77
+    key_dim = overrides.get("key_dim", encoder["embed_dim"])
+    vocabulary = len((tiny_data / "dict.src.txt").read_text(encoding="utf-8").splitlines()) + 4
+
+    width = encoder["embed_dim"]
+    count = re.search(r"num\. shared model params: ([\d,]+)", log)
+    assert count is not None
+    assert int(count[1].replace(",", "")) == expected_parameters(vocabulary, encoder, decoder, key_dim)
+    attention = f"heads={encoder['attention_heads']}, key_dim={key_dim}, head_dim={width // encoder['attention_heads']}"
+    for layers, name, inner in (
+        (encoder["layers"], "CollabEncoderLayer", encoder["ffn_embed_dim"]),
+        (decoder["layers"], "CollabDecoderLayer", decoder["ffn_embed_dim"]),
+    ):
+        printed = re.search(rf"\(0-{layers - 1}\): {layers} x {name}\((.*?)\(final_layer_norm\)", log, re.DOTALL)
+        assert printed is not None
+        assert attention in printed[1]
+        assert f"(fc1): Linear(in_features={width}, out_features={inner}" in printed[1]
+        assert f"(q_proj): Linear(in_features={width}, out_features={key_dim}" in printed[1]
+
+
+def options(**more):
+    return {**SMALL, "key_dim": 6, **more}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data, tmp_path_factory):
+    """The same small model, trained by both tools: way → its last checkpoint."""
+    found = {}
+    for way in ("command-line", "hydra"):
+        directory = tmp_path_factory.mktemp(way)
+        if way == "hydra":
+            last = {"max_update": 40}
+            command = hydra_command(tiny_data, directory / "run", directory, optimization=last, **options())
+        else:
+            command = train_command(tiny_data, directory / "run", max_update=40, **options())
+        run(*command)
+        found[way] = directory / "run" / "checkpoint_last.pt"
+    return found
+
+
+def test_both_ways_train_the_same_model(trained):
+    states = [checkpoints.load(path)["model"] for path in trained.values()]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0] if not key.endswith("_float_tensor"))
+
+
+@pytest.mark.parametrize("way", ["command-line", "hydra"])
+def test_checkpoints_translate(trained, tiny_data, way):
+    path = ["--path", trained[way], "--user-dir", USER_DIR, "--cpu", "--beam", 3]
+    log = run("fairseq-generate", tiny_data, *path).stdout
+    hypotheses = dict(re.findall(r"^H-(\d+)\t[-\d.e]+\t(.*)$", log, re.MULTILINE))
+    assert sorted(map(int, hypotheses)) == list(range(20))
+    assert "Generate test with beam=3" in log
+
+    source = dict(re.findall(r"^S-(\d+)\t(.*)$", log, re.MULTILINE))
+    spoken = run("fairseq-interactive", tiny_data, *path, input=source["3"] + "\n").stdout
+    assert re.search(r"^H-0\t[-\d.e]+\t(.*)$", spoken, re.MULTILINE)[1] == hypotheses["3"]
+
+    task = ["--task", "translation", "--max-tokens", 200]
+    assert "| valid | " in run("fairseq-validate", tiny_data, *path[:5], *task).stdout
+
+
+def test_shapes_of_single_layers_travel_with_the_checkpoint(trained, tiny_data, tmp_path):
+    """What conversion and pruning write: a model in which one layer differs, described in the stored config."""
+    state = checkpoints.load(trained["command-line"])
+    model = state["model"]
+    for part, width in (("k_proj", 4), ("q_proj", 4)):
+        for kind in ("weight", "bias"):
+            key = f"decoder.layers.1.encoder_attn.{part}.{kind}"
+            model[key] = model[key][:width].clone()
+    model["decoder.layers.1.encoder_attn.mixing"] = model["decoder.layers.1.encoder_attn.mixing"][:, :4].clone()
+    state["cfg"]["model"].attention_shapes = {"cross.1": {"key_dim": 4, "scale": 0.2}}
+    checkpoints.save(state, tmp_path / "irregular.pt")
+    log = run(
+        "fairseq-generate", tiny_data, "--path", tmp_path / "irregular.pt", "--user-dir", USER_DIR, "--cpu", "--beam", 2
+    ).stdout
+    assert len(re.findall(r"^H-\d+\t", log, re.MULTILINE)) == 20
+
+
+def test_finetuning_starts_from_a_standard_transformer(tiny_data, tmp_path):
+    """A checkpoint of fairseq's own transformer, with the surplus that unmended fairseq saves, becomes heads `none`."""
+    small = {**SMALL, "max_update": 1}
+    run(*train_command(tiny_data, tmp_path / "stock", arch="transformer", **small))
+    stock = checkpoints.load(tmp_path / "stock" / "checkpoint_last.pt")
+    for layer in range(2):
+        stock["model"][f"encoder.layers.{layer}.in_proj_weight"] = torch.zeros(48, 16)
+        stock["model"][f"encoder.layers.{layer}.fc1_bias"] = torch.zeros(20)
+    checkpoints.save(stock, tmp_path / "stock.pt")
+    tuned = {"finetune_from_model": tmp_path / "stock.pt", "collaborative_heads": "none", "lr": 1e-30}
+    run(*train_command(tiny_data, tmp_path / "tuned", **{**small, **tuned}))
+    model = checkpoints.load(tmp_path / "tuned" / "checkpoint_last.pt")["model"]
+    for key, value in model.items():
+        assert key.endswith("_float_tensor") or torch.equal(value, stock["model"][key])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
+        ({"collaborative_heads": "none", "key_dim": 7}, "by the 2 standard heads of encoder attention, but is 7"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(tiny_data, tmp_path, wrong, sentence):
+    done = run(*train_command(tiny_data, tmp_path / "run", **options(**wrong)), check=False)
+    assert done.returncode != 0
+    last = [line for line in done.stderr.splitlines() if line][-1]
+    assert last.startswith("fairseq-train: error: ")
+    assert sentence in last
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").glob("*.pt"))
+
+
+def test_bleu_while_training_changes_nothing(tiny_data, tmp_path):
+    """--eval-bleu translates between updates with the model that trains."""
+    common = options(max_update=24, validate_interval_updates=8, attention_dropout=0.1)
+    run(*train_command(tiny_data, tmp_path / "plain", **common))
+    search = {"eval_bleu": True, "eval_bleu_args": '{"beam": 3, "max_len_b": 20}'}
+    log = run(*train_command(tiny_data, tmp_path / "bleu", **common, **search)).stdout
+    assert re.search(r"\| valid \|.*\| bleu \d", log)
+    plain, bleu = (checkpoints.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("plain", "bleu"))
+    assert all(torch.equal(plain[key], bleu[key]) for key in plain if not key.endswith("_float_tensor"))
+
+
+def differences(first: Path, second: Path):
+    """Names of parameters and optimizer values that differ between two checkpoints."""
+    a, b = checkpoints.load(first), checkpoints.load(second)
+    found = [key for key in a["model"] if not torch.equal(a["model"][key], b["model"][key])]
+    moments, others = (s["last_optimizer_state"]["state"] for s in (a, b))
+    assert moments.keys() == others.keys()
+    for index, values in moments.items():
+        for name, value in values.items():
+            if not torch.equal(torch.as_tensor(value), torch.as_tensor(others[index][name])):
+                found.append(f"{index}.{name}")
+    return [name for name in found if not name.endswith("_float_tensor")]
+
+
+def test_a_killed_run_resumes_bit_for_bit(tiny_data, tmp_path):
+    """SIGKILL after the checkpoint of update 250, in the middle of an epoch; the same command goes on to 500."""
+
+    def command(directory, **more):
+        return train_command(
+            tiny_data, directory, **options(max_update=500, dropout=0.3, attention_dropout=0.1),
+            save_interval_updates=50, keep_interval_updates=20, no_epoch_checkpoints=True, disable_validation=True,
+            **more,
+        )  # fmt: skip
+
+    run(*command(tmp_path / "whole"))
+    interrupted = tmp_path / "interrupted"
+    with open(tmp_path / "log", "w") as log:
+        argv = [str(BIN / "fairseq-train"), *map(str, command(interrupted)[1:])]
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        deadline = time.monotonic() + 200
+        while not list(interrupted.glob("checkpoint_*_250.pt")):
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (interrupted / "checkpoint_1_500.pt").exists()
+    state = checkpoints.load(next(interrupted.glob("checkpoint_*_250.pt")))
+    iterator = state["extra_state"]["train_iterator"]
+    assert iterator["iterations_in_epoch"] > 0  # in mid-epoch
+
+    # the kill may have come before checkpoint_last.pt was replaced; resume from what the user has
+    control = tmp_path / "control"
+    shutil.copytree(interrupted, control)
+    resumed = run(*command(interrupted)).stdout
+    assert "Loaded checkpoint" in resumed
+    last = "checkpoint_last.pt"
+    assert differences(tmp_path / "whole" / last, interrupted / last) == []
+    run(*command(control, reset_optimizer=True))
+    assert differences(tmp_path / "whole" / last, control / last) != []
+
+
+def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
+    def torchrun(updates):
+        command = train_command(
+            tiny_data, tmp_path / "run", **options(max_update=updates, dropout=0.0), distributed_backend="gloo"
+        )
+        command[command.index("--distributed-world-size") + 1] = 2
+        launch = ["torchrun", "--nproc_per_node", 2, "--master_addr", "127.0.0.1", "--master_port", free_port()]
+        return run(*launch, BIN / "fairseq-train", *command[1:]).stdout
+
+    first = torchrun(10)
+    assert "training on 2 devices" in first
+    assert "ddp_backend': 'pytorch_ddp'" in first
+    assert re.search(r"\| valid \|.*num_updates 10", first)
+    second = torchrun(20)
+    assert "(epoch 1 @ 10 updates)" in second or "@ 10 updates" in second
+    state = checkpoints.load(tmp_path / "run" / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 20

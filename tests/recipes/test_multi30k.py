@@ -1,0 +1,312 @@
+"""The way from gzipped text to a record, in miniature: a made-up corpus in the place of Multi30K."""
+
+import gzip
+import hashlib
+import json
+import os
+import random
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.reporting.record import validate
+from tests.common import ROOT, run
+
+PREPARE = ROOT / "data_prep" / "multi30k.sh"
+RECIPE = ROOT / "recipes" / "multi30k" / "run.sh"
+SPLITS = {
+    "train": ("train", 300),
+    "val": ("valid", 20),
+    "test_2016_flickr": ("test", 20),
+    "test_2017_flickr": ("test1", 20),
+}
+NOUNS = [
+    ("dog", "Hund"),
+    ("man", "Mann"),
+    ("T-shirt", "T-Shirt"),
+    ("child", "Junge"),
+    ("horse", "Gaul"),
+    ("bird", "Vogel"),
+]
+VERBS = [("runs", "läuft"), ("sleeps", "schläft"), ("jumps", "springt"), ("sings", "singt"), ("reads", "liest")]
+PLACES = [("in the snow", "im Schnee"), ("on the street", "auf der Straße"), ("at home", "zu Hause")]
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
+
+
+def sentences(number, seed):
+    chance = random.Random(seed)
+    for _ in range(number):
+        (n1, n2), (v1, v2), (p1, p2) = chance.choice(NOUNS), chance.choice(VERBS), chance.choice(PLACES)
+        count = chance.randint(2, 99)
+        yield f"A {n1} {v1} {p1}, {count} times.", f"Ein {n2} {v2} {p2}, {count} Mal."
+
+
+def write_gz(path: Path, lines) -> None:
+    path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode("utf-8"), mtime=0))
+
+
+def write_manifest(folder: Path, path: Path, lines=None) -> None:
+    """The manifest of the files as they are; `lines` overrides the line counts."""
+    rows = ["# file\tsha256\tlines\tsplit"]
+    for base, (split, number) in SPLITS.items():
+        for lang in ("en", "de"):
+            name = f"{base}.{lang}.gz"
+            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            rows.append(f"{name}\t{digest}\t{(lines or {}).get(base, number)}\t{split}")
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def write_corpus(folder: Path) -> Path:
+    source = folder / "source"
+    source.mkdir()
+    for seed, (base, (_, number)) in enumerate(SPLITS.items()):
+        pairs = list(sentences(number, seed))
+        write_gz(source / f"{base}.en.gz", [pair[0] for pair in pairs])
+        write_gz(source / f"{base}.de.gz", [pair[1] for pair in pairs])
+    write_manifest(source, folder / "manifest.tsv")
+    return folder
+
+
+def prepare(folder: Path, *flags, check=True, **options):
+    return run(
+        "bash", PREPARE, "--source", folder / "source", "--manifest", folder / "manifest.tsv", "--vocab-size", 150,
+        "--output", folder / "data" / "mini", "--python", sys.executable, *flags, check=check, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    return write_corpus(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    folder = write_corpus(tmp_path_factory.mktemp("prepared"))
+    prepare(folder)
+    return folder
+
+
+def content(folder: Path):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def fails(done, *messages) -> bool:
+    """Non-zero exit and each message in one line that says error; no traceback."""
+    errors = [line for line in done.stderr.split("\n") if "error:" in line]
+    return (
+        done.returncode != 0 and "Traceback" not in done.stderr and all(any(m in e for e in errors) for m in messages)
+    )
+
+
+def test_help_of_both_scripts():
+    assert "--source DIR" in run("bash", PREPARE, "--help").stdout
+    assert "--key-dim N" in run("bash", RECIPE, "--help").stdout
+    for script in (PREPARE, RECIPE):
+        assert script.stat().st_mode & stat.S_IXUSR
+        assert fails(run("bash", script, "--sauce", "x", check=False), "unknown argument '--sauce'")
+        assert fails(run("bash", script, "--output", check=False), "--output needs a value")
+
+
+def test_the_committed_manifest_is_that_of_the_corpus():
+    rows = [
+        line.split("\t") for line in (ROOT / "data_prep" / "multi30k.tsv").read_text().splitlines() if line[0] != "#"
+    ]
+    assert {(name.split(".")[0], int(lines)) for name, _, lines, _ in rows} == {
+        ("train", 29000), ("val", 1014), ("test_2016_flickr", 1000), ("test_2017_flickr", 1000),
+    }  # fmt: skip
+    source = os.environ.get("MULTI30K_DIR")
+    for name, digest, _, _ in rows:
+        assert len(digest) == 64
+        if source:
+            assert hashlib.sha256(Path(source, name).read_bytes()).hexdigest() == digest
+
+
+def test_the_prepared_folder(prepared):
+    data = prepared / "data" / "mini"
+    for split in ("train", "valid", "test", "test1"):
+        for lang in ("en", "de"):
+            assert (data / "data-bin" / f"{split}.en-de.{lang}.bin").stat().st_size > 0
+    assert (data / "data-bin" / "dict.en.txt").read_bytes() == (data / "data-bin" / "dict.de.txt").read_bytes()
+    raw = gzip.decompress((prepared / "source" / "test_2017_flickr.de.gz").read_bytes())
+    assert (data / "raw" / "test_2017_flickr.de").read_bytes() == raw
+    assert not any(str(prepared).encode() in file for file in content(data).values())
+    assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
+
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data / "sentencepiece.model"))
+    assert len(model) == 150
+    line = raw.decode("utf-8").split("\n")[0]
+    assert "".join(model.encode(line, out_type=str)).replace("▁", " ").strip() == line
+
+
+def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
+    data = prepared / "data" / "mini"
+    before, time = content(data), (data / "prepared.txt").stat().st_mtime_ns
+    assert "is complete, nothing to do" in prepare(prepared).stderr
+    assert (data / "prepared.txt").stat().st_mtime_ns == time
+    assert fails(prepare(prepared, "--vocab-size", 120, check=False), "was prepared with other options")
+    prepare(prepared, "--force")
+    assert content(data) == before
+    assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
+
+
+@pytest.mark.parametrize("case", ["missing", "damaged", "misaligned", "short", "no folder", "not gzip", "vocabulary"])
+def test_bad_input_is_one_sentence_and_leaves_nothing(corpus, case):
+    source, flags = corpus / "source", []
+    german = source / "val.de.gz"
+    if case == "missing":
+        german.unlink()
+        expected = "lacks val.de.gz, expected 8 files as in the manifest"
+    elif case == "damaged":
+        german.write_bytes(german.read_bytes()[:-1])
+        expected = (
+            f"val.de.gz is damaged or another version: its SHA-256 is {hashlib.sha256(german.read_bytes()).hexdigest()}"
+        )
+    elif case == "misaligned":
+        write_gz(german, ["Eine Zeile."] * 19)
+        write_manifest(source, corpus / "manifest.tsv")
+        expected = (
+            "the two sides of val are misaligned: line counts must be equal, but val.en.gz has 20, val.de.gz has 19"
+        )
+    elif case == "short":
+        write_manifest(source, corpus / "manifest.tsv", lines={"val": 21})
+        expected = "val.en.gz has 20 lines, expected 21"
+    elif case == "no folder":
+        flags, expected = ["--source", corpus / "nowhere"], "nowhere is not a directory"
+    elif case == "not gzip":
+        german.write_bytes(b"plain text\n")
+        write_manifest(source, corpus / "manifest.tsv")
+        expected = "val.de.gz is not a whole gzip file"
+    else:
+        flags, expected = ["--vocab-size", "many"], "--vocab-size must be a whole number, got 'many'"
+    assert fails(prepare(corpus, *flags, check=False), expected)
+    assert not (corpus / "data").exists() or list((corpus / "data").iterdir()) == []
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_leaves_nothing(corpus):
+    done = prepare(corpus, "--vocab-size", 5000, check=False)
+    assert fails(done, "Vocabulary size too high")
+    assert list((corpus / "data").iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="downloads need curl")
+def test_a_download_is_continued_and_checked(corpus):
+    mirror, downloads = corpus / "source", corpus / "data" / "mini.download"
+    downloads.mkdir(parents=True)
+    whole = (mirror / "train.en.gz").read_bytes()
+    (downloads / "train.en.gz.part").write_bytes(whole[:50])
+    (downloads / "train.de.gz.part").write_bytes((mirror / "train.de.gz").read_bytes())
+    (mirror / "val.de.gz").rename(corpus / "away.gz")
+    flags = {"env": {"MULTI30K_URL": mirror.as_uri(), "MULTI30K_DIR": ""}, "check": False}
+    assert fails(prepare(corpus, "--source", "", **flags), "val.de.gz failed; run again to continue")
+    assert (downloads / "train.en.gz").read_bytes() == whole
+    assert not (corpus / "data" / "mini").exists()
+    (corpus / "away.gz").rename(mirror / "val.de.gz")
+    done = prepare(corpus, "--source", "", **flags)
+    assert done.returncode == 0, done.stderr
+    assert "downloading val.de.gz" in done.stderr
+    assert "downloading train.en.gz" not in done.stderr
+    assert (corpus / "data" / "mini" / "prepared.txt").exists()
+
+
+def test_a_folder_of_somebody_else_is_not_touched(corpus):
+    other = corpus / "data" / "mini"
+    other.mkdir(parents=True)
+    (other / "thesis.txt").write_text("mine")
+    for flags in ([], ["--force"]):
+        assert fails(prepare(corpus, *flags, check=False), "exists and was not made by this script")
+    assert content(other) == {"thesis.txt": b"mine"}
+
+
+def test_a_damaged_result_is_noticed(prepared, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(prepared, folder)
+    with open(folder / "data" / "mini" / "data-bin" / "train.en-de.en.bin", "ab") as stream:
+        stream.write(b"x")
+    assert fails(prepare(folder, check=False), "is damaged (its files differ from its SHA256SUMS); give --force")
+
+
+@pytest.fixture(scope="module")
+def finished(prepared) -> Path:
+    """A whole run of the recipe, four updates long."""
+    recipe(prepared, prepared / "run")
+    return prepared / "run"
+
+
+def recipe(folder: Path, output: Path, *flags, check=True):
+    return run(
+        "bash", RECIPE, "--data", folder / "data" / "mini", "--output", output, "--updates", 4, "--average", 2,
+        "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, *flags, "--", "--max-tokens", 600,
+        check=check,
+    )  # fmt: skip
+
+
+def test_the_recipe_ends_in_scores_and_a_record(finished):
+    record = json.loads((finished / "record.json").read_text(encoding="utf-8"))
+    validate(record)
+    assert set(record["scores"]) == {"test_2016_flickr", "test_2017_flickr"}
+    for scores in record["scores"].values():
+        assert [score["metric"] for score in scores["scores"]] == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU"]
+        assert scores["sentences"] == 20
+    assert [entry["num_updates"] for entry in record["averaged_from"]] == [4, 3]
+    assert record["training"]["updates"] == 4
+    assert [point["updates"] for point in record["curves"]["valid"]] == [1, 2, 3, 4]
+    assert record["config"]["model"]["arch"] == "transformer_collab_tiny"
+    assert record["config"]["model"]["key_dim"] == 32
+    assert record["config"]["lr_scheduler"]["warmup_updates"] == 2
+    assert record["config"]["optimization"]["lr"] == [0.005]
+    assert record["data"]["data-bin/dict.de.txt"]
+
+
+def test_the_same_command_again_only_prints(prepared, finished):
+    before = {name: file for name, file in content(finished).items() if not name.endswith("scores.json")}
+    done = recipe(prepared, finished)
+    assert done.stdout.count("sacreBLEU") == 2
+    assert done.stderr.count("done before") == 4
+    after = {name: file for name, file in content(finished).items() if not name.endswith("scores.json")}
+    assert after == before
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(prepared, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / ".done")
+    for name in ("averaged.pt", "record.json", "checkpoints/checkpoint_1_4.pt"):
+        (folder / name).unlink()
+    shutil.copyfile(folder / "checkpoints" / "checkpoint_1_3.pt", folder / "checkpoints" / "checkpoint_last.pt")
+    assert "resuming from checkpoint_last.pt" in recipe(prepared, folder).stderr
+
+    ours, theirs = (checkpoints.load(path / "averaged.pt")["model"] for path in (folder, finished))
+    # `_float_tensor` is a marker of fairseq that holds whatever was in its memory
+    assert [n for n in theirs if not torch.equal(ours[n], theirs[n]) and not n.endswith("._float_tensor")] == []
+    old, new = (json.loads((path / "record.json").read_text(encoding="utf-8")) for path in (finished, folder))
+    assert len(new["training"]["parts"]) == 2
+    losses = [[(point["updates"], point["loss"]) for point in record["curves"]["valid"]] for record in (old, new)]
+    assert losses[0] == losses[1]
+
+
+def test_a_folder_holds_one_run(prepared, finished):
+    done = recipe(prepared, finished, "--seed", 2, check=False)
+    assert fails(done, "holds a run with other settings")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--key-dim", "wide"], "--key-dim must be a whole number, got 'wide'"),
+        (["--updates", 0], "--updates must be at least 1, got 0"),
+        (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
+        (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim and --arch"),
+        (["--python", "no-such-python"], "no Python 'no-such-python'"),
+    ],
+)
+def test_wrong_options_leave_nothing(prepared, tmp_path, flags, message):
+    assert fails(recipe(prepared, tmp_path / "run", *flags, check=False), message)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,209 @@
+"""Training logs, measured commands and the fields of a record."""
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from collab_fairseq.reporting.files import write_json, write_text
+from collab_fairseq.reporting.record import (
+    RecordError,
+    describe_checkpoint,
+    make_record,
+    plain,
+    validate,
+    without_paths,
+)
+from collab_fairseq.reporting.train_log import read_train_log
+
+LOG = """\
+00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}
+00:01 | INFO | train_inner | {"epoch": 1, "update": 0.1, "loss": "9.5", "nll_loss": "9.1", "ppl": "548.75", \
+"wps": "100.5", "ups": "0.5", "num_updates": "10", "lr": "0.001", "gnorm": "2.5", "wall": "20"}
+00:02 | INFO | valid | {"epoch": 1, "valid_loss": "8.5", "valid_nll_loss": "8.0", "valid_num_updates": "10"}
+00:02 | INFO | valid | {"epoch": 1, "valid_loss": "8.5", "valid_nll_loss": "8.0", "valid_num_updates": "10"}
+00:03 | INFO | train_inner | {"loss": "7.5", "wps": "300.5", "num_updates": "20", "wall": "40"}
+00:04 | INFO | train_inner | {"loss": "7.25", "wps": "200.5", "num_updates": "20", "wall": "41", "lr": "nan"}
+00:05 | INFO | train | {"train_loss": "8.4", "train_num_updates": "20", "train_wps": "9", "train_wall": "45"}
+00:06 | INFO | train_inner | {"loss": "7.0", "wps": "1
+"""
+
+
+@pytest.fixture
+def train_log(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(LOG, encoding="utf-8")
+    return path
+
+
+def test_curves_and_speed_of_a_training_log(train_log):
+    log = read_train_log(train_log)
+    assert log["curves"]["train"] == [
+        {"updates": 10, "loss": 9.5, "nll_loss": 9.1, "ppl": 548.75, "lr": 0.001, "gnorm": 2.5},
+        {"updates": 20, "loss": 7.25},
+    ]
+    assert log["curves"]["valid"] == [{"updates": 10, "loss": 8.5, "nll_loss": 8.0}]
+    assert log["words_per_second"] == 200.5
+    assert log["train_seconds"] == 45
+    assert log["gb_free"] is None
+
+
+def test_a_run_too_short_for_training_lines_has_the_speed_of_its_epochs(tmp_path, train_log):
+    epochs = [line for line in LOG.split("\n") if "| train |" in line]
+    write_text("\n".join(epochs), tmp_path / "short.log")
+    log = read_train_log(tmp_path / "short.log")
+    assert (log["words_per_second"], log["train_seconds"]) == (9, 45)
+    assert log["curves"] == {"train": [], "valid": []}
+    write_text("", tmp_path / "empty.log")
+    assert read_train_log(tmp_path / "empty.log")["words_per_second"] is None
+
+
+@pytest.fixture
+def checkpoint():
+    embed = torch.zeros(5, 4)
+    return {
+        "cfg": {
+            "common": {"seed": 1, "user_dir": "/somewhere/collab_fairseq"},
+            "model": argparse.Namespace(
+                seed=1, arch="tiny", encoder_layers=4, data="/somewhere/data-bin", eps=float("inf")
+            ),
+            "optimization": {"lr": [0.005], "max_update": 20},
+            "bpe": None,
+        },
+        "args": None,
+        "model": {"embed": embed, "output": embed, "bias": torch.zeros(3), "encoder.version": torch.zeros(1)},
+        "optimizer_history": [{"num_updates": 20}],
+        "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
+    }
+
+
+def test_a_checkpoint_is_described_without_repetition_and_paths(checkpoint):
+    about = describe_checkpoint(checkpoint)
+    assert about["parameters"] == 5 * 4 + 3
+    assert about["updates"] == 20
+    assert about["averaged_from"][0]["file"] == "a.pt"
+    assert about["config"]["optimization"] == {"lr": [0.005], "max_update": 20}
+    assert about["config"]["model"] == {"arch": "tiny", "encoder_layers": 4, "data": ".../data-bin", "eps": "inf"}
+
+
+@pytest.fixture
+def record(tmp_path, train_log, checkpoint):
+    write_text('{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 1}\n'
+               '{"wall_seconds": 12.0, "peak_memory_bytes": 90, "exit_status": 0}\n', tmp_path / "usage")  # fmt: skip
+    write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
+    write_json({"scores": [{"metric": "sacreBLEU", "score": 38.7}]}, tmp_path / "scores.json")
+    return make_record(
+        "tiny", "run.sh --data /somewhere/data --seed 1", seed=1, checkpoint=checkpoint, train_log=train_log, threads=2,
+        usage=tmp_path / "usage", data_sums=tmp_path / "sums", scores={"test": tmp_path / "scores.json"},
+    )  # fmt: skip
+
+
+def test_a_record_gathers_everything_and_is_json(record):
+    assert record["command"] == "run.sh --data .../data --seed 1"
+    assert record["training"]["wall_seconds"] == 42.5
+    assert record["training"]["peak_memory_bytes"] == 100
+    assert record["training"]["updates"] == 20
+    assert record["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
+    assert record["versions"]["python"] == sys.version.split()[0]
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["hardware"]["cores"] >= 1
+    assert record["hardware"]["memory_bytes"] > 2**20
+    assert record["hardware"]["device"] == "cpu"
+    assert record["scores"]["test"]["scores"][0]["score"] == 38.7
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema must be 1, got 2"),
+        ({"seed": "1"}, "seed must be int or null, got str"),
+        ({"extra": 1}, r"fields unknown: \['extra'\]"),
+        ({"data": {"a": "12"}}, "the SHA-256 of a must be 64 hexadecimal digits, got '12'"),
+        ({"curves": {"train": [{"loss": 1.0}]}}, r"curves\.train: every point needs updates"),
+        ({"config": {"model": {"data": "/home/someone/data"}}}, r"config\.model\.data holds a path of this machine"),
+        ({"command": "python ~/run.py"}, "command holds a path"),
+    ],
+)
+def test_validate_names_the_field(record, change, message):
+    validate(record)
+    broken = {**copy.deepcopy(record), **change}
+    with pytest.raises(RecordError, match=message):
+        validate(broken)
+
+
+def test_validate_names_missing_fields(record):
+    del record["scores"]
+    with pytest.raises(RecordError, match=r"fields missing: \['scores'\]"):
+        validate(record)
+    with pytest.raises(RecordError, match="must be a JSON object, got list"):
+        validate([])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("run /a/b/c --x=/d/e.txt '/f/g h'", "run .../c --x=.../e.txt '.../g h'"),
+        ("recipes/multi30k/run.sh and/or 1/2", "recipes/multi30k/run.sh and/or 1/2"),
+        ("https://example.org/x", "https://example.org/x"),
+    ],
+)
+def test_absolute_paths_are_shortened(before, after):
+    assert without_paths(before) == after
+    assert plain((before, 1.5, None)) == [after, 1.5, None]
+
+
+def test_unreadable_inputs_are_named(tmp_path):
+    (tmp_path / "bad").write_text("{", encoding="utf-8")
+    for inputs in (
+        {"scores": {"test": tmp_path / "bad"}},
+        {"usage": tmp_path / "bad"},
+        {"data_sums": tmp_path / "bad"},
+    ):
+        with pytest.raises(RecordError, match=r"cannot read .*bad"):
+            make_record("x", "y", **inputs)
+    with pytest.raises(RecordError, match=r"cannot read the training log .*absent"):
+        make_record("x", "y", train_log=tmp_path / "absent")
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "record.json"
+    write_json({"a": "ü"}, path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json({"a": float("nan")}, path)
+    with pytest.raises(UnicodeEncodeError):
+        write_text("\ud800", path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_measure_passes_output_and_status_on(tmp_path, status):
+    script = f"import sys; print('hello'); block = bytearray(50_000_000); sys.exit({status})"
+    command = [sys.executable, "-m", "collab_fairseq.reporting.measure", "--append", tmp_path / "usage", "--"]
+    for _ in range(2):
+        done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (status, "hello\n")
+    lines = [json.loads(line) for line in (tmp_path / "usage").read_text().splitlines()]
+    assert [line["exit_status"] for line in lines] == [status] * 2
+    assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines)
+
+
+def test_measure_of_a_command_that_does_not_exist(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "collab_fairseq.reporting.measure",
+        "--append",
+        tmp_path / "usage",
+        "--",
+        "no-such",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    assert done.stderr.startswith("cannot start no-such")

@@ -1,0 +1,80 @@
+"""Which part of the project may know which other part, and what importing it may cost."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, Set
+
+import pytest
+
+from tests.common import ROOT
+
+#: room → the rooms of the project that it may import, besides itself
+MAY_IMPORT: Dict[str, Set[str]] = {
+    "attention": set(),
+    "checkpoints": set(),
+    "scoring": set(),
+    "reporting": set(),
+    "modules": {"attention"},
+    "models": {"modules", "heads.gates"},
+    "reparam": {"attention", "modules", "checkpoints"},
+    "heads": {"attention", "modules", "checkpoints", "scoring"},
+    "bench": {"attention", "modules", "models", "reporting"},
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, wherever in the file."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def files(package: str):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", files("collab_fairseq"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_rooms_know_only_the_rooms_they_may(path):
+    room = path.relative_to(ROOT / "collab_fairseq").parts[0].removesuffix(".py")
+    names = set(imported(path))
+    assert not [name for name in names if name.startswith("fairseq_modern")]
+    if room in ("cli", "__init__"):
+        return
+    allowed = {room, *MAY_IMPORT[room]}
+    for name in names:
+        if name.startswith("collab_fairseq."):
+            other = name.removeprefix("collab_fairseq.")
+            assert any(other == a or other.startswith(f"{a}.") for a in allowed), f"{room} imports {name}"
+    if room == "attention":
+        outside = {name.split(".")[0] for name in names} - {"collab_fairseq", "torch", "typing", "math"}
+        assert not outside, f"attention is torch only, but imports {outside}"
+
+
+@pytest.mark.parametrize("path", files("fairseq_modern"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_fairseq_modern_knows_nothing_of_the_project(path):
+    assert not [name for name in imported(path) if name.split(".")[0] == "collab_fairseq"]
+
+
+def modules_after(statement: str) -> Set[str]:
+    code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_is_free():
+    assert not {"torch", "fairseq", "numpy"} & modules_after("import collab_fairseq")
+    assert not {"torch", "fairseq", "numpy"} & modules_after("import collab_fairseq.cli.main")
+
+
+def test_the_layer_needs_no_fairseq():
+    modules = modules_after("import collab_fairseq.attention")
+    assert "torch" in modules
+    assert not {"fairseq", "hydra", "omegaconf"} & modules

@@ -1,0 +1,328 @@
+"""Reading generate logs, the compound split and BLEU, each against an independent plain computation."""
+
+import math
+import random
+import re
+from collections import Counter
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from collab_fairseq.scoring import bleu, text
+from collab_fairseq.scoring.compound_split import split_compounds
+from collab_fairseq.scoring.errors import ScoringError
+from collab_fairseq.scoring.evaluation import evaluate
+from collab_fairseq.scoring.generate_log import read_generate_log
+
+NBSP, THIN = "\u00a0", "\u2009"
+SPACE = b" \t\n\r\f\v"
+
+
+def split_by_hand(line: str) -> str:
+    """One pass over the bytes: after a match the byte behind the hyphen is used up."""
+    data, out, i = line.encode(), bytearray(), 0
+    while i < len(data):
+        if i + 2 < len(data) and data[i] not in SPACE and data[i + 1] == ord("-") and data[i + 2] not in SPACE:
+            out += data[i : i + 1] + b" ##AT##-##AT## " + data[i + 2 : i + 3]
+            i += 3
+        else:
+            out.append(data[i])
+            i += 1
+    return out.decode("utf-8", "surrogateescape")
+
+
+def bleu_by_hand(hypotheses, references):
+    """Unsmoothed corpus BLEU on the tokens between ASCII white space; score, precisions, lengths."""
+    matches, totals, lengths = [0] * 4, [0] * 4, [0, 0]
+    for pair in zip(hypotheses, references, strict=True):
+        tokens = [
+            [t for t in re.split(rb"[ \t\n\r\f\v]+", line.encode("utf-8", "surrogateescape")) if t] for line in pair
+        ]
+        lengths = [a + len(b) for a, b in zip(lengths, tokens, strict=True)]
+        for n in range(4):
+            hyp, ref = (Counter(tuple(side[i : i + n + 1]) for i in range(len(side) - n)) for side in tokens)
+            matches[n] += sum((hyp & ref).values())
+            totals[n] += sum(hyp.values())
+    precisions = [100 * m / t if t else 0.0 for m, t in zip(matches, totals, strict=True)]
+    penalty = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
+    score = penalty * math.exp(sum(math.log(p) for p in precisions) / 4) if all(precisions) else 0.0
+    return score, precisions, *lengths
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("A-B-C", "A ##AT##-##AT## B-C"),
+        ("a--b", "a ##AT##-##AT## -b"),
+        ("c-", "c-"),
+        ("-c - d", "-c - d"),
+        ("ab-cd ef", "ab ##AT##-##AT## cd ef"),
+        (f"a-{NBSP}b", f"a ##AT##-##AT## {NBSP}b"),
+        ("", ""),
+        ("für-über", "für ##AT##-##AT## über"),
+    ],
+)
+def test_compound_split_of_the_protocol(before, after):
+    assert split_compounds(before) == after
+
+
+def test_compound_split_equals_a_walk_over_the_bytes():
+    chance = random.Random(1)
+    for _ in range(3000):
+        line = "".join(chance.choice(["a", "-", "-", " ", "ü", NBSP, "\t", THIN]) for _ in range(chance.randint(0, 12)))
+        assert split_compounds(line).encode("utf-8", "surrogateescape") == split_by_hand(line).encode(
+            "utf-8", "surrogateescape"
+        )
+
+
+def test_the_arithmetic_of_the_protocol():
+    statistics = {"correct": [9, 7, 5, 3], "total": [10, 8, 6, 4], "sys_len": 11, "ref_len": 11}
+    assert BLEU.compute_bleu(**statistics).score == pytest.approx(83.75922397, abs=1e-8)
+    floor = BLEU(tokenize="none", smooth_method="floor", smooth_value=0.01, force=True)
+    assert floor.corpus_score(["this is a fest"], [["this is a test"]]).score == pytest.approx(
+        22.3606797749979, abs=1e-10
+    )
+    unsmoothed = BLEU.compute_bleu([6, 5, 4, 0], [6, 5, 4, 3], 6, 6, smooth_method="none")
+    assert unsmoothed.score == 0
+
+
+def test_matches_made_of_text_give_the_same_number():
+    # 10, 8, 6, 4 n-grams of which 9, 7, 5, 3 match; the penalty of lengths 10 and 10 is 1, as for 11 and 11
+    hypotheses, references = ["a b c d X", "f g h i j"], ["a b c d e", "f g h i j"]
+    score = bleu.tokenised_bleu(hypotheses, references)
+    assert score.precisions == pytest.approx([90.0, 87.5, 500 / 6, 75.0])
+    assert score.score == pytest.approx(83.75922397, abs=1e-8)
+
+
+def random_corpus(seed, words, lines=60):
+    chance = random.Random(seed)
+    references = [" ".join(chance.choice(words) for _ in range(chance.randint(1, 25))) for _ in range(lines)]
+    hypotheses = [
+        " ".join(word for word in line.split(" ") if chance.random() < 0.9 for _ in range(1 + (chance.random() < 0.05)))
+        for line in references
+    ]
+    return hypotheses, references
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokenised_and_split_bleu_equal_a_plain_computation(seed):
+    words = [
+        "der",
+        "die",
+        f"10{NBSP}km",
+        f"a{THIN}b",
+        f"{NBSP}",
+        "Hunde-Leine",
+        "A-B-C",
+        ".",
+        ",",
+        "Straße",
+        "x\u0085y",
+        "z\x1cw",
+    ]
+    hypotheses, references = random_corpus(seed, words)
+    score = bleu.tokenised_bleu(hypotheses, references)
+    expected, precisions, hyp_len, ref_len = bleu_by_hand(hypotheses, references)
+    assert score.score == pytest.approx(expected, abs=1e-9)
+    assert score.precisions == pytest.approx(precisions, abs=1e-9)
+    assert (score.hyp_len, score.ref_len) == (hyp_len, ref_len)
+
+    split = bleu.compound_split_bleu(hypotheses, references)
+    by_hand = bleu_by_hand([split_by_hand(line) for line in hypotheses], [split_by_hand(line) for line in references])
+    assert split.score == pytest.approx(by_hand[0], abs=1e-9)
+    assert (split.hyp_len, split.ref_len) == by_hand[2:]
+    assert split.ref_len > score.ref_len
+
+
+def test_no_break_spaces_would_change_the_number():
+    """The case that sacrebleu alone gets wrong: the control of the test above."""
+    hypotheses, references = [f"a b c d 10{NBSP}km e f"], [f"a b c d 10{NBSP}m e f"]
+    plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, [references])
+    assert plain.sys_len == 8
+    assert bleu.tokenised_bleu(hypotheses, references).hyp_len == 7
+
+
+def test_the_line_is_that_of_fairseq():
+    score = bleu.Score("x", 29.286, [60.34, 35.0, 22.8, 15.3], 1.0, 64763, 64496, "")
+    assert score.line() == "29.29, 60.3/35.0/22.8/15.3 (BP=1.000, ratio=1.004, syslen=64763, reflen=64496)"
+
+
+def test_sacrebleu_has_its_signature():
+    score = bleu.sacrebleu(["Ein Hund läuft."], ["Ein Hund rennt."], "de")
+    assert re.fullmatch(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", score.signature)
+    assert score.score == pytest.approx(BLEU().corpus_score(["Ein Hund läuft."], [["Ein Hund rennt."]]).score)
+
+
+RAW = [
+    "Ein Hund läuft über die Straße.",
+    "Zwei Männer, die reden.",
+    "Ein T-Shirt und eine Baseball-Kappe!",
+    "Kinder spielen im Schnee.",
+]
+GUESS = [
+    "Ein Hund rennt über die Straße.",
+    "Zwei Männer, die sprechen.",
+    "Ein T-Shirt und eine Baseball-Kappe!",
+    "Kinder spielen im Sand.",
+]
+
+
+def log_lines(hypotheses, references=None, kinds="HD", start=0):
+    lines = []
+    for number, hypothesis in enumerate(hypotheses, start=start):
+        lines.append(f"S-{number}\tsource {number}")
+        if references:
+            lines.append(f"T-{number}\t{references[number - start]}")
+        lines += [f"{kind}-{number}\t-0.5\t{hypothesis}" for kind in kinds]
+        lines.append(f"P-{number}\t-0.1 -0.2")
+    return lines
+
+
+def write(path, lines):
+    path.write_bytes("".join(line + "\n" for line in lines).encode("utf-8"))
+    return path
+
+
+def test_a_log_in_any_order_among_other_lines(tmp_path):
+    lines = [
+        *log_lines(GUESS, RAW),
+        "2024-01-01 | INFO | H-7 is not a hypothesis",
+        "Generate test with beam=5: BLEU4 = 1",
+    ]
+    random.Random(3).shuffle(lines)
+    log = read_generate_log([write(tmp_path / "log", lines)])
+    assert log.hypotheses == GUESS
+    assert log.references == RAW
+    assert log.kind == "D"
+
+
+def test_shards_are_put_together(tmp_path):
+    first, second = log_lines(GUESS[:2], RAW[:2]), log_lines(GUESS[2:], RAW[2:], start=2)
+    log = read_generate_log([write(tmp_path / "b", second), write(tmp_path / "a", first)])
+    assert log.hypotheses == GUESS
+    with pytest.raises(ScoringError, match=r"2 of 4 sentences have no D- lines \(ids 0, 1\)"):
+        read_generate_log([tmp_path / "b"])
+
+
+def test_the_best_of_an_nbest_list_counts(tmp_path):
+    lines = ["S-0\tx", "T-0\tref", "H-0\t-2.0\tworse", "H-0\t-0.25\tbest", "H-0\t-1.0\tmiddle"]
+    assert read_generate_log([write(tmp_path / "log", lines)]).hypotheses == ["best"]
+
+
+@pytest.mark.parametrize("inside", [NBSP, "\u2028", "\u0085", "\x1d", "\r", "\x0b"])
+def test_only_newlines_end_a_line_and_only_tabs_a_field(tmp_path, inside):
+    hypothesis = f"ein{inside}Hund H-1"
+    log = read_generate_log([write(tmp_path / "log", log_lines([hypothesis], [hypothesis]))])
+    assert log.hypotheses == [hypothesis] == log.references
+
+
+def test_an_empty_hypothesis_is_one(tmp_path):
+    assert read_generate_log([write(tmp_path / "log", log_lines(["", "b"], ["a", "b"]))]).hypotheses == ["", "b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["S-0\tsource", "T-0\tref"], r"log: no hypotheses, expected the output of fairseq-generate"),
+        ([], "no hypotheses"),
+        (log_lines(GUESS, RAW) + log_lines(GUESS, GUESS), "id 0 has two different T- lines"),
+        (log_lines(GUESS, RAW) + log_lines(RAW, RAW), "id 0 was translated 2 times with different results"),
+        (log_lines(GUESS, RAW)[:-3], r"1 of 4 sentences have no D- lines \(ids 3\)"),
+        ([*log_lines(GUESS, RAW), "H-4\t-0.5"], r"line 21: expected `H-4<tab>score<tab>text`, got 'H-4\\t-0.5'"),
+        ([*log_lines(GUESS, RAW), "H-4\tnone\tx"], "line 21: expected"),
+        (
+            [*log_lines(GUESS, RAW), *log_lines(GUESS[:1], start=9)],
+            r"5 of 10 sentences have no D- lines \(ids 4, 5, 6, 7, 8\)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_log_is_one_sentence(tmp_path, lines, message):
+    with pytest.raises(ScoringError, match=message) as caught:
+        read_generate_log([write(tmp_path / "log", lines)])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_translation_twice_is_fine(tmp_path):
+    assert read_generate_log([write(tmp_path / "log", log_lines(GUESS, RAW) * 2)]).hypotheses == GUESS
+
+
+def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path):
+    (tmp_path / "log").write_bytes(b"S-0\tok\nH-0\t-1\t\xff\n")
+    with pytest.raises(ScoringError, match="line 2: not UTF-8"):
+        read_generate_log([tmp_path / "log"])
+
+
+def scores_of(evaluation):
+    return {score.metric: score for score, _ in evaluation.scores}
+
+
+def test_raw_text_is_tokenised_for_the_first_two_and_not_for_sacrebleu(tmp_path):
+    reference = write(tmp_path / "test.de", RAW)
+    result = evaluate([write(tmp_path / "log", log_lines(GUESS, RAW))], reference)
+    scores = scores_of(result)
+    assert (result.tokenised, result.assumed) == (False, True)
+    tokens = text.moses_tokeniser("de")
+    assert tokens(RAW)[1] == "Zwei Männer , die reden ."
+    assert tokens(RAW)[2] == "Ein T-Shirt und eine Baseball-Kappe !"
+    assert scores["tokenised BLEU"].score == pytest.approx(bleu_by_hand(tokens(GUESS), tokens(RAW))[0])
+    split = [[split_by_hand(line) for line in tokens(side)] for side in (GUESS, RAW)]
+    assert scores["compound-split BLEU"].score == pytest.approx(bleu_by_hand(*split)[0])
+    assert scores["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(GUESS, [RAW]).score)
+    assert [file["file"] for file in result.files] == ["log", "test.de"]
+
+
+def test_tokenised_text_is_detokenised_for_sacrebleu_only(tmp_path):
+    tokens = text.moses_tokeniser("de", escape=True)
+    raw = [*RAW, 'Er sagt: "Hallo" & geht.']
+    guess = [*GUESS, 'Er sagt: "Hallo" und geht.']
+    log = write(tmp_path / "log", log_lines(tokens(guess), tokens(raw)))
+    result = evaluate([log], write(tmp_path / "test.de", raw))
+    scores = scores_of(result)
+    assert result.tokenised
+    assert scores["tokenised BLEU"].score == pytest.approx(bleu_by_hand(tokens(guess), tokens(raw))[0])
+    assert scores["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(guess, [raw]).score)
+
+    without = evaluate([log])
+    assert "sacreBLEU" not in scores_of(without)
+    assert any("--reference" in remark for remark in without.remarks)
+
+
+def test_the_users_word_counts_more_than_the_guess(tmp_path):
+    log = write(tmp_path / "log", log_lines(GUESS, RAW))
+    result = evaluate([log], tokenised=True)
+    assert (result.tokenised, result.assumed) == (True, False)
+    assert scores_of(result)["tokenised BLEU"].score == pytest.approx(bleu_by_hand(GUESS, RAW)[0])
+
+
+def test_other_languages_have_no_compound_split(tmp_path):
+    result = evaluate([write(tmp_path / "log", log_lines(GUESS, RAW))], target_lang="fr")
+    assert "compound-split BLEU" not in scores_of(result)
+    assert any("German" in remark for remark in result.remarks)
+
+
+def test_a_log_without_references_takes_the_given_ones(tmp_path):
+    log = write(tmp_path / "log", log_lines(GUESS))
+    with pytest.raises(ScoringError, match=r"no references \(T- lines\) in the log; give them with --reference"):
+        evaluate([log])
+    with_raw = scores_of(evaluate([log], write(tmp_path / "test.de", RAW)))
+    assert with_raw["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(GUESS, [RAW]).score)
+    assert len(with_raw) == 3
+
+
+def test_references_of_another_test_set_are_refused(tmp_path):
+    log = write(tmp_path / "log", log_lines(GUESS, RAW))
+    with pytest.raises(ScoringError, match=r"short has 3 lines, but the log has 4 hypotheses"):
+        evaluate([log], write(tmp_path / "short", RAW[:3]))
+    with pytest.raises(ScoringError, match=r"shifted has other sentences than the log's references"):
+        evaluate([log], write(tmp_path / "shifted", RAW[1:] + RAW[:1]))
+    with pytest.raises(ScoringError, match=r"cannot read the references .*absent"):
+        evaluate([log], tmp_path / "absent")
+    (tmp_path / "packed").write_bytes(b"\x1f\x8b\x08\xff\xfe")
+    with pytest.raises(ScoringError, match="packed are not UTF-8 text"):
+        evaluate([log], tmp_path / "packed")
+
+
+@pytest.mark.parametrize(("lines", "marker"), [(["Ein Hu@@ nd lä@@ uft"], "@@"), (["▁Ein ▁Hu nd ▁läuft"], "▁")])
+def test_subword_units_are_refused_with_the_flag_to_use(tmp_path, lines, marker):
+    with pytest.raises(ScoringError, match=f"still in subword units .marker {marker}.*--remove-bpe"):
+        evaluate([write(tmp_path / "log", log_lines(lines, lines))])
