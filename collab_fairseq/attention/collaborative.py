@@ -4,7 +4,7 @@ Cordonnier, Loukas, Jaggi (2020), "Multi-Head Attention: Collaborate Instead of 
 https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 13.
 """
 
-from typing import Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,14 @@ class CollaborativeAttention(AttentionLayer):
     ``key_dim == embed_dim`` it computes the same function.
 
     Args:
-        embed_dim: E, width of queries and of the output.
-        num_heads: H.
+        embed_dim, num_heads: E and H.
         key_dim: D̃k, width of the shared query and key projections; default E.
-        kdim, vdim: widths of the key and value inputs, as in torch; default E.
-        head_dim: dv, value width of one head; default E / H.
-        dropout: probability of dropping an attention weight in training.
-        bias: default of the four biases below.
-        query_bias, key_bias, value_bias, out_bias: whether that projection has a bias. The key bias never changes the
-            output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
         content_bias: add the trainable content score ``Y v_i`` (eq. 13).
-        scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
         mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or the matrix itself, (H, D̃k).
         kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`.
+        device, dtype: of the parameters.
+        options: ``kdim``, ``vdim``, ``head_dim``, ``dropout``, ``scale``, ``bias``, ``query_bias``, ``key_bias``,
+            ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
 
     Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
     (H, D̃k), ``content_bias`` (H, kdim) or None.
@@ -58,37 +53,14 @@ class CollaborativeAttention(AttentionLayer):
         num_heads: int,
         key_dim: Optional[int] = None,
         *,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
-        head_dim: Optional[int] = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        query_bias: Optional[bool] = None,
-        key_bias: Optional[bool] = None,
-        value_bias: Optional[bool] = None,
-        out_bias: Optional[bool] = None,
         content_bias: bool = False,
-        scale: Optional[float] = None,
         mixing: Union[str, Tensor] = "xavier",
         kernel: str = "auto",
         device: Optional[torch.device] = None,
         dtype: Optional[torch.dtype] = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            embed_dim,
-            num_heads,
-            key_dim,
-            kdim=kdim,
-            vdim=vdim,
-            head_dim=head_dim,
-            dropout=dropout,
-            bias=bias,
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
-            out_bias=out_bias,
-            scale=scale,
-        )
+        super().__init__(embed_dim, num_heads, key_dim, **options)
         choose(kernel)
         self.kernel = kernel
         self._initial_mixing = mixing

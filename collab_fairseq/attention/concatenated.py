@@ -1,6 +1,6 @@
 """Standard multi-head attention with a free key dim: the baseline of every comparison."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ class ConcatenatedAttention(AttentionLayer):
     At ``key_dim == embed_dim`` this is fairseq's and torch's multi-head attention, number for number.
 
     Args:
+        embed_dim, num_heads: E and H.
         key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
-        scale: factor on the scores, stored; default (E/H)^-0.5 whatever the key dim, as in the paper's runs.
-        embed_dim, num_heads, kdim, vdim, head_dim, dropout, bias, query_bias, key_bias, value_bias, out_bias: as in
-            :class:`.CollaborativeAttention`.
+        device, dtype: of the parameters.
+        options: as of :class:`.CollaborativeAttention`; see :class:`.AttentionLayer`. The default scale is (E/H)^-0.5
+            at every key dim, as in the paper's runs.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (H·dk, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv).
 
@@ -35,34 +36,11 @@ class ConcatenatedAttention(AttentionLayer):
         num_heads: int,
         key_dim: Optional[int] = None,
         *,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
-        head_dim: Optional[int] = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        query_bias: Optional[bool] = None,
-        key_bias: Optional[bool] = None,
-        value_bias: Optional[bool] = None,
-        out_bias: Optional[bool] = None,
-        scale: Optional[float] = None,
         device: Optional[torch.device] = None,
         dtype: Optional[torch.dtype] = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            embed_dim,
-            num_heads,
-            key_dim,
-            kdim=kdim,
-            vdim=vdim,
-            head_dim=head_dim,
-            dropout=dropout,
-            bias=bias,
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
-            out_bias=out_bias,
-            scale=scale,
-        )
+        super().__init__(embed_dim, num_heads, key_dim, **options)
         if self.key_dim % num_heads != 0:
             raise ValueError(
                 "standard heads split the key dim evenly: key_dim must be divisible by num_heads, "

@@ -11,34 +11,42 @@ from .masks import combine
 
 
 class AttentionLayer(nn.Module):
-    """Base of :class:`.CollaborativeAttention` and :class:`.ConcatenatedAttention`; see there for the arguments.
+    """Base of :class:`.CollaborativeAttention` and :class:`.ConcatenatedAttention`.
 
     A subclass says how keys are projected (:meth:`project`) and how heads read them (:meth:`read_heads`).
 
-    Attributes:
+    Args (those up to ``scale`` are attributes too):
         embed_dim: E, width of queries and of the output.
         num_heads: H.
-        key_dim: D̃k for collaborative heads, H · dk for standard heads: the width of ``q_proj`` and ``k_proj``.
-        head_dim: dv, width of a head's values.
-        scale: factor on the scores, a stored number.
+        key_dim: D̃k for collaborative heads, H · dk for standard heads: width of ``q_proj`` and ``k_proj``; default E.
+        kdim, vdim: widths of the key and value inputs, as in torch; default E.
+        head_dim: dv, value width of one head; default E / H.
+        dropout: probability of dropping an attention weight in training.
+        scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
+        bias: default of the four biases below.
+        query_bias, key_bias, value_bias, out_bias: whether that projection has a bias. The key bias never changes the
+            output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
+
+    Raises:
+        ValueError: sizes that do not fit.
     """
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        key_dim: Optional[int],
+        key_dim: Optional[int] = None,
         *,
-        kdim: Optional[int],
-        vdim: Optional[int],
-        head_dim: Optional[int],
-        dropout: float,
-        bias: bool,
-        query_bias: Optional[bool],
-        key_bias: Optional[bool],
-        value_bias: Optional[bool],
-        out_bias: Optional[bool],
-        scale: Optional[float],
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        query_bias: Optional[bool] = None,
+        key_bias: Optional[bool] = None,
+        value_bias: Optional[bool] = None,
+        out_bias: Optional[bool] = None,
+        scale: Optional[float] = None,
     ) -> None:
         super().__init__()
         key_dim = embed_dim if key_dim is None else key_dim

@@ -94,7 +94,7 @@ def test_flags_are_known():
         run("collab", "average", "--help").stdout,
         run("collab", "score", "--help").stdout,
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
-        "--no-deps --multirun --eval-bleu",  # of pip, Hydra and fairseq's translation task
+        "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
     assert len(flags) > 20
