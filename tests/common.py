@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional
 
+import torch
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,6 +62,9 @@ def free_port() -> int:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
+
+#: where layers are tested: CUDA too, on a machine that has it
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 #: float64 against the float64 reference: rounding of a few hundred operations
 FLOAT64 = 1e-12

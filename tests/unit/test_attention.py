@@ -8,7 +8,7 @@ from torch import nn
 
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, extend, select
 from collab_fairseq.attention.reference import reference_attention
-from tests.common import FLOAT64
+from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, inputs, masks
 
 
@@ -77,17 +77,20 @@ def test_gradcheck(name, mask):
     assert torch.autograd.gradcheck(function, (query, key, value, *parameters), atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "padding-additive"])
 @pytest.mark.parametrize("name", ["collaborative", "collaborative-content", "collaborative-wide", "standard-narrow"])
-def test_low_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtype):
+def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtype, device):
     """Both sides are given the same rounded parameters and inputs; the reference computes with those in float64."""
     layer = build(name, dtype=dtype)
     query, key, value = inputs("self", dtype)
     arguments = masks(mask, T, H)
     exact = reference(layer, query, key, value, arguments).output
-    ours = layer(query, key, value, **arguments)[0].double()
-    plain = plain_attention(layer, query, key, value, arguments).double()
+    layer, query, key, value = (x.to(device) for x in (layer, query, key, value))
+    arguments = {k: v.to(device) if torch.is_tensor(v) else v for k, v in arguments.items()}
+    ours = layer(query, key, value, **arguments)[0].double().cpu()
+    plain = plain_attention(layer, query, key, value, arguments).double().cpu()
     error, plain_error = (ours - exact).abs().max(), (plain - exact).abs().max()
     assert 0 < error <= 2 * plain_error + torch.finfo(dtype).eps / 4
 
@@ -106,7 +109,7 @@ def plain_attention(layer, query, key, value, arguments):
         scores = scores + (key @ layer.content_bias.T).transpose(1, 2).unsqueeze(2)
     scores = scores * layer.scale
     if arguments.get("is_causal"):
-        scores = scores + torch.full((T, T), -torch.inf, dtype=scores.dtype).triu(1)
+        scores = scores + torch.full((T, T), -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
     padding = arguments.get("key_padding_mask")
     if padding is not None and padding.dtype == torch.bool:
         scores = scores.masked_fill(padding[:, None, None], -torch.inf)
