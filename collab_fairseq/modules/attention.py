@@ -23,9 +23,6 @@ from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttenti
 
 from .settings import AttentionSettings
 
-State = Dict[str, Optional[Tensor]]
-IncrementalState = Dict[str, Dict[str, Optional[Tensor]]]
-
 
 def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) -> bool:
     """Whether (R, S, kdim) is every sentence repeated ``beams`` times, so that one row per sentence says it all.

@@ -1,12 +1,16 @@
 """transformer_collab as built: sizes, parameters, equality with fairseq's transformer, and what that one can do."""
 
+import importlib
+
 import pytest
 import torch
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention
 from collab_fairseq.models.config import attention_settings, resolve
+from collab_fairseq.modules import layers
 from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, TINY, batch, build
@@ -43,11 +47,11 @@ def attentions(model):
 @pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
 def test_each_site_is_standard_or_collaborative(heads):
     model = build(**SMALL, collaborative_heads=heads, key_dim=6)
-    for site, layers in attentions(model).items():
+    for site, built in attentions(model).items():
         expected = CollaborativeAttention if site in heads.split("_") else ConcatenatedAttention
-        assert all(isinstance(layer, expected) for layer in layers)
-        assert all(layer.q_proj.out_features == layer.k_proj.out_features == 6 for layer in layers)
-        assert all(layer.scale == 8**-0.5 for layer in layers)
+        assert all(isinstance(attention, expected) for attention in built)
+        assert all(attention.q_proj.out_features == attention.k_proj.out_features == 6 for attention in built)
+        assert all(attention.scale == 8**-0.5 for attention in built)
 
 
 def test_none_is_fairseqs_transformer_with_the_same_seed():
@@ -209,14 +213,14 @@ def test_a_layer_may_have_a_shape_of_its_own():
         "decoder.1": {"collaborative": False, "key_dim": 4},
     }
     model = build(**SMALL, key_dim=6, attention_shapes=shapes).eval()
-    layers = attentions(model)
-    assert layers["encoder"][0].key_dim == 6
-    assert layers["encoder"][1].key_dim == 5
-    assert layers["encoder"][1].scale == 0.25
-    assert layers["encoder"][1].q_proj.bias is None
-    assert layers["cross"][0].out_proj.weight.shape == (16, 8)
-    assert layers["cross"][0].content_bias.shape == (1, 16)
-    assert isinstance(layers["decoder"][1], ConcatenatedAttention)
+    sites = attentions(model)
+    assert sites["encoder"][0].key_dim == 6
+    assert sites["encoder"][1].key_dim == 5
+    assert sites["encoder"][1].scale == 0.25
+    assert sites["encoder"][1].q_proj.bias is None
+    assert sites["cross"][0].out_proj.weight.shape == (16, 8)
+    assert sites["cross"][0].content_bias.shape == (1, 16)
+    assert isinstance(sites["decoder"][1], ConcatenatedAttention)
     assert model(*batch())[0].shape == (3, 6, 50)
     assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
 
@@ -241,6 +245,17 @@ def test_a_layer_may_have_a_shape_of_its_own():
 def test_impossible_flags_are_named(flags, message):
     with pytest.raises(ConfigurationError, match=message):
         build(**{**SMALL, **flags})
+
+
+def test_an_unmended_encoder_layer_is_refused(monkeypatch):
+    """It would translate with weights that were never trained."""
+
+    def published(self, cfg, return_fc=False):
+        self.load_to_BT = False
+
+    monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", published)
+    with pytest.raises(ImportError, match="start-up hook fairseq_modern is not at work"):
+        importlib.reload(layers)
 
 
 def test_sites_in_any_order():
