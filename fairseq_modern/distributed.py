@@ -8,6 +8,8 @@
 - fairseq starts workers itself, one per GPU. Where there is none it stops with a bare assertion or, with
   `--distributed-init-method`, trains nothing and reports success: an error that names torchrun.
 - `fairseq-validate` in several processes stops at an empty share of the data: an error that says so.
+- A finished process leaves its process group to the interpreter's exit, where gloo's threads abort it now and then
+  ("terminate called without an active exception"), and torchrun reports a failure: the group is closed first.
 """
 
 import functools
@@ -27,7 +29,8 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 def mend(module: ModuleType) -> None:
     """Replace the functions of `fairseq.distributed.utils` that do not work without a GPU or with a current torch."""
     published: Dict[str, Any] = {
-        name: getattr(module, name) for name in ("_broadcast_object_slow", "all_gather_list", "call_main")
+        name: getattr(module, name)
+        for name in ("_broadcast_object_slow", "all_gather_list", "call_main", "distributed_main")
     }
     fairseq: Any = module
 
@@ -57,9 +60,18 @@ def mend(module: ModuleType) -> None:
         refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
         return published["call_main"](cfg, main, **options)
 
+    @functools.wraps(published["distributed_main"])
+    def distributed_main(*args: Any, **options: Any) -> None:
+        already_open = dist.is_initialized()
+        published["distributed_main"](*args, **options)
+        if dist.is_initialized() and not already_open:
+            vars(fairseq.get_global_group).pop("_global_group", None)
+            dist.destroy_process_group()
+
     fairseq._broadcast_object_slow = _broadcast_object_slow
     fairseq.all_gather_list = all_gather_list
     fairseq.call_main = call_main
+    fairseq.distributed_main = distributed_main
 
 
 def mend_data_parallel(module: ModuleType) -> None:

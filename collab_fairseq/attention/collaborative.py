@@ -65,10 +65,8 @@ class CollaborativeAttention(AttentionLayer):
         self.kernel = kernel
         self._initial_mixing = mixing
         self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
-        if content_bias:
-            self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim))
-        else:
-            self.register_parameter("content_bias", None)
+        # not a parameter that is None: fairseq takes those of several layers for one shared parameter
+        self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim)) if content_bias else None
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
 

@@ -197,3 +197,35 @@ def test_the_training_function_can_be_sent_to_workers():
 
     assert pickle.loads(pickle.dumps(train.main)) is train.main
     assert os.path.basename(sys.modules[train.main.__module__].__file__) == "train.py"
+
+
+ONE_RANK = """
+import sys
+import torch.distributed as dist
+from fairseq.distributed import utils
+from omegaconf import OmegaConf
+
+def config(port):
+    return OmegaConf.create({
+        "common": {"cpu": True, "tpu": False, "model_parallel_size": 1},
+        "distributed_training": {
+            "distributed_backend": "gloo", "distributed_init_method": f"tcp://127.0.0.1:{port}",
+            "distributed_world_size": 1, "distributed_rank": 0, "device_id": 0,
+        },
+    })
+
+seen = []
+for port in sys.argv[1:3]:  # twice in one process, as with Hydra's --multirun
+    utils.distributed_main(0, lambda cfg: seen.append(utils.get_world_size(utils.get_global_group())), config(port), {})
+    assert not dist.is_initialized()
+assert seen == [1, 1], seen
+utils.distributed_main.__wrapped__(0, lambda cfg: None, config(sys.argv[3]), {})
+assert dist.is_initialized(), "as published, the group stays open"
+dist.destroy_process_group()
+"""
+
+
+def test_a_finished_process_closes_its_group(tmp_path):
+    """Left to the interpreter's exit, gloo's threads end a process with an abort now and then."""
+    (tmp_path / "one_rank.py").write_text(ONE_RANK)
+    run("python", tmp_path / "one_rank.py", free_port(), free_port(), free_port())
