@@ -144,20 +144,25 @@ def options(**more):
 def trained(tiny_data, tmp_path_factory):
     """The same small model, trained by both tools: way → its last checkpoint."""
     found = {}
+    given = options(mixing_init="normal", attention_content_bias=True)
     for way in ("command-line", "hydra"):
         directory = tmp_path_factory.mktemp(way)
         if way == "hydra":
             last = {"max_update": 40}
-            command = hydra_command(tiny_data, directory / "run", directory, optimization=last, **options())
+            command = hydra_command(tiny_data, directory / "run", directory, optimization=last, **given)
         else:
-            command = train_command(tiny_data, directory / "run", max_update=40, **options())
+            command = train_command(tiny_data, directory / "run", max_update=40, **given)
         run(*command)
         found[way] = directory / "run" / "checkpoint_last.pt"
     return found
 
 
 def test_both_ways_train_the_same_model(trained):
-    states = [checkpoints.load(path)["model"] for path in trained.values()]
+    loaded = [checkpoints.load(path) for path in trained.values()]
+    for cfg in (vars(loaded[0]["cfg"]["model"]), loaded[1]["cfg"]["model"]):  # resolved, so that presets may change
+        assert (cfg["mixing_init"], cfg["attention_content_bias"], cfg["key_dim"]) == ("normal", True, 6)
+        assert (cfg["encoder_embed_dim"], cfg["decoder_layers"], cfg["dropout"]) == (16, 2, 0.1)
+    states = [state["model"] for state in loaded]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0] if not key.endswith("_float_tensor"))
 
