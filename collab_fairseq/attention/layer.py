@@ -172,6 +172,12 @@ class AttentionLayer(nn.Module):
         # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv)
         context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
         if head_multiplier is not None:
+            expected = [self.num_heads] if head_multiplier.dim() == 1 else [query_rows, self.num_heads]
+            if list(head_multiplier.shape) != expected:
+                raise ValueError(
+                    f"head_multiplier must have shape ({self.num_heads}) or ({query_rows}, {self.num_heads}), "
+                    f"but is {list(head_multiplier.shape)}"
+                )
             shared = head_multiplier.dim() == 1
             factor = head_multiplier.view(1, 1, -1, 1) if shared else head_multiplier[:, None, :, None]
             context = context * factor.to(context.dtype)
