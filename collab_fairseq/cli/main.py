@@ -17,6 +17,7 @@ COMMANDS = {
     "average": "collab_fairseq.cli.average",
     "record": "collab_fairseq.cli.record",
     "score": "collab_fairseq.cli.score",
+    "table": "collab_fairseq.cli.table",
     "user-dir": "collab_fairseq.cli.user_dir",
 }
 

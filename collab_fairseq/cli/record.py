@@ -3,7 +3,7 @@
     collab record --name NAME --checkpoint averaged.pt --train-log train.log --data-sums SHA256SUMS \\
         --scores test_2016_flickr=scores.json --output record.json
 
-The fields are described in collab_fairseq/reporting/record.py. Recipes call this at their end.
+The fields are described in collab_fairseq/reporting/schema.py. Recipes call this at their end.
 """
 
 import argparse
@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int)
     parser.add_argument("--threads", type=int, help="CPU threads of the training")
+    parser.add_argument(
+        "--repository",
+        metavar="DIR",
+        help="the checkout whose commit is noted (default: where this package is, if that is a checkout)",
+    )
     parser.add_argument("--checkpoint", metavar="FILE", help="the checkpoint that was scored")
     parser.add_argument("--train-log", metavar="FILE", help="output of fairseq-train --log-format json")
     parser.add_argument("--usage", metavar="FILE", help="written by python -m collab_fairseq.reporting.measure")
@@ -57,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         data_sums=args.data_sums,
         scores=dict(args.scores),
         threads=args.threads,
+        repository=args.repository,
     )
     write_json(record, args.output)
     return 0

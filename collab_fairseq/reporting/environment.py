@@ -24,8 +24,13 @@ def versions() -> Dict[str, Optional[str]]:
 
 
 def commit(folder: str) -> Dict[str, Any]:
-    """The git commit of the code in `folder` and whether its files differ from it; both None outside a repository."""
+    """The git commit of the code in `folder` and whether its files differ from it; both None outside a repository.
+
+    A folder that git does not track, such as a virtual environment within a checkout, counts as outside.
+    """
     try:
+        if not _git(folder, "ls-files"):
+            return {"id": None, "modified": None}
         head = _git(folder, "rev-parse", "HEAD")
         return {"id": head, "modified": _git(folder, "status", "--porcelain", "--untracked-files=no") != ""}
     except (OSError, subprocess.CalledProcessError):

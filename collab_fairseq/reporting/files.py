@@ -9,13 +9,13 @@ from typing import Any, Union
 PathLike = Union[str, "os.PathLike[str]"]
 
 
-def write_text(text: str, path: PathLike) -> None:
-    """Write UTF-8 text: a whole new file takes the place of `path`, or `path` stays as it was."""
+def write_bytes(data: bytes, path: PathLike) -> None:
+    """Write a file: a whole new one takes the place of `path`, or `path` stays as it was."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with open(partial, "wb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, target)
@@ -23,6 +23,11 @@ def write_text(text: str, path: PathLike) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def write_text(text: str, path: PathLike) -> None:
+    """Write UTF-8 text with the line ends that it has, as `write_bytes` does."""
+    write_bytes(text.encode("utf-8"), path)
 
 
 def write_json(data: Any, path: PathLike) -> None:

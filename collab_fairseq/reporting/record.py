@@ -1,103 +1,21 @@
 """One JSON record per run: what a number in a table comes from, and enough to get it again.
 
-`collab record` gathers and writes it at the end of a run.
-
-Fields of a record (schema 1); what a run does not have is null:
-
-    schema            1
-    name              of the run, unique within a results folder
-    command           as typed, without this machine's paths
-    seed              integer
-    config            model, optimization, optimizer, lr_scheduler, criterion and dataset settings of the checkpoint
-    parameters        number of the model's parameters, shared ones once
-    data              {file: sha256}, of the prepared corpus
-    versions          of Python and the packages
-    commit            {id, modified}
-    hardware          {cpu, cores, memory_bytes, gpus: [{name, memory_bytes}], threads, device: "cpu" or "gpu"}
-    training          {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes, parts}
-    curves            {train: [{updates, loss, ...}], valid: [...]}
-    averaged_from     [{file, sha256, num_updates}]
-    scores            {test set: what `collab score --json` wrote}
-    created           date and time, UTC
-
-Files are named without their folders. A record appears whole or not at all.
+`collab record` gathers and writes it at the end of a run; its fields are described in schema.py. A record appears whole
+or not at all.
 """
 
 import argparse
 import datetime
 import json
 import os
-import re
 from typing import Any, Dict, List, Optional
 
 from collab_fairseq.reporting import environment
 from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.reporting.schema import SCHEMA, RecordError, validate, without_paths
 from collab_fairseq.reporting.train_log import read_train_log
 
-SCHEMA = 1
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
-
-_TYPES: Dict[str, Any] = {
-    "schema": int, "name": str, "command": str, "seed": (int, type(None)), "config": (dict, type(None)),
-    "parameters": (int, type(None)), "data": dict, "versions": dict, "commit": dict, "hardware": dict, "training": dict,
-    "curves": dict, "averaged_from": (list, type(None)), "scores": dict, "created": str,
-}  # fmt: skip
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-# a slash at the start of a word, and something after it
-_PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
-
-
-class RecordError(ValueError):
-    """A record, or what it is made from, is not as it must be."""
-
-    user_error = True
-
-
-def validate(record: Any) -> None:
-    """Check a record's fields and that it holds no absolute path.
-
-    Raises:
-        RecordError: names the field, what was expected and what was found.
-    """
-    if not isinstance(record, dict):
-        raise RecordError(f"a record must be a JSON object, got {type(record).__name__}")
-    if record.get("schema") != SCHEMA:
-        raise RecordError(f"schema must be {SCHEMA}, got {record.get('schema')!r}")
-    missing, unknown = _TYPES.keys() - record.keys(), record.keys() - _TYPES.keys()
-    if missing or unknown:
-        raise RecordError(f"fields missing: {sorted(missing) or 'none'}, fields unknown: {sorted(unknown) or 'none'}")
-    for field, kind in _TYPES.items():
-        if not isinstance(record[field], kind):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            expected = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
-            raise RecordError(f"{field} must be {expected}, got {type(record[field]).__name__}")
-    for file, digest in record["data"].items():
-        if not _SHA256.fullmatch(str(digest)):
-            raise RecordError(f"data: the SHA-256 of {file} must be 64 hexadecimal digits, got {digest!r}")
-    for name, points in record["curves"].items():
-        for point in points:
-            if "updates" not in point:
-                raise RecordError(f"curves.{name}: every point needs updates, got {point}")
-    _no_paths(record, "")
-
-
-def _no_paths(value: Any, where: str) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _no_paths(key, f"{where}.{key}")
-            _no_paths(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _no_paths(item, where)
-    elif isinstance(value, str) and _PATH.search(value):
-        raise RecordError(f"{where.lstrip('.')} holds a path of this machine: {value!r}")
-
-
-def without_paths(text: str) -> str:
-    """Replace each absolute path by its last component after `.../`."""
-    return _PATH.sub(lambda match: ".../" + os.path.basename(match.group().rstrip("/")), text)
 
 
 def plain(value: Any) -> Any:
@@ -151,6 +69,7 @@ def make_record(
     data_sums: Optional[PathLike] = None,
     scores: Optional[Dict[str, PathLike]] = None,
     threads: Optional[int] = None,
+    repository: Optional[PathLike] = None,
 ) -> Dict[str, Any]:
     """Gather a valid record.
 
@@ -164,10 +83,15 @@ def make_record(
         data_sums: output of sha256sum for the prepared corpus.
         scores: test set -> file of `collab score --json`.
         threads: CPU threads of the training.
+        repository: the checkout that the run was started from, whose commit is noted; without it the folder that this
+            package is imported from, which is in no repository where the package was installed as a copy.
 
     Raises:
-        RecordError: a file is not what it should be, or the record is not valid.
+        RecordError: `repository` is no git checkout, a file is not what it should be, or the record is not valid.
     """
+    commit = environment.commit(os.fspath(repository or os.path.dirname(os.path.abspath(__file__))))
+    if repository is not None and commit["id"] is None:
+        raise RecordError(f"expected a git checkout with a commit, got {os.fspath(repository)}")
     about = describe_checkpoint(checkpoint) if checkpoint else {}
     log = _read_log(train_log) if train_log else {}
     parts = _read_usage(usage) if usage else []
@@ -183,7 +107,7 @@ def make_record(
         "parameters": about.get("parameters"),
         "data": _read_sums(data_sums) if data_sums else {},
         "versions": environment.versions(),
-        "commit": environment.commit(os.path.dirname(os.path.abspath(__file__))),
+        "commit": commit,
         "hardware": hardware,
         "training": {
             "updates": about.get("updates"),

@@ -27,6 +27,8 @@ class Evaluation:
         scores: each with a sentence on what was compared with what.
         remarks: what was left out, and why.
         files: name and SHA-256 of every file that was read.
+        sentence_statistics: of sacreBLEU, for the paired bootstrap, where there is a sacreBLEU: its rows (see
+            `bleu.sentence_statistics`) in one string, and the SHA-256 of the references, one per line.
     """
 
     sentences: int
@@ -36,6 +38,7 @@ class Evaluation:
     scores: List[Tuple[bleu.Score, str]] = field(default_factory=list)
     remarks: List[str] = field(default_factory=list)
     files: List[Dict[str, str]] = field(default_factory=list)
+    sentence_statistics: Optional[Dict[str, str]] = None
 
     def as_json(self) -> Dict[str, Any]:
         """Plain data for a record."""
@@ -47,6 +50,7 @@ class Evaluation:
             "scores": [{**asdict(score), "compared": compared} for score, compared in self.scores],
             "remarks": self.remarks,
             "files": self.files,
+            "sentence_statistics": self.sentence_statistics,
         }
 
 
@@ -134,6 +138,12 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[_Referenc
     how = "detokenised by sacremoses" if result.tokenised else "raw text"
     score = bleu.sacrebleu(hypotheses, raw.lines, result.target_lang)
     result.scores.append((score, f"{how}; references: {raw.name}"))
+    rows = bleu.sentence_statistics(hypotheses, raw.lines, result.target_lang)
+    result.sentence_statistics = {
+        "metric": score.metric,
+        "references_sha256": hashlib.sha256("".join(f"{line}\n" for line in raw.lines).encode()).hexdigest(),
+        "rows": "; ".join(" ".join(map(str, row)) for row in rows),
+    }
 
 
 def _check_words(logs: Sequence[PathLike], log: GenerateLog) -> None:

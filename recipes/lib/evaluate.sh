@@ -31,6 +31,8 @@ score() { # prints the three BLEUs of every test set, and keeps them as NAME.sco
 record() { # one JSON of everything that was done and seen
     finished record && { say "record: $output/record.json"; return; }
     local pair flags=()
+    # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
+    if git -C "$root" rev-parse --verify HEAD >/dev/null 2>&1; then flags+=(--repository "$root"); fi
     for pair in "${tests[@]}"; do flags+=(--scores "${pair#*:}=$output/${pair#*:}.scores.json"); done
     "$scripts/collab" record --name "$run_name" --checkpoint "$output/averaged.pt" \
         --train-log "$output/train.log" --usage "$output/train.usage.jsonl" --seed "$seed" --threads "$threads" \

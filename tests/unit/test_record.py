@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from collab_fairseq.reporting import environment
 from collab_fairseq.reporting.files import write_json, write_text
 from collab_fairseq.reporting.record import (
     RecordError,
@@ -127,6 +128,11 @@ def test_a_record_gathers_everything_and_is_json(record):
         ({"curves": {"train": [{"loss": 1.0}]}}, r"curves\.train: every point needs updates"),
         ({"config": {"model": {"data": "/home/someone/data"}}}, r"config\.model\.data holds a path of this machine"),
         ({"command": "python ~/run.py"}, "command holds a path"),
+        ({"seed": True}, "seed must be int or null, got bool"),
+        ({"commit": {}}, "commit must have id, modified, but has no id, modified"),
+        ({"hardware": {"cpu": "x"}}, "hardware must have cpu, cores, .*, but has no cores, memory_bytes"),
+        ({"scores": {"test": {}}}, r"scores\.test\.scores must be list, got NoneType"),
+        ({"scores": {"test": {"scores": [{"metric": "BLEU"}]}}}, r"scores\.test\.scores: score must be int or float"),
     ],
 )
 def test_validate_names_the_field(record, change, message):
@@ -134,6 +140,38 @@ def test_validate_names_the_field(record, change, message):
     broken = {**copy.deepcopy(record), **change}
     with pytest.raises(RecordError, match=message):
         validate(broken)
+
+
+def test_the_numbers_of_a_training_are_numbers(record):
+    record["training"]["wall_seconds"] = "12"
+    with pytest.raises(RecordError, match=r"training\.wall_seconds must be int or float or null, got str"):
+        validate(record)
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", folder, *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_is_that_of_the_repository(tmp_path):
+    folder = tmp_path / "repository"
+    (folder / "venv").mkdir(parents=True)
+    write_text("1", folder / "venv" / "package.py")
+    write_text("1", folder / "code.py")
+    with pytest.raises(RecordError, match=r"expected a git checkout with a commit, got .*repository"):
+        make_record("x", "y", repository=folder)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "code.py")
+    with pytest.raises(RecordError, match="expected a git checkout with a commit"):
+        make_record("x", "y", repository=folder)
+    git(folder, "commit", "--quiet", "--message", "first")
+    head = git(folder, "rev-parse", "HEAD")
+    assert make_record("x", "y", repository=folder)["commit"] == {"id": head, "modified": False}
+    write_text("2", folder / "code.py")
+    assert make_record("x", "y", repository=folder)["commit"] == {"id": head, "modified": True}
+    # a package installed in a virtual environment that happens to lie in some repository
+    assert environment.commit(str(folder / "venv")) == {"id": None, "modified": None}
 
 
 def test_validate_names_missing_fields(record):

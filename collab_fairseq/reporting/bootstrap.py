@@ -1,0 +1,132 @@
+"""Paired bootstrap resampling of two runs' sacreBLEU (Koehn 2004, https://aclanthology.org/W04-3250).
+
+The test is sacrebleu's own; it is given the sentence statistics that records hold in place of the texts.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Optional, Sequence
+
+from collab_fairseq.reporting.schema import RecordError
+
+#: what a record's score may differ by from the one that its sentence statistics add up to
+_ROUNDING = 1e-6
+
+
+@dataclass
+class Comparison:
+    """A system beside a baseline on one test set.
+
+    Attributes:
+        difference: sacreBLEU of the system minus that of the baseline.
+        p_value: of no difference in truth, two-sided.
+        mean, interval: of the system's score over the resamples, 95 % lie in mean ± interval.
+        signature: sacrebleu's, with seed and number of resamples.
+    """
+
+    difference: float
+    p_value: float
+    mean: float
+    interval: float
+    signature: str
+
+
+def rows_of(statistics: Dict[str, Any]) -> List[List[int]]:
+    """sacrebleu's sufficient statistics: both lengths, matched 1- to 4-grams, all 1- to 4-grams of the hypothesis."""
+    rows = []
+    for text in statistics["rows"].split("; "):
+        length, *rest = (int(number) for number in text.split(" "))
+        rows.append([length, *rest, *(max(0, length + 1 - order) for order in range(1, 5))])
+    return rows
+
+
+def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples: int = 1000) -> Optional[Comparison]:
+    """Compare two records on one test set.
+
+    Args:
+        system, baseline: valid records.
+        test: a test set of both.
+        samples: number of resamples.
+
+    Returns:
+        None where one of them has no sentence statistics. sacrebleu's random seed is 12345 unless the variable
+        SACREBLEU_SEED says otherwise. Two systems with the same statistics have a p of 1, for which sacrebleu, counting
+        differences above none, would give its least value.
+
+    Raises:
+        RecordError: the references or signatures differ, or a score is not that of its sentence statistics.
+    """
+    both = (system, baseline)
+    statistics = [record["scores"][test].get("sentence_statistics") for record in both]
+    if None in statistics:
+        return None
+    scores = [sacrebleu_of(record, test) for record in both]
+    names = f"{system['name']} and {baseline['name']}"
+    for what, values in (
+        ("references", [s["references_sha256"] for s in statistics]),
+        ("signatures", [score["signature"] for score in scores]),
+    ):
+        if len(set(values)) > 1:
+            raise RecordError(f"{test}: {names} have different {what}, {values[0]} and {values[1]}; only like compares")
+    rows = [rows_of(s) for s in statistics]
+    for record, score, own in zip(both, scores, rows, strict=True):
+        _check_total(record["name"], test, score["score"], own)
+    result = paired_bootstrap(rows[0], rows[1], samples=samples)
+    return replace(result, p_value=1.0) if rows[0] == rows[1] else result
+
+
+def sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:
+    """The sacreBLEU entry of a record.
+
+    Raises:
+        RecordError: there is none.
+    """
+    for score in record["scores"][test]["scores"]:
+        if score["metric"] == "sacreBLEU":
+            return score
+    raise RecordError(f"{record['name']} has no sacreBLEU of {test}")
+
+
+def paired_bootstrap(
+    system: Sequence[Sequence[int]], baseline: Sequence[Sequence[int]], samples: int = 1000
+) -> Comparison:
+    """sacrebleu's `PairedTest` on sufficient statistics of two systems for the same sentences, as from `rows_of`."""
+    from sacrebleu.significance import PairedTest
+
+    test = PairedTest(
+        [("baseline", baseline), ("system", system)],  # type: ignore[list-item]
+        {"BLEU": _bleu_from_statistics()},
+        references=None,
+        test_type="bs",
+        n_samples=samples,
+    )
+    signatures, results = test()
+    before: Any
+    after: Any
+    before, after = results["BLEU"]
+    return Comparison(
+        difference=float(after.score - before.score),
+        p_value=float(after.p_value),
+        mean=float(after.mean),
+        interval=float(after.ci),
+        signature=str(signatures["BLEU"]),
+    )
+
+
+def _bleu_from_statistics() -> Any:
+    """sacrebleu's BLEU that takes rows of statistics where it would take sentences."""
+    from sacrebleu.metrics import BLEU
+
+    class BleuFromStatistics(BLEU):
+        def _extract_corpus_statistics(self, hypotheses: Any, references: Any) -> Any:
+            self.num_refs = 1
+            return [list(row) for row in hypotheses]
+
+    return BleuFromStatistics(force=True)
+
+
+def _check_total(name: str, test: str, score: float, rows: List[List[int]]) -> None:
+    total = _bleu_from_statistics()._compute_score_from_stats([sum(column) for column in zip(*rows, strict=True)])
+    if abs(total.score - score) > _ROUNDING:
+        raise RecordError(
+            f"{name}: the sacreBLEU of {test} is {score}, but its sentence statistics add up to {total.score}"
+        )

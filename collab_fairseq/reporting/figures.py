@@ -1,0 +1,171 @@
+"""Figures from records, with matplotlib (the extra `plots`): scores against key dim or parameters, and loss curves.
+
+The style is set here, so that a user's own matplotlib settings change nothing; the same records and the same matplotlib
+give the same file.
+"""
+
+import io
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from collab_fairseq.reporting.files import PathLike, write_bytes
+from collab_fairseq.reporting.rows import (
+    KEYS,
+    METRICS,
+    NUMBERS,
+    Row,
+    Run,
+    heads,
+    key_dim,
+    last_loss,
+    make_rows,
+    mean_and_deviation,
+    score,
+    test_sets,
+)
+
+#: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKS = ("o", "s", "^", "D", "v", "P")
+_STYLE: Dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.unicode_minus": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 5.0,
+    "errorbar.capsize": 3.0,
+    "legend.frameon": False,
+    "savefig.dpi": 150.0,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "collab_fairseq",  # the names of clip paths, random otherwise
+}
+_PANEL = (4.2, 3.0)  # inches
+
+
+class PlotError(RuntimeError):
+    """A figure cannot be drawn."""
+
+    user_error = True
+
+
+def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
+    """Draw a figure into a .png or .svg file.
+
+    Args:
+        runs: in any order.
+        path: the file, which appears whole or not at all.
+        x: "key_dim" or "parameters", one point per row and error bars of one standard deviation over the seeds; or
+            "updates", one curve of the validation loss per run.
+        y: "sacrebleu", "compound_split" or "tokenised", a panel for each test set; or "valid_loss".
+        group_by: fields that tell the rows apart, as in the table.
+
+    Raises:
+        PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw.
+        RecordError: the runs cannot be put together; see `make_rows`.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in (".png", ".svg"):
+        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError(
+            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
+        ) from error
+    rows = make_rows(runs, group_by)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        panels = test_sets(rows) if y in METRICS else [""]
+        if not panels:
+            raise PlotError("nothing to draw: no record has scores")
+        # a Figure of its own draws without a display and without pyplot's global state
+        figure = Figure(figsize=(_PANEL[0] * len(panels), _PANEL[1]), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, test in zip(axes, panels, strict=True):
+            drawn = _curves(axis, rows, group_by) if x == "updates" else _points(axis, rows, x, y, test)
+            if not drawn:
+                raise PlotError(f"nothing to draw: no record has {y}{f' of {test}' if test else ''} and {x}")
+            if test:
+                axis.set_title(test, fontsize="medium")
+        labels = axes[0].get_legend_handles_labels()
+        figure.legend(*labels, loc="outside upper center", ncols=1 if x == "updates" else 3)
+        buffer = io.BytesIO()
+        # without the date and the version, which change while the figure does not
+        metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}
+        figure.savefig(buffer, format=ending[1:], metadata=metadata)
+    write_bytes(buffer.getvalue(), path)
+
+
+def _value(run: Run, name: str, test: str) -> Any:
+    if name in METRICS:
+        return score(run.record, test, METRICS[name])
+    return last_loss(run.record)
+
+
+def _points(axis: Any, rows: Sequence[Row], x: str, y: str, test: str) -> bool:
+    """One series per kind of heads and length of training; returns whether anything was drawn."""
+    lengths = {row.runs[0].record["training"]["updates"] for row in rows}
+    series: Dict[str, List[Tuple[float, float, float]]] = {}
+    for row in rows:
+        record = row.runs[0].record
+        place = key_dim(record) if x == "key_dim" else _millions(record["parameters"])
+        values = [value for value in (_value(run, y, test) for run in row.runs) if value is not None]
+        if place is None or not values:
+            continue
+        updates = record["training"]["updates"]
+        label = heads(record) + (f", {updates:,} updates" if len(lengths) > 1 and updates is not None else "")
+        mean, deviation = mean_and_deviation(values)
+        series.setdefault(label, []).append((place, mean, deviation or 0.0))
+    for number, (label, points) in enumerate(series.items()):
+        places, means, deviations = zip(*sorted(points), strict=True)
+        axis.errorbar(places, means, yerr=deviations, label=label, **_look(number))
+    ticks = sorted({point[0] for points in series.values() for point in points})
+    if x == "key_dim" and ticks:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.set_xticks([], minor=True)
+    else:
+        axis.locator_params(axis="x", nbins=5)
+        axis.ticklabel_format(axis="x", useOffset=False)
+    axis.set_xlabel(KEYS["key_dim"][0] if x == "key_dim" else "parameters (millions)")
+    axis.set_ylabel(METRICS[y] if y in METRICS else NUMBERS["valid_loss"][0])
+    return bool(series)
+
+
+def _curves(axis: Any, rows: Sequence[Row], group_by: Sequence[str]) -> bool:
+    """One curve of the validation loss per run, all seeds of a row in one colour."""
+    drawn = False
+    tells = [len({row.key[place] for row in rows}) > 1 for place in range(len(group_by))]
+    for number, row in enumerate(rows):
+        named = [
+            str(value) if field == "heads" else f"{KEYS[field][0] if field in KEYS else field.split('.')[-1]} {value}"
+            for field, value, differs in zip(group_by, row.key, tells, strict=True)
+            if differs or field == "heads"
+        ]
+        label = ", ".join(named)
+        for run in row.runs:
+            points = [(p["updates"], p["loss"]) for p in run.record["curves"].get("valid", []) if "loss" in p]
+            if not points:
+                continue
+            look = {**_look(number), "marker": None}
+            axis.plot(*zip(*points, strict=True), label=label, alpha=0.85, **look)
+            label, drawn = "_nolegend_", True
+    axis.set_xlabel("updates")
+    axis.set_ylabel("validation loss")
+    return drawn
+
+
+def _millions(number: Optional[int]) -> Optional[float]:
+    return None if number is None else number / 1e6
+
+
+def _look(number: int) -> Dict[str, Any]:
+    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKS[number % len(_MARKS)]}
