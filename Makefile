@@ -1,5 +1,7 @@
 # make setup   a virtual environment in .venv with everything, versions of constraints.txt
 # make test    setup, then lint, types and all tests
+# make demo    setup, then three small models on a generated corpus, compared; SEED=2 for another corpus and training
+# make wheelhouse PYTHON=3.12   a folder of wheels for a machine without internet; TORCH=1, PLOTS=1, TESTS=1 add those
 # make clean   remove what the two made
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test lint clean
+.PHONY: setup demo test lint wheelhouse clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -23,9 +25,12 @@ $(VENV)/ready: setup.py pyproject.toml constraints.txt fairseq_modern/fairseq_mo
 	$(PIP) torch
 	$(PIP) "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" "numpy>=1.26"
 	$(PIP) --no-deps fairseq==0.12.2
-	$(PIP) --editable ".[test]"
+	$(PIP) --editable ".[test,plots]"
 	$(BIN)/python -c "import fairseq, collab_fairseq.models"
 	@touch $@
+
+demo: setup
+	@recipes/demo/run.sh --python "$(abspath $(BIN))/python" $(if $(SEED),--seed "$(SEED)")
 
 lint: setup
 	$(BIN)/ruff check .
@@ -34,6 +39,11 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+# the Python that runs the script need not be the one that the wheels are for
+wheelhouse:
+	@python3 recipes/lib/wheelhouse.py --python "$(PYTHON)" $(if $(filter-out 0 no,$(TORCH)),--torch) \
+	    $(if $(filter-out 0 no,$(PLOTS)),--plots) $(if $(filter-out 0 no,$(TESTS)),--tests)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

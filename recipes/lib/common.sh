@@ -25,6 +25,8 @@ absolute() { # the absolute name of a path whose parent directory may not exist 
 
 find_tools() { # sets scripts: where the console scripts of $python are
     command -v "$python" >/dev/null || die "no Python '$python'; name one with --python"
+    # steps run in other folders
+    case $python in /*) ;; */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
     scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
     for tool in fairseq-train fairseq-generate collab; do
         [ -x "$scripts/$tool" ] ||

@@ -1,11 +1,27 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Training and averaging for all recipes. Sourced; uses common.sh and the settings of a recipe's config.sh.
 
+trained() { # CHECKPOINT: true where it has all updates
+    "$python" - "$1" "$updates" <<'PYTHON'
+import sys
+
+from collab_fairseq import checkpoints
+
+sys.exit(checkpoints.load(sys.argv[1])["optimizer_history"][-1]["num_updates"] < int(sys.argv[2]))
+PYTHON
+}
+
 train() { # trains up to $updates, from checkpoint_last.pt where there is one
     finished train && { say "training: done before"; return; }
     local checkpoints=$output/checkpoints log=$output/train.log
     mkdir -p "$checkpoints"
-    if [ -f "$checkpoints/checkpoint_last.pt" ]; then say "training: resuming from checkpoint_last.pt"; else say "training"; fi
+    if [ -f "$checkpoints/checkpoint_last.pt" ]; then
+        # fairseq-train would make one update more where an earlier run was ended after its last checkpoint
+        if trained "$checkpoints/checkpoint_last.pt"; then say "training: checkpoint_last.pt is complete" && finish train && return; fi
+        say "training: resuming from checkpoint_last.pt"
+    else
+        say "training"
+    fi
     # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
     OMP_NUM_THREADS=$threads "$python" -m collab_fairseq.reporting.measure --append "$output/train.usage.jsonl" -- \
         "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${model_flags[@]}" "${optimisation_flags[@]}" \

@@ -1,0 +1,161 @@
+"""The whole demo in miniature: it ends with the table, does nothing twice, and a kill does not change its results."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from collab_fairseq.reporting.record import validate
+from tests.common import BIN, ROOT, run
+
+RECIPE = ROOT / "recipes" / "demo" / "run.sh"
+MODELS = ["standard-64", "standard-16", "collaborative-16"]
+SMALL = [
+    "--train", "300", "--valid", "20", "--test", "20", "--vocab-size", "300", "--updates", "14", "--average", "2",
+    "--warmup", "4", "--device", "cpu", "--python", sys.executable,
+]  # fmt: skip
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
+
+
+def demo(output: Path, *flags, check: bool = True):
+    return run("bash", RECIPE, "--output", output, *SMALL, *flags, check=check)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished demo: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    return folder, demo(folder)
+
+
+def content(folder: Path) -> Dict[str, tuple]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def results(text: str) -> List[str]:
+    """The summary without the two columns that depend on the clock."""
+    lines = text[text.index("| model") : text.index("This text")] if "This text" in text else text
+    return [line.rsplit("|", 3)[0] if line.startswith("|") else line for line in lines.strip().split("\n")]
+
+
+def test_it_ends_with_the_table_the_figure_and_translations(finished):
+    folder, done = finished
+    lines = [line.strip("|") for line in done.stdout.split("\n") if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert rows[0] == [
+        "model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time",
+    ]  # fmt: skip
+    assert [(row[0], row[1]) for row in rows[2:]] == [("standard", "64"), ("standard", "16"), ("collaborative", "16")]
+    for name, row in zip(MODELS, rows[2:], strict=True):
+        record = json.loads((folder / name / "record.json").read_text(encoding="utf-8"))
+        validate(record)
+        assert row[2] == f"{record['parameters']:,}"
+        assert row[3] == f"{record['curves']['valid'][-1]['loss']:.3f}"
+        assert record["curves"]["valid"][-1]["updates"] == 14
+        assert [entry["num_updates"] for entry in record["averaged_from"]] == [14, 13]
+        assert record["seed"] == 1
+        assert re.fullmatch(r"\d+:\d\d", row[7])
+        translation = re.search(rf"^    {name} +(\S.*)?$", done.stdout, re.MULTILINE)
+        assert translation
+    assert "sacreBLEU signature: nrefs:1|case:mixed" in done.stdout
+    assert done.stdout.count("    reference") == 4
+    assert (folder / "summary.md").read_text(encoding="utf-8") in done.stdout
+    curves = ElementTree.parse(folder / "validation.svg").getroot().iter("{http://www.w3.org/2000/svg}polyline")
+    assert [len(curve.attrib["points"].split()) > 5 for curve in curves] == [True] * 3
+    for name in MODELS:
+        assert f"demo: {name}: finished" in done.stderr
+
+
+def test_quarter_key_dims_are_those_of_the_same_size(finished):
+    folder, _ = finished
+    settings = [json.loads((folder / name / "record.json").read_text(encoding="utf-8"))["config"] for name in MODELS]
+    assert [s["model"]["collaborative_heads"] for s in settings] == ["none", "none", "encoder_cross_decoder"]
+    ours = {"collaborative_heads", "key_dim"}
+    plain = [{k: v for k, v in s["model"].items() if k not in ours} for s in settings]
+    assert plain[0] == plain[1] == plain[2]
+    assert settings[0]["optimization"] == settings[1]["optimization"] == settings[2]["optimization"]
+
+
+def test_a_second_run_changes_no_file(finished):
+    folder, first = finished
+    before = content(folder)
+    done = demo(folder)
+    assert content(folder) == before
+    assert done.stdout == first.stdout
+    assert done.stderr.count("done before") == 4
+
+
+def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
+    whole, first = finished
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "collaborative-16")
+    model = folder / "collaborative-16"
+    with subprocess.Popen(
+        ["bash", str(RECIPE), "--output", str(folder), *SMALL],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not list((model / "checkpoints").glob("checkpoint_*_[2-9].pt")):
+            assert process.poll() is None, "the demo ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not (model / ".done").exists()
+
+    done = demo(folder)
+    assert results(done.stdout) == results(first.stdout)
+    assert "resuming from checkpoint_last.pt" in (model / "messages.txt").read_text(encoding="utf-8")
+    curves = [json.loads((f / model.name / "record.json").read_text())["curves"]["valid"] for f in (whole, folder)]
+    assert [(p["updates"], p["loss"]) for p in curves[0]] == [(p["updates"], p["loss"]) for p in curves[1]]
+    assert not [name for name in content(folder) if name.endswith((".tmp", ".partial"))]
+
+
+def test_a_folder_holds_one_demo(finished):
+    done = demo(finished[0], "--seed", "2", check=False)
+    assert done.returncode == 1
+    assert "holds a run with other settings" in done.stderr
+
+
+def test_a_failing_model_is_named(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    shutil.rmtree(folder / "standard-16")
+    (folder / "standard-16").mkdir()
+    (folder / "standard-16" / "checkpoints").write_text("not a folder")
+    done = demo(folder, check=False)
+    assert done.returncode == 1
+    assert "recipes/demo/run.sh: error: not finished: standard-16" in done.stderr
+    assert "demo: standard-16: failed" in done.stderr
+    assert "| model" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--updates", "0"], "--updates must be at least 1, got 0"),
+        (["--seed", "one"], "--seed must be a whole number, got 'one'"),
+        (["--sauce", "x"], "unknown argument '--sauce'"),
+        (["--output"], "--output needs a value"),
+    ],
+)
+def test_wrong_options_leave_nothing(tmp_path, flags, message):
+    done = run("bash", RECIPE, "--python", sys.executable, "--output", tmp_path / "run", *flags, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+    assert "--seed N" in run("bash", RECIPE, "--help").stdout
+    assert RECIPE.stat().st_mode & stat.S_IXUSR
