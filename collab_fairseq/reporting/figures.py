@@ -82,7 +82,7 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
     rows = make_rows(runs, group_by)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
         panels = test_sets(rows) if y in METRICS else [""]
         if not panels:
             raise PlotError("nothing to draw: no record has scores")

@@ -22,7 +22,8 @@ def row(name: str, record: Dict[str, Any]) -> List[str]:
     """One model's line of the table; words/s and time are of the training."""
     scores = {score["metric"]: score["score"] for score in record["scores"]["test"]["scores"]}
     training = record["training"]
-    minutes, seconds = divmod(round(training["wall_seconds"]), 60)
+    # a training that was killed leaves no time
+    minutes, seconds = divmod(round(training["wall_seconds"] or 0), 60)
     speed = training["words_per_second"]
     return [
         name.rpartition("-")[0],
@@ -32,7 +33,7 @@ def row(name: str, record: Dict[str, Any]) -> List[str]:
         f"{scores['compound-split BLEU']:.1f}",
         f"{scores['sacreBLEU']:.1f}",
         f"{speed:,.0f}" if speed else "-",
-        f"{minutes}:{seconds:02d}",
+        f"{minutes}:{seconds:02d}" if training["wall_seconds"] else "-",
     ]
 
 

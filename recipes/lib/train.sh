@@ -17,7 +17,12 @@ train() { # trains up to $updates, from checkpoint_last.pt where there is one
     mkdir -p "$checkpoints"
     if [ -f "$checkpoints/checkpoint_last.pt" ]; then
         # fairseq-train would make one update more where an earlier run was ended after its last checkpoint
-        if trained "$checkpoints/checkpoint_last.pt"; then say "training: checkpoint_last.pt is complete" && finish train && return; fi
+        if trained "$checkpoints/checkpoint_last.pt"; then
+            say "training: checkpoint_last.pt is complete"
+            : >>"$output/train.usage.jsonl" # a killed run has no line in it
+            finish train
+            return
+        fi
         say "training: resuming from checkpoint_last.pt"
     else
         say "training"
