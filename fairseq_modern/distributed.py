@@ -8,11 +8,13 @@
 - fairseq starts workers itself, one per GPU. Where there is none it stops with a bare assertion or, with
   `--distributed-init-method`, trains nothing and reports success: an error that names torchrun.
 - `fairseq-validate` in several processes stops at an empty share of the data: an error that says so.
-- A finished process leaves its process group to the interpreter's exit, where gloo's threads abort it now and then
-  ("terminate called without an active exception"), and torchrun reports a failure: the group is closed first.
+- A finished process leaves its process groups to the interpreter's exit. A thread of gloo's that releases its last piece
+  of work just then wants the interpreter, cannot have it any more and aborts the process ("terminate called without an
+  active exception"), which torchrun reports as a failure: the groups are closed and their threads joined before.
 """
 
 import functools
+import gc
 import os
 from types import ModuleType
 from typing import Any, Dict, List, Optional
@@ -65,13 +67,24 @@ def mend(module: ModuleType) -> None:
         already_open = dist.is_initialized()
         published["distributed_main"](*args, **options)
         if dist.is_initialized() and not already_open:
-            vars(fairseq.get_global_group).pop("_global_group", None)
-            dist.destroy_process_group()
+            close_process_groups(fairseq)
 
     fairseq._broadcast_object_slow = _broadcast_object_slow
     fairseq.all_gather_list = all_gather_list
     fairseq.call_main = call_main
     fairseq.distributed_main = distributed_main
+
+
+def close_process_groups(fairseq: Any) -> None:
+    """Close all process groups of this process and join their threads.
+
+    Args:
+        fairseq: the module `fairseq.distributed.utils`, which keeps a group of its own.
+    """
+    vars(fairseq.get_global_group).pop("_global_group", None)
+    dist.destroy_process_group()
+    # the threads are joined when a group is freed, and a trainer that is part of a cycle still holds one
+    gc.collect()
 
 
 def mend_data_parallel(module: ModuleType) -> None:

@@ -22,6 +22,7 @@ import torch, torch.distributed as dist
 from omegaconf import OmegaConf
 from fairseq.distributed import utils
 from fairseq.models import distributed_fairseq_model
+from fairseq_modern.distributed import close_process_groups
 
 dist.init_process_group("gloo")
 rank, group, cpu = dist.get_rank(), utils.get_global_group(), torch.device("cpu")
@@ -55,7 +56,8 @@ wrapped = distributed_fairseq_model.DistributedDataParallel(
 wrapped(torch.full((1, 2), 1.0 + rank)).sum().backward()
 assert model.weight.grad.tolist() == [[1.5, 1.5]], model.weight.grad
 print("rank", rank, "is done")
-dist.destroy_process_group()
+del wrapped, group
+close_process_groups(utils)
 """
 
 

@@ -110,7 +110,8 @@ def test_a_record_gathers_everything_and_is_json(record):
     assert record["training"]["updates"] == 20
     assert record["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
     assert record["versions"]["python"] == sys.version.split()[0]
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"]
+    assert torch.__version__.startswith(record["versions"]["torch"])  # which may add the build: 2.6.0+cu124
     assert record["hardware"]["cores"] >= 1
     assert record["hardware"]["memory_bytes"] > 2**20
     assert record["hardware"]["device"] == "cpu"
