@@ -192,9 +192,8 @@ def test_two_at_once_are_refused(tmp_path, monkeypatch, caplog):
 
 def test_the_makefile_passes_the_flags_on():
     def command(*variables):
-        done = subprocess.run(
-            ["make", "--no-print-directory", "--dry-run", "wheelhouse", *variables], cwd=ROOT, check=True, capture_output=True, text=True
-        )
+        make = ["make", "--no-print-directory", "--dry-run", "wheelhouse"]
+        done = subprocess.run([*make, *variables], cwd=ROOT, check=True, capture_output=True, text=True)
         return " ".join(done.stdout.replace("\\\n", " ").split())
 
     assert command("PYTHON=3.12").endswith('wheelhouse.py --python "3.12"')
