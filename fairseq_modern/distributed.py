@@ -10,7 +10,7 @@
 - `fairseq-validate` in several processes stops at an empty share of the data: an error that says so.
 - A finished process leaves its process groups to the interpreter's exit. A thread of gloo's that releases its last
   piece of work just then wants the interpreter, cannot have it any more and aborts the process ("terminate called
-  without an active exception"), which torchrun reports as a failure: the groups are closed, their threads joined before.
+  without an active exception"), which torchrun reports as a failure: groups are closed, their threads joined before.
 """
 
 import functools
