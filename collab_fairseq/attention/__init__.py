@@ -10,14 +10,20 @@
 from .cache import KeyValue, extend, select
 from .collaborative import CollaborativeAttention
 from .concatenated import ConcatenatedAttention
+from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
+from .kernels import STANDARD as STANDARD_KERNELS
+from .kernels import KernelError
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
 
 __all__ = [
+    "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
+    "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",
     "ConcatenatedAttention",
+    "KernelError",
     "KeyValue",
     "block_mixing",
     "extend",

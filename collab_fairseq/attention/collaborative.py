@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue
-from .kernels import choose, packed_bmm
+from .kernels import COLLABORATIVE, check_name, choose, packed_bmm
 from .layer import AttentionLayer
 from .mixing import initial_mixing
 
@@ -61,7 +61,7 @@ class CollaborativeAttention(AttentionLayer):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, key_dim, **options)
-        choose(kernel)
+        check_name(kernel, COLLABORATIVE)
         self.kernel = kernel
         self._initial_mixing = mixing
         self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
@@ -82,19 +82,18 @@ class CollaborativeAttention(AttentionLayer):
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
 
-    def project(self, key: Tensor, value: Tensor) -> KeyValue:
-        """Shared keys (N, S, D̃k), values (N, H, S, dv), content scores (N, H, S), from (N, S, kdim), (N, S, vdim)."""
+    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+        """Shared keys (N, S, D̃k), values (N, H, S, dv), content scores (N, H, S)."""
         content: Optional[Tensor] = None
         bias = self.content_bias
         if bias is not None:
             content = nn.functional.linear(key, bias).transpose(1, 2)
-        return KeyValue(self.k_proj(key), self.project_value(value), content)
+        return KeyValue(keys, self.split_heads(values), content)
 
     def read_heads(
-        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float
-    ) -> Tuple[Tensor, Tensor]:
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
+    ) -> Tuple[Tensor, Optional[Tensor]]:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            context, weights = packed_bmm.attend(query, self.mixing, entry, mask, self.scale, dropout)
-        else:
-            context, weights = choose(self.kernel)(query, self.mixing, entry, mask, self.scale, dropout)
-        return context, weights
+            return packed_bmm.attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)
+        attend = choose(self.kernel, query, self.mixing, entry, mask, need_weights)
+        return attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)

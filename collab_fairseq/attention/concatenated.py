@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .cache import KeyValue
-from .kernels import heads_bmm
+from .kernels import STANDARD, check_name, choose_standard, heads_bmm
 from .layer import AttentionLayer
 
 
@@ -20,6 +20,7 @@ class ConcatenatedAttention(AttentionLayer):
     Args:
         embed_dim, num_heads: E and H.
         key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
+        kernel: ``auto``, or a name of :data:`.kernels.STANDARD`.
         device, dtype: of the parameters.
         options: as of :class:`.CollaborativeAttention`; see :class:`.AttentionLayer`. The default scale is (E/H)^-0.5
             at every key dim, as in the paper's runs.
@@ -27,7 +28,7 @@ class ConcatenatedAttention(AttentionLayer):
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (H·dk, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv).
 
     Raises:
-        ValueError: sizes that do not fit.
+        ValueError: sizes that do not fit, an unknown kernel.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ConcatenatedAttention(AttentionLayer):
         num_heads: int,
         key_dim: Optional[int] = None,
         *,
+        kernel: str = "auto",
         device: Optional[torch.device] = None,
         dtype: Optional[torch.dtype] = None,
         **options: Any,
@@ -46,19 +48,20 @@ class ConcatenatedAttention(AttentionLayer):
                 "standard heads split the key dim evenly: key_dim must be divisible by num_heads, "
                 f"but key_dim is {self.key_dim} and num_heads is {num_heads}"
             )
+        check_name(kernel, STANDARD)
+        self.kernel = kernel
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
 
-    def project(self, key: Tensor, value: Tensor) -> KeyValue:
-        """Keys (N, H, S, dk) and values (N, H, S, dv) of inputs (N, S, kdim), (N, S, vdim)."""
-        return KeyValue(self._split(self.k_proj(key)), self.project_value(value), None)
-
-    def _split(self, shared: Tensor) -> Tensor:
-        """(N, T, H·dk) → (N, H, T, dk)"""
-        rows, length, _ = shared.shape
-        return shared.view(rows, length, self.num_heads, self.key_dim // self.num_heads).transpose(1, 2)
+    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+        """Keys (N, H, S, dk) and values (N, H, S, dv)."""
+        return KeyValue(self.split_heads(keys), self.split_heads(values), None)
 
     def read_heads(
-        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float
-    ) -> Tuple[Tensor, Tensor]:
-        return heads_bmm.attend(self._split(query), entry, mask, self.scale, dropout)
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        query = self.split_heads(query)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return heads_bmm.attend(query, entry, mask, self.scale, dropout, need_weights)
+        attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
+        return attend(query, entry, mask, self.scale, dropout, need_weights)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .cache import KeyValue
 from .masks import combine
+from .projections import linear, time_first
 
 
 class AttentionLayer(nn.Module):
@@ -87,10 +88,17 @@ class AttentionLayer(nn.Module):
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
 
-    def project_value(self, value: Tensor) -> Tensor:
-        """Values of every head, (N, H, S, dv), from (N, S, vdim)."""
-        values: Tensor = self.v_proj(value)
-        return values.view(values.size(0), values.size(1), self.num_heads, self.head_dim).transpose(1, 2)
+    def split_heads(self, joined: Tensor) -> Tensor:
+        """(N, T, H·d) → (N, H, T, d)"""
+        return joined.view(joined.size(0), joined.size(1), self.num_heads, -1).transpose(1, 2)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        """Queries of all heads, (N, T, key_dim), not scaled, from (N, T, E)."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            projected: Tensor = self.q_proj(query)
+        else:
+            (projected,) = linear(query, self.q_proj)
+        return projected
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """Keys and values as attention reads them: the entry that decoding caches.
@@ -99,12 +107,29 @@ class AttentionLayer(nn.Module):
             key: (N, S, kdim).
             value: (N, S, vdim).
         """
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            keys, values = self.k_proj(key), self.v_proj(value)
+        elif value is key:
+            keys, values = linear(key, self.k_proj, self.v_proj)
+        else:
+            (keys,), (values,) = linear(key, self.k_proj), linear(value, self.v_proj)
+        return self.entry(key, keys, values)
+
+    def project_self(self, inputs: Tensor) -> Tuple[Tensor, KeyValue]:
+        """:meth:`project_query` and :meth:`project` of the same inputs (N, T, E), as self-attention needs them."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self.project_query(inputs), self.project(inputs, inputs)
+        query, keys, values = linear(inputs, self.q_proj, self.k_proj, self.v_proj)
+        return query, self.entry(inputs, keys, values)
+
+    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+        """The entry of key inputs (N, S, kdim), projected to (N, S, key_dim), and values projected to (N, S, H·dv)."""
         raise NotImplementedError
 
     def read_heads(
-        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float
-    ) -> Tuple[Tensor, Tensor]:
-        """Context (N, H, T, dv) and weights (N, H, T, S) of all heads, from projected queries (N, T, key_dim)."""
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Context (N, H, T, dv) and weights (N, H, T, S) or None, from projected queries (N, T, key_dim)."""
         raise NotImplementedError
 
     def attend(
@@ -141,6 +166,31 @@ class AttentionLayer(nn.Module):
         """
         if query.dim() != 3 or query.size(2) != self.embed_dim:
             raise ValueError(f"query must have shape (N, T, {self.embed_dim}), but is {list(query.shape)}")
+        return self.attend_projected(
+            self.project_query(query),
+            entry,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+            head_multiplier,
+            dropout,
+        )
+
+    def attend_projected(
+        self,
+        query: Tensor,
+        entry: KeyValue,
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = True,
+        attn_mask: Optional[Tensor] = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        head_multiplier: Optional[Tensor] = None,
+        dropout: Optional[float] = None,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """:meth:`attend` with queries (R, T, key_dim) that :meth:`project_query` has projected."""
         query_rows, query_len = query.size(0), query.size(1)
         rows, key_len = entry.value.size(0), entry.value.size(2)
         beams = query_rows // max(rows, 1)
@@ -164,13 +214,16 @@ class AttentionLayer(nn.Module):
         if dropout is None:
             dropout = self.dropout if self.training else 0.0
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
-        projected = self.q_proj(query).reshape(rows, beams * query_len, self.key_dim)
-        context, weights = self.read_heads(projected, entry, mask.additive if mask is not None else None, dropout)
+        folded = query.reshape(rows, beams * query_len, self.key_dim)
+        additive = mask.additive if mask is not None else None
+        context, weights = self.read_heads(folded, entry, additive, dropout, need_weights)
         if mask is not None:
             context = context.masked_fill(mask.hidden, 0.0)
 
-        # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv)
+        # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv), in the query's memory order
         context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
+        if time_first(query):
+            context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
             expected = [self.num_heads] if head_multiplier.dim() == 1 else [query_rows, self.num_heads]
             if list(head_multiplier.shape) != expected:
@@ -181,9 +234,13 @@ class AttentionLayer(nn.Module):
             shared = head_multiplier.dim() == 1
             factor = head_multiplier.view(1, 1, -1, 1) if shared else head_multiplier[:, None, :, None]
             context = context * factor.to(context.dtype)
-        output = self.out_proj(context.flatten(2))
+        joined = context.flatten(2)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            output = self.out_proj(joined)
+        else:
+            (output,) = linear(joined, self.out_proj)
 
-        if not need_weights:
+        if not need_weights or weights is None:
             return output, None
         if mask is not None:
             weights = weights.masked_fill(mask.hidden, 0.0)
@@ -215,7 +272,9 @@ class AttentionLayer(nn.Module):
         Returns:
             output (N, T, E); weights or None, see :meth:`attend`.
         """
-        if query.dim() != 3 or key.dim() != 3 or value.dim() != 3:
+        widths = [query.size(-1), key.size(-1), value.size(-1)]
+        three = query.dim() == 3 and key.dim() == 3 and value.dim() == 3
+        if not three or widths != [self.embed_dim, self.kdim, self.vdim]:
             raise ValueError(
                 f"query, key and value must have shapes (N, T, {self.embed_dim}), (N, S, {self.kdim}) and "
                 f"(N, S, {self.vdim}), but are {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
@@ -225,9 +284,13 @@ class AttentionLayer(nn.Module):
                 "query, key and value must agree in rows, key and value in positions, but are "
                 f"{list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
             )
-        return self.attend(
-            query,
-            self.project(key, value),
+        if key is query and value is query:
+            projected, entry = self.project_self(query)
+        else:
+            projected, entry = self.project_query(query), self.project(key, value)
+        return self.attend_projected(
+            projected,
+            entry,
             key_padding_mask,
             need_weights,
             attn_mask,

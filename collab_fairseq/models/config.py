@@ -1,4 +1,4 @@
-"""Configuration of ``transformer_collab``: fairseq's transformer config and four flags.
+"""Configuration of ``transformer_collab``: fairseq's transformer config and five flags.
 
 The model is registered *without* this dataclass: fairseq loses nested flags (``--encoder-layers``) of models registered
 with one. Flags, presets and Hydra configs all become a flat namespace first (:func:`flatten`), then this config.
@@ -13,6 +13,8 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq.modules.settings import (
+    KERNELS,
+    KERNELS_OF_STANDARD_HEADS,
     MIXINGS,
     SITES,
     AttentionSettings,
@@ -42,6 +44,13 @@ class TransformerCollabConfig(TransformerConfig):
     )
     attention_content_bias: bool = field(
         default=False, metadata={"help": "collaborative heads have a content bias (eq. 13 of the paper)"}
+    )
+    attention_kernel: ChoiceEnum(list(KERNELS)) = field(  # type: ignore[valid-type]
+        default="auto",
+        metadata={
+            "help": "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), "
+            "sdpa (torch's fused attention), or auto, the fastest for device, type and size; same results"
+        },
     )
     # written by conversion and pruning, typed by nobody: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
@@ -97,6 +106,7 @@ def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
         mixing=str(cfg.mixing_init),
         content_bias=cfg.attention_content_bias,
         dropout=cfg.attention_dropout,
+        kernel=str(cfg.attention_kernel),
         shapes=parse_shapes(cfg.attention_shapes),
     )
 
@@ -105,6 +115,9 @@ def _check_flags(args: Namespace) -> None:
     mixing = getattr(args, "mixing_init", "xavier")
     if mixing not in MIXINGS:
         raise ConfigurationError(f"--mixing-init must be one of {', '.join(MIXINGS)}, but is {mixing!r}")
+    kernel = getattr(args, "attention_kernel", "auto")
+    if kernel not in KERNELS:
+        raise ConfigurationError(f"--attention-kernel must be one of {', '.join(KERNELS)}, but is {kernel!r}")
     for side in ("encoder", "decoder"):
         if getattr(args, f"{side}_xformers_att_config", None) is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
@@ -113,6 +126,11 @@ def _check_flags(args: Namespace) -> None:
 def _check_sizes(cfg: TransformerCollabConfig) -> None:
     """Sizes that no layer could be built with, said in the words of the command line."""
     sites = parse_sites(cfg.collaborative_heads)
+    if not sites and not cfg.attention_shapes and str(cfg.attention_kernel) not in KERNELS_OF_STANDARD_HEADS:
+        raise ConfigurationError(
+            f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
+            f"but --collaborative-heads is none; choose one of {', '.join(KERNELS_OF_STANDARD_HEADS)}"
+        )
     if cfg.key_dim is not None and cfg.key_dim < 1:
         raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
     for site in SITES:

@@ -18,8 +18,9 @@ def _defaults(args: Any, **values: Any) -> None:
     if OmegaConf.is_config(args):
         flatten(args)
     own = TransformerCollabConfig()
-    for name in ("collaborative_heads", "key_dim", "mixing_init", "attention_content_bias", "attention_shapes"):
+    for name in ("collaborative_heads", "key_dim", "mixing_init", "attention_content_bias"):
         values.setdefault(name, getattr(own, name))
+    values.update(attention_kernel=own.attention_kernel, attention_shapes=own.attention_shapes)
     for name, value in values.items():
         if not hasattr(args, name):
             setattr(args, name, value)

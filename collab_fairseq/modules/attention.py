@@ -21,7 +21,7 @@ from torch import Tensor
 
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue, extend, select
 
-from .settings import AttentionSettings
+from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
 
 
 def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) -> bool:
@@ -96,10 +96,15 @@ class IncrementalAttention(FairseqIncrementalState):
         Returns:
             output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
         """
-        entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state)
+        queries = query.transpose(0, 1)
+        if key is query and value is query:
+            projected, new = self.project_self(queries)
+        else:
+            projected, new = self.project_query(queries), None
+        entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state, new)
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
-        output, weights = self.attend(
-            query.transpose(0, 1),
+        output, weights = self.attend_projected(
+            projected,
             entry,
             padding,
             need_weights or need_head_weights,
@@ -118,8 +123,12 @@ class IncrementalAttention(FairseqIncrementalState):
         value: Optional[Tensor],
         key_padding_mask: Optional[Tensor],
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+        new: Optional[KeyValue] = None,
     ) -> Tuple[KeyValue, Optional[Tensor]]:
-        """All keys and values that the queries see, with their padding mask; kept for the next step when decoding."""
+        """All keys and values that the queries see, with their padding mask; kept for the next step when decoding.
+
+        ``new``: what ``key`` and ``value`` were projected to, where that is done already.
+        """
         state = self._get_input_buffer(incremental_state)
         past: Optional[KeyValue] = None
         past_key, past_value = state.get("prev_key"), state.get("prev_value")
@@ -131,15 +140,16 @@ class IncrementalAttention(FairseqIncrementalState):
 
         if key is None or value is None:
             raise ValueError("key and value must be given where none are cached")
-        keys, values = key.transpose(0, 1), value.transpose(0, 1)
+        keys = key.transpose(0, 1)
+        values = keys if value is key else value.transpose(0, 1)
         beams = 1
         decoding_cross = self.cross and incremental_state is not None
         if decoding_cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
             beams = self.beam_size
-            keys, values = keys[::beams], values[::beams]
+            keys, values = keys[::beams], keys[::beams] if value is key else values[::beams]
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[::beams]
-        entry = self.project(keys, values)
+        entry = self.project(keys, values) if new is None else new
         if past is not None:
             past_len = past.value.size(2)
             key_padding_mask = extend_padding(
@@ -262,6 +272,9 @@ def build_attention(
     }
     collaborative = site in settings.collaborative if shape.collaborative is None else shape.collaborative
     if not collaborative:
-        return IncrementalConcatenatedAttention(**arguments)
+        kernel = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
+        return IncrementalConcatenatedAttention(kernel=kernel, **arguments)
     content_bias = settings.content_bias if shape.content_bias is None else shape.content_bias
-    return IncrementalCollaborativeAttention(mixing=settings.mixing, content_bias=content_bias, **arguments)
+    return IncrementalCollaborativeAttention(
+        mixing=settings.mixing, content_bias=content_bias, kernel=settings.kernel, **arguments
+    )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, FrozenSet, Mapping, Optional
 
-from collab_fairseq.attention import INITIAL_MIXING
+from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, STANDARD_KERNELS
 
 #: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
 #: self-attention
@@ -11,6 +11,10 @@ SITES = ("encoder", "cross", "decoder")
 
 #: names of ``--mixing-init``
 MIXINGS = tuple(INITIAL_MIXING)
+
+#: names of ``--attention-kernel``, and those among them that standard heads have
+KERNELS = ("auto", *COLLABORATIVE_KERNELS)
+KERNELS_OF_STANDARD_HEADS = ("auto", *STANDARD_KERNELS)
 
 
 class ConfigurationError(ValueError):
@@ -71,6 +75,7 @@ class AttentionSettings:
         mixing: initial mixing matrix, see :func:`collab_fairseq.attention.initial_mixing`.
         content_bias: collaborative heads have content scores (eq. 13).
         dropout: probability of dropping an attention weight in training.
+        kernel: one of :data:`KERNELS`; sites that it cannot compute, because their heads are standard, take ``auto``.
         shapes: what single layers have of their own, keyed ``encoder.0``, ``cross.3``, …
     """
 
@@ -79,6 +84,7 @@ class AttentionSettings:
     mixing: str = "xavier"
     content_bias: bool = False
     dropout: float = 0.0
+    kernel: str = "auto"
     shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
 
     def shape(self, site: str, layer: int) -> AttentionShape:

@@ -138,6 +138,21 @@ def test_activation_checkpointing_changes_no_gradient():
     assert any((plain[name] - control[name]).abs().max() > 1e-4 for name in plain)
 
 
+@pytest.mark.parametrize("heads", ["encoder_cross", "encoder_cross_decoder"])
+@pytest.mark.parametrize("kernel", ["bmm", "head_loop", "sdpa"])
+def test_every_kernel_gives_the_same_model(kernel, heads):
+    flags = {**SMALL, "key_dim": 8, "dropout": 0.0, "collaborative_heads": heads}
+    results = []
+    for name in ("auto", kernel):
+        model = build(**flags, attention_kernel=name).double()
+        assert {a.kernel for site in attentions(model).values() for a in site} <= {name, "auto"}
+        logits = model(*batch())[0]
+        logits.square().sum().backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).abs().max() < 1e-10
+
+
 def test_every_parameter_gets_a_gradient():
     """Data-parallel training stops at its second step otherwise."""
     model = build(**SMALL, key_dim=6, attention_content_bias=True)
@@ -236,6 +251,8 @@ def test_a_layer_may_have_a_shape_of_its_own():
         ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
         ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
         ({"mixing_init": "identity"}, "xavier, blocks, normal, but is 'identity'"),
+        ({"attention_kernel": "fast"}, "auto, bmm, head_loop, sdpa, but is 'fast'"),
+        ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),
         ({"encoder_attention_heads": 3}, "--encoder-embed-dim must be divisible by --encoder-attention-heads"),
         ({"attention_shapes": {"middle.0": {}}}, "keyed like encoder.0 or cross.3, but has 'middle.0'"),

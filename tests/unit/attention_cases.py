@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, ConcatenatedAttention
+from collab_fairseq.attention.reference import reference_attention
 
 N, T, S, E, H = 3, 4, 5, 12, 3
 
@@ -98,3 +99,13 @@ MASKS = [
     "none", "padding", "padding-additive", "boolean", "additive", "per-head", "per-head-4d", "causal", "causal-padding",
     "empty-rows", "everything-hidden", "multiplier", "multiplier-per-sentence",
 ]  # fmt: skip
+
+
+def reference(layer, query, key, value, arguments, parameters=None):
+    """What the reference makes of a call of the layer."""
+    arguments = dict(arguments)
+    causal = arguments.pop("is_causal", False)
+    parameters = dict(layer.named_parameters()) if parameters is None else parameters
+    return reference_attention(
+        parameters, query, key, value, num_heads=layer.num_heads, scale=layer.scale, causal=causal, **arguments
+    )

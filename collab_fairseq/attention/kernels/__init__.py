@@ -1,35 +1,111 @@
-"""The ways to compute attention, one file each, all held to :mod:`..reference`.
+"""The ways to compute attention, one file each, all held to :mod:`..reference`, and the one place that chooses.
 
-A new way is one file with an ``attend`` of the signature of :func:`.packed_bmm.attend`, one line in
-:data:`COLLABORATIVE`, and its name in :func:`choose`.
+A new way of collaborative heads is one file with an ``attend`` and an ``obstacle`` of the signatures in
+:mod:`.packed_bmm`, one line in :data:`COLLABORATIVE`, and where it is the fastest a line in :func:`choose`.
 """
 
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 
+import torch
 from torch import Tensor
 
 from ..cache import KeyValue
-from . import heads_bmm, packed_bmm
+from . import head_loop, heads_bmm, packed_bmm, sdpa
 
-CollaborativeKernel = Callable[[Tensor, Tensor, KeyValue, Optional[Tensor], float, float], Tuple[Tensor, Tensor]]
+Attended = Tuple[Tensor, Optional[Tensor]]
+CollaborativeKernel = Callable[[Tensor, Tensor, KeyValue, Optional[Tensor], float, float, bool], Attended]
+StandardKernel = Callable[[Tensor, KeyValue, Optional[Tensor], float, float, bool], Attended]
 
-COLLABORATIVE: Dict[str, CollaborativeKernel] = {"bmm": packed_bmm.attend}
+Obstacle = Callable[[Tensor, Tensor, KeyValue, Optional[Tensor]], Optional[str]]
 
 
-def choose(name: str) -> CollaborativeKernel:
+class Kernel(NamedTuple):
+    """A way to compute collaborative heads, and the function that says why it cannot compute given arguments."""
+
+    attend: CollaborativeKernel
+    obstacle: Obstacle
+
+
+#: ways to compute collaborative heads
+COLLABORATIVE: Dict[str, Kernel] = {
+    "bmm": Kernel(packed_bmm.attend, packed_bmm.obstacle),
+    "head_loop": Kernel(head_loop.attend, head_loop.obstacle),
+    "sdpa": Kernel(sdpa.attend, sdpa.obstacle),
+}
+
+#: ways to compute standard heads
+STANDARD: Dict[str, StandardKernel] = {"bmm": heads_bmm.attend, "sdpa": sdpa.attend_standard}
+
+
+class KernelError(ValueError):
+    """A kernel that does not exist, or cannot compute what it was insisted on for; the message says why."""
+
+    user_error = True
+
+
+def check_name(name: str, known: Iterable[str]) -> None:
+    """Refuse a kernel that is neither ``auto`` nor in ``known``."""
+    if name != "auto" and name not in known:
+        raise KernelError(f"kernel must be auto or one of {', '.join(known)}, but is {name!r}")
+
+
+def _being_transformed() -> bool:
+    """Whether torch is tracing or transforming the computation, which a kernel with its own backward is opaque to."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def choose(
+    name: str, query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], need_weights: bool
+) -> CollaborativeKernel:
     """The kernel that computes a collaborative layer.
 
     Args:
         name: ``auto``, or a name of :data:`COLLABORATIVE` to insist on it.
+        query, mixing, entry, mask, need_weights: of the call, see :func:`.packed_bmm.attend`.
 
     Raises:
-        ValueError: an unknown name.
+        KernelError: the kernel insisted on cannot compute these arguments.
     """
-    if name == "auto":
+    if name in ("auto", "head_loop") and _being_transformed():
         return packed_bmm.attend
-    if name not in COLLABORATIVE:
-        raise ValueError(f"kernel must be auto or one of {', '.join(COLLABORATIVE)}, but is {name!r}")
-    return COLLABORATIVE[name]
+    if name != "auto":
+        check_name(name, COLLABORATIVE)
+        attend, obstacle = COLLABORATIVE[name]
+        reason = obstacle(query, mixing, entry, mask)
+        if reason is not None:
+            raise KernelError(reason)
+        return attend
+    if query.device.type == "cuda":
+        # the memory-efficient backend is made for widths up to 128; above, its generic form is slow
+        fused = query.size(2) <= 128 and not need_weights
+        return sdpa.attend if fused and sdpa.obstacle(query, mixing, entry, mask) is None else packed_bmm.attend
+    if head_loop.obstacle(query, mixing, entry, mask) is None:
+        return head_loop.attend
+    return packed_bmm.attend
 
 
-__all__ = ["COLLABORATIVE", "CollaborativeKernel", "choose", "heads_bmm", "packed_bmm"]
+def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, need_weights: bool) -> StandardKernel:
+    """The kernel that computes a layer of standard heads; arguments as of :func:`choose`, and the dropout."""
+    if name != "auto":
+        check_name(name, STANDARD)
+        return STANDARD[name]
+    return heads_bmm.attend
+
+
+__all__ = [
+    "COLLABORATIVE",
+    "STANDARD",
+    "CollaborativeKernel",
+    "KernelError",
+    "StandardKernel",
+    "check_name",
+    "choose",
+    "choose_standard",
+    "heads_bmm",
+    "packed_bmm",
+]

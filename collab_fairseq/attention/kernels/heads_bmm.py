@@ -1,4 +1,4 @@
-"""Standard heads as one batched matrix product over sentences and heads: what the baseline runs on.
+"""Standard heads as one batched matrix product over sentences and heads: the plain way.
 
     scores_h = Q_h K_hᵀ · scale        P_h = softmax(scores_h + mask)        context_h = dropout(P_h) V_h
 
@@ -14,20 +14,29 @@ from ..cache import KeyValue
 from .softmax import softmax_in_float
 
 
+def weigh(query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float) -> Tensor:
+    """Attention weights P, (N, H, T, S); arguments as in :func:`attend`."""
+    return softmax_in_float((query * scale).matmul(entry.key.transpose(-2, -1)), mask)
+
+
 def attend(
-    query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float
-) -> Tuple[Tensor, Tensor]:
+    query: Tensor,
+    entry: KeyValue,
+    mask: Optional[Tensor],
+    scale: float,
+    dropout: float,
+    need_weights: bool,
+) -> Tuple[Tensor, Optional[Tensor]]:
     """Head contexts and attention weights of standard heads.
 
     Args:
         query: (N, H, T, dk), not scaled (beams, if any, folded into T).
         entry: key (N, H, S, dk), value (N, H, S, dv).
-        mask, scale, dropout: as in :mod:`.packed_bmm`.
+        mask, scale, dropout, need_weights: as in :mod:`.packed_bmm`.
 
     Returns:
-        context (N, H, T, dv); weights (N, H, T, S) before dropout.
+        context (N, H, T, dv); weights (N, H, T, S) before dropout, or None.
     """
-    scores = (query * scale).matmul(entry.key.transpose(-2, -1))
-    weights = softmax_in_float(scores, mask)
+    weights = weigh(query, entry, mask, scale)
     dropped = torch.nn.functional.dropout(weights, p=dropout) if dropout > 0.0 else weights
-    return dropped.matmul(entry.value), weights
+    return dropped.matmul(entry.value), weights if need_weights else None

@@ -1,0 +1,266 @@
+"""Every way to compute attention against the reference; what the fast ones keep, fall back to and refuse."""
+
+import copy
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from collab_fairseq.attention import CollaborativeAttention, KeyValue
+from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
+from tests.common import DEVICES, FLOAT64
+from tests.unit.attention_cases import MASKS, SITES, E, H, N, T, build, inputs, masks, reference
+
+WAYS = [
+    *((name, kernel) for name in ("collaborative-content", "collaborative-pruned") for kernel in COLLABORATIVE),
+    *(("standard-narrow", kernel) for kernel in ("bmm", "sdpa")),
+]
+
+
+def time_first(tensor):
+    """The same (N, T, …), in memory as (T, N, …), as fairseq's layers pass it."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@pytest.mark.parametrize("laid_out", [torch.clone, time_first])
+@pytest.mark.parametrize(
+    ("site", "mask"), [(site, mask) for site in SITES for mask in MASKS if site == "self" or "causal" not in mask]
+)
+@pytest.mark.parametrize(("name", "kernel"), WAYS)
+def test_every_way_equals_the_reference(name, kernel, site, mask, laid_out, monkeypatch):
+    monkeypatch.setattr(head_loop, "GROUP_BYTES", 400)  # one or two sentences at a time
+    layer = build(name, site, kernel=kernel)
+    query, key, value = (laid_out(x.detach()).requires_grad_() for x in inputs(site))
+    if site == "self":
+        key = value = query  # projected together
+    arguments = masks(mask, key.size(1), layer.num_heads)
+    expected = reference(layer, query, key, value, arguments)
+    leaves = [query, key, value, *layer.parameters()]
+    direction, weights_direction = (torch.randn_like(x) for x in (expected.output, expected.weights))
+
+    for need_weights in (False, True):
+        output, weights = layer(query, key, value, need_weights=need_weights, average_attn_weights=False, **arguments)
+        assert (output - expected.output).abs().max() < FLOAT64
+        assert output.transpose(0, 1).is_contiguous() == (laid_out is time_first)
+        ours, theirs = (output * direction).sum(), (expected.output * direction).sum()
+        if need_weights:
+            assert (weights - expected.weights).abs().max() < FLOAT64
+            ours = ours + (weights * weights_direction).sum()
+            theirs = theirs + (expected.weights * weights_direction).sum()
+        gradients = [torch.autograd.grad(y, leaves, allow_unused=True, retain_graph=True) for y in (ours, theirs)]
+        for leaf, mine, other in zip(leaves, *gradients, strict=True):
+            mine, other = (torch.zeros_like(leaf) if g is None else g for g in (mine, other))
+            assert torch.isfinite(mine).all()
+            assert (mine - other).abs().max() < 1e-11
+        with torch.no_grad():  # nothing is kept then, and another path may be taken
+            again = layer(query, key, value, need_weights=need_weights, average_attn_weights=False, **arguments)
+        assert (again[0] - expected.output).abs().max() < FLOAT64
+        assert not need_weights or (again[1] - expected.weights).abs().max() < FLOAT64
+
+
+def tensors(key_len=5, key_dim=6, value_dim=4, grad=True, dtype=torch.float64):
+    """query, mixing, key, value and content for the kernels."""
+    random = torch.Generator().manual_seed(3)
+    shapes = [(N, T, key_dim), (H, key_dim), (N, key_len, key_dim), (N, H, key_len, value_dim), (N, H, key_len)]
+    return [torch.randn(s, generator=random, dtype=torch.float64).to(dtype).requires_grad_(grad) for s in shapes]
+
+
+def call(kernel, query, mixing, key, value, content, mask=None, dropout=0.0, need_weights=False):
+    entry = KeyValue(key, value, content)
+    return COLLABORATIVE[kernel].attend(query, mixing, entry, mask, 0.7, dropout, need_weights)
+
+
+@pytest.mark.parametrize("kernel", COLLABORATIVE)
+def test_one_seed_drops_the_same_weights_in_every_way(kernel):
+    query, mixing, key, value, content = tensors()
+    weights = packed_bmm.weigh(query, mixing, KeyValue(key, value, content), None, 0.7)
+    torch.manual_seed(11)
+    factor = torch.nn.functional.dropout(torch.ones_like(weights), 0.4)  # 0 or 1 / 0.6
+    assert 0.2 < (factor == 0).double().mean() < 0.6
+    expected = (weights * factor) @ value
+    leaves = (query, mixing, key, value, content)
+    theirs = torch.autograd.grad(expected.square().sum(), leaves)
+    for seed in (11, 12):
+        torch.manual_seed(seed)
+        context, returned = call(kernel, query, mixing, key, value, content, dropout=0.4, need_weights=True)
+        ours = torch.autograd.grad(context.square().sum(), leaves)
+        error = max((a - b).abs().max() for a, b in zip((context, *ours), (expected, *theirs), strict=True))
+        assert error < 1e-11 if seed == 11 else error > 1e-2  # the other seed is the control
+        assert (returned - weights).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
+    mask = torch.randn(N, 1, 1, 3, dtype=torch.float64)
+    mask[0, ..., 0] = -torch.inf
+
+    def function(*arguments):
+        torch.manual_seed(0)
+        outputs = call("head_loop", *arguments, mask, dropout, need_weights)
+        return outputs if need_weights else outputs[0]
+
+    arguments = tensors(key_len=3, key_dim=2, value_dim=2)
+    assert torch.autograd.gradcheck(function, arguments)
+    assert torch.autograd.gradgradcheck(function, arguments)
+
+
+def test_a_second_derivative_is_right_where_the_key_comes_from_the_query():
+    """The partial derivative must not follow the query into a key that was computed from it."""
+    query, mixing, _, value, _ = tensors(key_len=T)
+    results = []
+    for kernel in ("bmm", "head_loop"):
+        context, _ = call(kernel, query, mixing, query * 2.0, value, None)
+        (first,) = torch.autograd.grad(context.square().sum(), query, create_graph=True)
+        results.append(torch.autograd.grad(first.square().sum(), (query, mixing)))
+    for mine, other in zip(*results, strict=True):
+        assert other.abs().max() > 0.1
+        assert (mine - other).abs().max() < 1e-9
+
+
+def saved_bytes(function, *arguments):
+    """Bytes that autograd keeps for the backward pass beyond the arguments, every storage once."""
+    own = {x.untyped_storage().data_ptr() for x in arguments}
+    kept = {}
+
+    def pack(x):
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        alive = function(*arguments)  # while the graph lives no two storages share an address
+    del alive
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("key_dim", [6, 48])
+def test_what_is_kept_for_the_backward_pass_to_the_byte(key_dim):
+    arguments = tensors(key_dim=key_dim, dtype=torch.float32)
+    key_len = arguments[2].size(1)
+    weights = N * H * T * key_len
+
+    def kept(kernel, dropout=0.0):
+        return saved_bytes(lambda *x: call(kernel, *x, dropout=dropout), *arguments)
+
+    assert kept("head_loop") == 4 * weights
+    assert kept("head_loop", dropout=0.1) == 4 * weights + weights  # one byte for each
+    # the plain way keeps the mixed queries of all heads, the scaled mixing matrix and the weights
+    assert kept("bmm") == 4 * (N * H * T * key_dim + H * key_dim + weights)
+
+
+def test_autograd_refuses_weights_that_were_changed_behind_its_back():
+    query, mixing, key, value, content = tensors()
+    context, weights = call("head_loop", query, mixing, key, value, content, need_weights=True)
+    with torch.no_grad():
+        weights.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        context.sum().backward()
+
+
+def entry_of(dtype=torch.float32):
+    query, mixing, key, value, content = tensors(dtype=dtype)
+    return query, mixing, KeyValue(key, value, content)
+
+
+def test_the_choice_on_a_cpu():
+    assert choose("auto", *entry_of(), None, False) is head_loop.attend
+    assert choose("auto", *entry_of(torch.bfloat16), None, False) is packed_bmm.attend
+    trainable = torch.zeros(T, 5, requires_grad=True)
+    assert choose("auto", *entry_of(), trainable, False) is packed_bmm.attend
+    for name, module in COLLABORATIVE.items():
+        assert choose(name, *entry_of(), None, True) is module.attend
+
+
+def test_an_impossible_choice_says_why():
+    with pytest.raises(KernelError, match=r"float32 or float64, but got torch\.bfloat16"):
+        choose("head_loop", *entry_of(torch.bfloat16), None, False)
+    with pytest.raises(KernelError, match="no gradient for the mask"):
+        choose("head_loop", *entry_of(), torch.zeros(T, 5, requires_grad=True), False)
+    query, mixing, entry = entry_of()
+    with pytest.raises(KernelError, match=r"one type for all, but got torch\.float16, torch\.float32"):
+        choose("sdpa", query.half(), mixing, entry, None, False)
+    with pytest.raises(KernelError, match="auto or one of bmm, head_loop, sdpa, but is 'fast'"):
+        choose("fast", query, mixing, entry, None, False)
+
+
+def test_a_trainable_mask_gets_its_gradient():
+    layer = build("collaborative", "cross")
+    mask = torch.randn(N, H, T, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda m: layer(*inputs("cross"), attn_mask=m)[0], mask)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "head_loop"])
+def test_transformations_of_torch_take_the_plain_way(kernel):
+    layer = build("collaborative-content", "cross", kernel=kernel)
+    query, key, value = inputs("cross")
+    tangent = torch.randn_like(query)
+
+    def function(x):
+        return layer(x, key, value, need_weights=False)[0]
+
+    expected, derivative = torch.autograd.functional.jvp(function, query, tangent)
+    assert derivative.abs().max() > 0.1
+    for got in (
+        torch.func.jvp(function, (query,), (tangent,))[1],
+        forward_mode(function, query, tangent),
+    ):
+        assert (got - derivative).abs().max() < 1e-10
+    single = torch.func.vmap(lambda x, k, v: layer(x[None], k[None], v[None], need_weights=False)[0][0])
+    assert (single(query, key, value) - expected).abs().max() < FLOAT64
+    for convert in (torch.jit.trace, lambda *arguments: torch.export.export(*arguments).module()):
+        converted = convert(Wrapped(layer), (query, key, value))
+        assert (converted(query * 2, key, value) - function(query * 2)).abs().max() < FLOAT64
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, query, key, value):
+        return self.layer(query, key, value, need_weights=False)[0]
+
+
+def forward_mode(function, x, tangent):
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(function(torch.autograd.forward_ad.make_dual(x, tangent))).tangent
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_finite_fills_stay_finite_in_half_precision(dtype, device):
+    mask = torch.tensor([-1e8, -1e4, -torch.inf, 0.5], device=device)
+    got = sdpa.mask_in_type(mask, dtype)
+    assert got.dtype == dtype
+    assert torch.isfinite(got).tolist() == [True, True, False, True]
+    assert got[0] < -6e4
+    assert got[1] == torch.tensor(-1e4, dtype=dtype)
+    assert got[3] == 0.5
+
+
+def test_autocast_takes_a_way_that_can():
+    layer = CollaborativeAttention(E, H, 5)
+    query = torch.randn(N, T, E)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = layer(query, query, query)[0]
+    assert low.dtype == torch.bfloat16
+    assert 0 < (low.float() - layer(query, query, query)[0]).abs().max() < 0.02
+
+
+def test_layers_with_hooks_or_of_another_class_are_called_one_by_one():
+    layer = build("collaborative")
+    query = inputs("self")[0]
+    expected = layer(query, query, query)[0]
+    hooked = copy.deepcopy(layer)
+    seen = []
+    hooked.k_proj.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
+    assert (hooked(query, query, query)[0] - expected).abs().max() < FLOAT64
+    assert seen == [query.shape]
+
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    layer.v_proj.__class__ = Doubled
+    assert (layer(query, query, query)[0] - expected).abs().max() > 1e-2
