@@ -215,10 +215,10 @@ class AttentionLayer(nn.Module):
             dropout = self.dropout if self.training else 0.0
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
         folded = query.reshape(rows, beams * query_len, self.key_dim)
-        additive = mask.additive if mask is not None else None
+        additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)
         context, weights = self.read_heads(folded, entry, additive, dropout, need_weights)
-        if mask is not None:
-            context = context.masked_fill(mask.hidden, 0.0)
+        if hidden is not None:
+            context = context.masked_fill(hidden, 0.0)
 
         # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv), in the query's memory order
         context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
@@ -242,8 +242,8 @@ class AttentionLayer(nn.Module):
 
         if not need_weights or weights is None:
             return output, None
-        if mask is not None:
-            weights = weights.masked_fill(mask.hidden, 0.0)
+        if hidden is not None:
+            weights = weights.masked_fill(hidden, 0.0)
         # (N, H, B·T, S) → (N, B, H, T, S) → (R, H, T, S)
         weights = weights.view(rows, self.num_heads, beams, query_len, key_len).transpose(1, 2).flatten(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights

@@ -6,6 +6,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .transforms import watched
+
 
 class AttentionMask(NamedTuple):
     """What hides keys from queries.
@@ -13,11 +15,12 @@ class AttentionMask(NamedTuple):
     Attributes:
         additive: broadcasts to (N, H, T, S); 0 or a finite number where a key is seen, −inf where it is not. Queries
             that see no key at all have zeros here, so that no softmax ever meets a row of −inf.
-        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries. Their context is zero.
+        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries. Their context is zero. None where there is
+            known to be no such query.
     """
 
     additive: Tensor
-    hidden: Tensor
+    hidden: Optional[Tensor]
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -86,4 +89,7 @@ def combine(
     if mask is None:
         return None
     hidden = (mask == -math.inf).all(dim=-1, keepdim=True)
+    # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
+    if device.type == "cpu" and not watched() and not bool(hidden.any()):
+        return AttentionMask(mask, None)
     return AttentionMask(mask.masked_fill(hidden, 0.0), hidden)

@@ -4,10 +4,12 @@ fairseq passes (T, R, E) tensors; the layers take (R, T, E). Letters as in :mod:
 
 What decoding keeps for a layer, a dict of optional tensors under fairseq's incremental state:
 
-``prev_key``               (N, S, D̃k) shared, or (N, H, S, dk) of standard heads
-``prev_value``             (N, H, S, dv)
-``prev_content``           (N, H, S) or None
+``prev_key``               (N, C, D̃k) shared, or (N, H, C, dk) of standard heads
+``prev_value``             (N, H, C, dv)
+``prev_content``           (N, H, C) or None
+``prev_length``            S as a scalar: so many of the C ≥ S positions are in use
 ``prev_key_padding_mask``  (N, S) boolean or None
+``spare_key``, …           memory for the next reordering, see :class:`~collab_fairseq.attention.cache.GrowingCache`
 ``prev_beams``             cross-attention only: B as a scalar; rows are sentences where B > 1, hypotheses where B = 1
 """
 
@@ -19,7 +21,8 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue, extend, select
+from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue
+from collab_fairseq.attention.cache import GrowingCache, append, reorder, visible
 
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
 
@@ -51,6 +54,34 @@ def extend_padding(
     if new is None:
         new = torch.zeros(rows, new_len, dtype=torch.bool, device=device)
     return torch.cat([past.to(torch.bool), new.to(torch.bool)], dim=1)
+
+
+def recall(state: Dict[str, Optional[Tensor]]) -> Optional[GrowingCache]:
+    """The cache that :func:`remember` put there, or None at the first step."""
+    key, value, length = state.get("prev_key"), state.get("prev_value"), state.get("prev_length")
+    if key is None or value is None or length is None:
+        return None
+    spare: Optional[KeyValue] = None
+    spare_key, spare_value = state.get("spare_key"), state.get("spare_value")
+    if spare_key is not None and spare_value is not None:
+        spare = KeyValue(spare_key, spare_value, state.get("spare_content"))
+    return GrowingCache(KeyValue(key, value, state.get("prev_content")), int(length.item()), spare)
+
+
+def remember(cache: GrowingCache, padding: Optional[Tensor]) -> Dict[str, Optional[Tensor]]:
+    """What decoding keeps of a layer: see the top of this file."""
+    kept = torch.jit.annotate(Dict[str, Optional[Tensor]], {})
+    kept["prev_key"] = cache.held.key
+    kept["prev_value"] = cache.held.value
+    kept["prev_content"] = cache.held.content
+    kept["prev_length"] = torch.tensor(cache.length)
+    kept["prev_key_padding_mask"] = padding
+    spare = cache.spare
+    if spare is not None:
+        kept["spare_key"] = spare.key
+        kept["spare_value"] = spare.value
+        kept["spare_content"] = spare.content
+    return kept
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -130,13 +161,9 @@ class IncrementalAttention(FairseqIncrementalState):
         ``new``: what ``key`` and ``value`` were projected to, where that is done already.
         """
         state = self._get_input_buffer(incremental_state)
-        past: Optional[KeyValue] = None
-        past_key, past_value = state.get("prev_key"), state.get("prev_value")
-        if past_key is not None and past_value is not None:
-            past = KeyValue(past_key, past_value, state.get("prev_content"))
-        past_padding = state.get("prev_key_padding_mask")
+        past, past_padding = recall(state), state.get("prev_key_padding_mask")
         if past is not None and self.cross:
-            return past, past_padding
+            return past.held, past_padding
 
         if key is None or value is None:
             raise ValueError("key and value must be given where none are cached")
@@ -150,22 +177,21 @@ class IncrementalAttention(FairseqIncrementalState):
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[::beams]
         entry = self.project(keys, values) if new is None else new
+        if incremental_state is None:
+            return entry, key_padding_mask
+        if decoding_cross:  # read at every step from now on
+            entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
+        cache = GrowingCache(entry, entry.value.size(2))
         if past is not None:
-            past_len = past.value.size(2)
             key_padding_mask = extend_padding(
-                past_padding, key_padding_mask, keys.size(0), past_len, keys.size(1), keys.device
+                past_padding, key_padding_mask, keys.size(0), past.length, keys.size(1), keys.device
             )
-            entry = extend(past, entry)
-        if incremental_state is not None:
-            kept = torch.jit.annotate(Dict[str, Optional[Tensor]], {})
-            kept["prev_key"] = entry.key
-            kept["prev_value"] = entry.value
-            kept["prev_content"] = entry.content
-            kept["prev_key_padding_mask"] = key_padding_mask
-            if self.cross:
-                kept["prev_beams"] = torch.tensor(beams)
-            self._set_input_buffer(incremental_state, kept)
-        return entry, key_padding_mask
+            cache = append(past, entry)
+        kept = remember(cache, key_padding_mask)
+        if self.cross:
+            kept["prev_beams"] = torch.tensor(beams)
+        self._set_input_buffer(incremental_state, kept)
+        return visible(cache), key_padding_mask
 
     @torch.jit.export
     def reorder_incremental_state(
@@ -176,22 +202,17 @@ class IncrementalAttention(FairseqIncrementalState):
         A per-sentence cache is touched only where sentences leave the batch.
         """
         state = self._get_input_buffer(incremental_state)
-        key, value = state.get("prev_key"), state.get("prev_value")
-        if key is None or value is None:
+        past = recall(state)
+        if past is None:
             return incremental_state
         beams_kept = state.get("prev_beams")
         if beams_kept is not None:
             beams = int(beams_kept.item())
             new_order = torch.div(new_order.view(-1, beams)[:, 0], beams, rounding_mode="floor")
-            if torch.equal(new_order, torch.arange(key.size(0), device=new_order.device)):
+            if torch.equal(new_order, torch.arange(past.held.value.size(0), device=new_order.device)):
                 return incremental_state
-        entry = select(KeyValue(key, value, state.get("prev_content")), new_order)
         padding = state.get("prev_key_padding_mask")
-        kept = torch.jit.annotate(Dict[str, Optional[Tensor]], {})
-        kept["prev_key"] = entry.key
-        kept["prev_value"] = entry.value
-        kept["prev_content"] = entry.content
-        kept["prev_key_padding_mask"] = padding.index_select(0, new_order) if padding is not None else None
+        kept = remember(reorder(past, new_order), padding.index_select(0, new_order) if padding is not None else None)
         kept["prev_beams"] = beams_kept
         self._set_input_buffer(incremental_state, kept)
         return incremental_state

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from collab_fairseq.attention import CollaborativeAttention, KeyValue
+from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import MASKS, SITES, E, H, N, T, build, inputs, masks, reference
@@ -163,13 +163,17 @@ def entry_of(dtype=torch.float32):
     return query, mixing, KeyValue(key, value, content)
 
 
-def test_the_choice_on_a_cpu():
+def test_the_choice_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(kernels, "FEW_QUERIES", T)
     assert choose("auto", *entry_of(), None, False) is head_loop.attend
     assert choose("auto", *entry_of(torch.bfloat16), None, False) is packed_bmm.attend
     trainable = torch.zeros(T, 5, requires_grad=True)
     assert choose("auto", *entry_of(), trainable, False) is packed_bmm.attend
-    for name, module in COLLABORATIVE.items():
-        assert choose(name, *entry_of(), None, True) is module.attend
+    query, mixing, entry = entry_of()
+    monkeypatch.setattr(kernels, "FEW_QUERIES", T + 1)  # as in decoding
+    assert choose("auto", query, mixing, entry, None, False) is packed_bmm.attend
+    for name, kernel in COLLABORATIVE.items():
+        assert choose(name, query, mixing, entry, None, True) is kernel.attend
 
 
 def test_an_impossible_choice_says_why():

@@ -6,10 +6,10 @@ A new way of collaborative heads is one file with an ``attend`` and an ``obstacl
 
 from typing import Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 
-import torch
 from torch import Tensor
 
 from ..cache import KeyValue
+from ..transforms import watched
 from . import head_loop, heads_bmm, packed_bmm, sdpa
 
 Attended = Tuple[Tensor, Optional[Tensor]]
@@ -37,6 +37,10 @@ COLLABORATIVE: Dict[str, Kernel] = {
 STANDARD: Dict[str, StandardKernel] = {"bmm": heads_bmm.attend, "sdpa": sdpa.attend_standard}
 
 
+#: with fewer queries a row, as in decoding, one product of all heads is faster than a loop over them
+FEW_QUERIES = 8
+
+
 class KernelError(ValueError):
     """A kernel that does not exist, or cannot compute what it was insisted on for; the message says why."""
 
@@ -47,16 +51,6 @@ def check_name(name: str, known: Iterable[str]) -> None:
     """Refuse a kernel that is neither ``auto`` nor in ``known``."""
     if name != "auto" and name not in known:
         raise KernelError(f"kernel must be auto or one of {', '.join(known)}, but is {name!r}")
-
-
-def _being_transformed() -> bool:
-    """Whether torch is tracing or transforming the computation, which a kernel with its own backward is opaque to."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
 
 
 def choose(
@@ -71,7 +65,7 @@ def choose(
     Raises:
         KernelError: the kernel insisted on cannot compute these arguments.
     """
-    if name in ("auto", "head_loop") and _being_transformed():
+    if name in ("auto", "head_loop") and watched():
         return packed_bmm.attend
     if name != "auto":
         check_name(name, COLLABORATIVE)
@@ -84,7 +78,7 @@ def choose(
         # the memory-efficient backend is made for widths up to 128; above, its generic form is slow
         fused = query.size(2) <= 128 and not need_weights
         return sdpa.attend if fused and sdpa.obstacle(query, mixing, entry, mask) is None else packed_bmm.attend
-    if head_loop.obstacle(query, mixing, entry, mask) is None:
+    if query.size(1) >= FEW_QUERIES and head_loop.obstacle(query, mixing, entry, mask) is None:
         return head_loop.attend
     return packed_bmm.attend
 
