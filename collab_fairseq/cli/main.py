@@ -15,6 +15,8 @@ import collab_fairseq
 
 COMMANDS = {
     "average": "collab_fairseq.cli.average",
+    "bench": "collab_fairseq.cli.bench",
+    "doctor": "collab_fairseq.cli.doctor",
     "record": "collab_fairseq.cli.record",
     "score": "collab_fairseq.cli.score",
     "table": "collab_fairseq.cli.table",

@@ -90,7 +90,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--x updates draws curves of valid_loss, got --y {args.y}")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # four lines for every comparison
     from collab_fairseq.reporting import figures, pages, table
-    from collab_fairseq.reporting.files import write_text
     from collab_fairseq.reporting.rows import load_run
 
     runs = [load_run(path) for path in args.records]
@@ -106,16 +105,5 @@ def run(args: argparse.Namespace) -> int:
     if not args.output:
         sys.stdout.write(text)
         return 0
-    before = pages.read_page(args.output)
-    if args.marker:
-        if before is None:
-            raise UsageError(f"--output {args.output} does not exist; with --marker it must")
-        text = pages.with_part(before, args.marker, text, where=args.output)
-    if text == before:
-        logger.info("%s is up to date", args.output)
-    elif args.check:
-        raise UsageError(f"{args.output} is stale: the records give another table; run this without --check")
-    else:
-        write_text(text, args.output)
-        logger.info("wrote %s", args.output)
+    logger.info("%s", pages.publish(text, args.output, args.marker, args.check))
     return 0

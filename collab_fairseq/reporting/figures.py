@@ -26,9 +26,9 @@ from collab_fairseq.reporting.rows import (
 )
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKS = ("o", "s", "^", "D", "v", "P")
-_STYLE: Dict[str, Any] = {
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKS = ("o", "s", "^", "D", "v", "P")
+STYLE: Dict[str, Any] = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 9.0,
     "axes.spines.top": False,
@@ -82,7 +82,7 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
     rows = make_rows(runs, group_by)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
+        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
         panels = test_sets(rows) if y in METRICS else [""]
         if not panels:
             raise PlotError("nothing to draw: no record has scores")
@@ -168,4 +168,4 @@ def _millions(number: Optional[int]) -> Optional[float]:
 
 
 def _look(number: int) -> Dict[str, Any]:
-    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKS[number % len(_MARKS)]}
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)]}

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Optional
 
-from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.reporting.files import PathLike, write_text
 from collab_fairseq.reporting.schema import RecordError
 
 
@@ -48,3 +48,37 @@ def read_page(path: PathLike) -> Optional[str]:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"cannot read {os.fspath(path)} as UTF-8 text: {error}") from error
+
+
+class PageError(ValueError):
+    """A page that is not there, or not up to date."""
+
+    user_error = True
+
+
+def publish(text: str, page: str, marker: Optional[str] = None, check: bool = False) -> str:
+    """Write a text to a page, or only see whether it stands there.
+
+    Args:
+        text: Markdown.
+        page: path of a file.
+        marker: only the part of the page between these markers is written.
+        check: write nothing.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        PageError: with `check`, the page is not what would be written; with a marker, there is no page.
+    """
+    before = read_page(page)
+    if marker:
+        if before is None:
+            raise PageError(f"--output {page} does not exist; with --marker it must")
+        text = with_part(before, marker, text, where=page)
+    if text == before:
+        return f"{page} is up to date"
+    if check:
+        raise PageError(f"{page} is stale: the records give another table; run this without --check")
+    write_text(text, page)
+    return f"wrote {page}"

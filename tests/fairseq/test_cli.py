@@ -53,7 +53,8 @@ def is_one_sentence(error: str, command: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["average", "--help"], ["score", "--help"], ["record", "--help"], ["user-dir"]]
+    "argv",
+    [["--help"], ["user-dir"], *([name, "--help"] for name in ("average", "bench", "doctor", "record", "score", "table"))],
 )
 def test_help_needs_neither_torch_nor_fairseq(argv):
     probe = (
