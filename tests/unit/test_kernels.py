@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
-from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, heads_bmm, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import MASKS, SITES, E, H, N, T, build, inputs, masks, reference
 
@@ -174,6 +174,22 @@ def test_the_choice_on_a_cpu(monkeypatch):
     assert choose("auto", query, mixing, entry, None, False) is packed_bmm.attend
     for name, kernel in COLLABORATIVE.items():
         assert choose(name, query, mixing, entry, None, True) is kernel.attend
+
+
+def test_the_choice_for_standard_heads_on_a_cpu():
+    heads = torch.zeros(2, H, kernels.MANY_QUERIES, 4)
+    narrow = KeyValue(torch.zeros(2, H, 5, 3), heads[:, :, :5])
+    wide = KeyValue(heads[:, :, :5], heads[:, :, :5])
+
+    def chosen(query, entry, dropout=0.0, need_weights=False):
+        return kernels.choose_standard("auto", query, entry, dropout, need_weights)
+
+    assert chosen(heads, wide) is sdpa.attend_standard
+    assert chosen(heads[:, :, 1:], wide) is heads_bmm.attend
+    assert chosen(heads, wide, dropout=0.1) is heads_bmm.attend
+    assert chosen(heads, wide, need_weights=True) is heads_bmm.attend
+    assert chosen(heads[..., :3], narrow) is heads_bmm.attend
+    assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend_standard
 
 
 def test_an_impossible_choice_says_why():

@@ -5,7 +5,7 @@
 The weights never lie in memory as a whole. The shared key goes in as a view with a head axis of stride 0. Of torch's
 backends only two accept queries and keys of another width than the values, a dropout and a bias with a gradient: the
 memory-efficient one (CUDA) and the plain formula; the choice is left to these two. Standard heads, whose widths agree,
-may take any.
+may take any. The fused backends have no second derivative; ``bmm`` has one.
 """
 
 import math
