@@ -54,7 +54,7 @@ def is_one_sentence(error: str, command: str) -> bool:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--help"], ["user-dir"], *([name, "--help"] for name in ("average", "bench", "doctor", "record", "score", "table"))],
+    [["--help"], ["user-dir"], *([name, "--help"] for name in ("average", "bench", "doctor", "record", "score"))],
 )
 def test_help_needs_neither_torch_nor_fairseq(argv):
     probe = (
