@@ -4,14 +4,15 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 :class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
 """
 
-from typing import Any
+from typing import Any, Dict, List
 
+import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from torch import nn
+from torch import Tensor, nn
 
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 
@@ -38,6 +39,38 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         layer = CollabEncoderLayer(cfg, attention_settings(cfg), self._built, return_fc=self.return_fc)
         self._built += 1
         return _wrap(layer, cfg)
+
+    _reorder_encoder_out = TransformerEncoderBase.reorder_encoder_out
+
+    @torch.jit.export
+    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
+        """Rows (R', ) of an encoder's output; as in fairseq, but nothing is copied where nothing changes.
+
+        Beam search starts by repeating every sentence and reorders its hypotheses at every step. As long as these stay
+        with their sentence, each row becomes a copy of itself.
+        """
+        rows = new_order.size(0)
+        before = encoder_out["encoder_out"][0].size(1)
+        if "beams" in encoder_out:
+            beams = int(encoder_out["beams"][0].item())
+        else:
+            beams = rows // max(before, 1)
+            own = torch.arange(before, device=new_order.device).repeat_interleave(max(beams, 1))
+            if beams > 1 and torch.equal(own, new_order):
+                repeated = self._reorder_encoder_out(encoder_out, new_order)
+                repeated["beams"] = [torch.tensor(beams)]
+                return repeated
+            beams = 1
+        if beams > 1 and rows % beams == 0:
+            sentences = torch.div(new_order, beams, rounding_mode="floor").view(-1, beams)
+            if torch.equal(sentences, sentences[:, :1].expand_as(sentences)):
+                in_place = torch.arange(before // beams, device=new_order.device)
+                if torch.equal(sentences[:, 0], in_place):
+                    return encoder_out
+                fewer = self._reorder_encoder_out(encoder_out, new_order)
+                fewer["beams"] = [torch.tensor(beams)]
+                return fewer
+        return self._reorder_encoder_out(encoder_out, new_order)
 
 
 class TransformerCollabDecoder(TransformerDecoderBase):

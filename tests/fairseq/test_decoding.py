@@ -241,3 +241,35 @@ def test_the_model_offers_what_the_generator_looks_for():
     model = model_of("collaborative")
     EnsembleModel([model]).set_decoder_beam_size(5)
     assert model.decoder.layers[1].encoder_attn.beam_size == 5
+
+
+def test_the_encoder_output_is_copied_only_where_it_changes():
+    model = model_of("collaborative")
+    source, lengths, _ = batch()
+    with torch.no_grad():
+        alone = model.encoder(source, lengths)
+    for encoder in (model.encoder, torch.jit.script(model.encoder)):
+        expanded = encoder.reorder_encoder_out(alone, torch.arange(3).repeat_interleave(4))
+        rows = expanded["encoder_out"][0]
+        assert rows.size(1) == 12
+        within = torch.tensor([3, 3, 0, 1, 4, 5, 4, 4, 11, 10, 9, 8])
+        kept = encoder.reorder_encoder_out(expanded, within)
+        assert kept["encoder_out"][0].data_ptr() == rows.data_ptr()
+        assert torch.equal(rows[:, within], rows)
+
+        # sentences leave the batch, in any order; hypotheses change sentences; a batch that was never repeated
+        for start, order in (
+            (kept, [8, 9, 9, 8, 0, 1, 2, 3]),
+            (kept, [0, 4, 8, 1, 2, 3, 5, 6, 7, 9, 10, 11]),
+            (kept, [5, 0]),
+            (encoder.reorder_encoder_out(kept, torch.tensor([8, 9, 9, 8, 0, 1, 2, 3])), [4, 4, 5, 5, 0, 0, 0, 0]),
+            (alone, [1, 0, 2]),
+            (alone, [0, 0, 1, 1, 1, 2]),
+        ):
+            order = torch.tensor(order)
+            got = encoder.reorder_encoder_out(start, order)
+            expected = start["encoder_out"][0][:, order]
+            assert torch.equal(got["encoder_out"][0], expected)
+            assert torch.equal(got["encoder_padding_mask"][0], start["encoder_padding_mask"][0][order])
+            again = encoder.reorder_encoder_out(got, torch.arange(order.numel()).flip(0))
+            assert torch.equal(again["encoder_out"][0], expected.flip(1))
