@@ -22,7 +22,7 @@ BEFORE = {
 
 # ... and after.
 AFTER = {
-    "fairseq.checkpoint_utils": ("loading.mend", "saving.mend"),
+    "fairseq.checkpoint_utils": ("loading.mend", "saving.mend", "resuming.mend", "stopping.mend_loading"),
     "fairseq.data.codedataset": ("loading.mend", "expressions.mend"),
     "fairseq.dataclass.configs": ("dataclasses_.restore_builtins",),
     "fairseq.dataclass.utils": ("config.mend",),
@@ -32,8 +32,9 @@ AFTER = {
     "fairseq.modules.transformer_layer": ("encoder_layer.mend",),
     "fairseq.optim.amp_optimizer": ("amp.mend",),
     "fairseq.options": ("options.mend",),
+    "fairseq.trainer": ("resuming.mend_trainer", "stopping.mend_trainer", "memory.mend"),
     "fairseq_cli.hydra_train": ("errors.mend_hydra_train",),
-    "fairseq_cli.train": ("train.mend",),
+    "fairseq_cli.train": ("train.mend", "stopping.mend_train"),
     **dict.fromkeys(
         (
             "fairseq.data.data_utils",

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_modern import stopping
 from fairseq_modern.errors import WorkersError
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
@@ -60,14 +61,25 @@ def mend(module: ModuleType) -> None:
     def call_main(cfg: Any, main: Any, **options: Any) -> Any:
         refuse_several_validators(cfg, main)
         refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
-        return published["call_main"](cfg, main, **options)
+        training = cfg.distributed_training
+        if training.distributed_init_method is None:
+            fairseq.infer_init_method(training)
+        if training.distributed_init_method is None or training.distributed_no_spawn:
+            return published["call_main"](cfg, main, **options)
+        with stopping.workers():
+            return published["call_main"](cfg, main, **options)
 
     @functools.wraps(published["distributed_main"])
     def distributed_main(*args: Any, **options: Any) -> None:
-        already_open = dist.is_initialized()
-        published["distributed_main"](*args, **options)
+        already_open, stopped = dist.is_initialized(), False
+        try:
+            published["distributed_main"](*args, **options)
+        except stopping.Stopped:  # in all processes, which have waited for each other
+            stopped = True
         if dist.is_initialized() and not already_open:
             close_process_groups(fairseq)
+        if stopped:
+            raise stopping.Stopped
 
     fairseq._broadcast_object_slow = _broadcast_object_slow
     fairseq.all_gather_list = all_gather_list

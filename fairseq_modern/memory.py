@@ -1,0 +1,67 @@
+"""Mends: a process of several that runs out of memory leaves the others waiting for ever, or mixes up their messages.
+
+As published, that process skips its batch and goes on to the next exchange, while the others are still in the one
+before. With several processes, running out of memory now ends the training with one sentence; a process alone goes on
+with the next batch, as before. A process whose neighbour has gone says no more than that.
+"""
+
+import functools
+import re
+from types import ModuleType
+from typing import Any
+
+from fairseq_modern.errors import UserError
+
+# what gloo and NCCL say of a process that has ended
+GONE = re.compile(r"[Cc]onnection (was )?(closed|reset)|[Bb]roken pipe|remote process exited|Socket closed")
+
+
+class OutOfMemory(UserError):
+    """A process of several has no memory left for its batch."""
+
+
+class NeighbourGone(UserError):
+    """Another process of the job has ended."""
+
+
+def explain(trainer: Any, step: str, error: RuntimeError) -> Exception:
+    """The sentence for the user that an error in a step of several processes calls for, or the error itself."""
+    rank, number = trainer.data_parallel_rank, trainer.data_parallel_world_size
+    if "out of memory" in str(error):
+        tokens, sentences = trainer.cfg.dataset.max_tokens, trainer.cfg.dataset.batch_size
+        size = f"--max-tokens (now {tokens})" if tokens else f"--batch-size (now {sentences})"
+        return OutOfMemory(
+            f"process {rank} of {number} ran out of memory in {step} after update {trainer.get_num_updates()}; lower "
+            f"{size} and raise --update-freq in proportion; training goes on from the last checkpoint."
+        )
+    if GONE.search(str(error)):
+        return NeighbourGone(
+            f"process {rank} of {number} ends because another one has ended in {step}; see that one's message."
+        )
+    return error
+
+
+def mend(module: ModuleType) -> None:
+    """Wrap the steps of `fairseq.trainer.Trainer`."""
+    published_train, published_valid = module.Trainer.train_step, module.Trainer.valid_step
+
+    @functools.wraps(published_train)
+    def train_step(self: Any, samples: Any, raise_oom: bool = False) -> Any:
+        if self.data_parallel_world_size == 1:
+            return published_train(self, samples, raise_oom)
+        try:
+            return published_train(self, samples, raise_oom=True)
+        except RuntimeError as error:
+            raise explain(self, "training", error) from error
+
+    @functools.wraps(published_valid)
+    def valid_step(self: Any, sample: Any, raise_oom: bool = False) -> Any:
+        if self.data_parallel_world_size == 1:
+            return published_valid(self, sample, raise_oom)
+        try:
+            return published_valid(self, sample, raise_oom)
+        except RuntimeError as error:
+            raise explain(self, "validation", error) from error
+
+    module.Trainer.train_step = train_step
+    module.Trainer.valid_step = valid_step

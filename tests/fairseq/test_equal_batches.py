@@ -1,0 +1,112 @@
+"""N processes with one batch each make the updates that one makes with N batches: same data, losses and weights."""
+
+import json
+
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from tests.fairseq import forked
+
+UPDATES = 50
+#: relative, after 50 updates in float32: the gradients' terms are added up in another order
+TOLERANCE = 1e-5
+
+# A --user-dir that writes down what each process trains on and the unrounded loss of each update.
+RECORDER = """
+import json, os
+from fairseq import criterions
+from fairseq.trainer import Trainer
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion, LabelSmoothedCrossEntropyCriterionConfig,
+)
+import collab_fairseq.models
+
+out = open(os.environ["RECORD"] + "." + os.environ["THIS_RANK"], "w")
+prepare = Trainer._prepare_sample
+
+def _prepare_sample(self, sample, is_dummy=False):
+    prepared, dummy = prepare(self, sample, is_dummy)
+    if not dummy and not is_dummy and self.model.training:
+        print(json.dumps({"update": self.get_num_updates(), "ids": prepared["id"].tolist()}), file=out, flush=True)
+    return prepared, dummy
+
+Trainer._prepare_sample = _prepare_sample
+
+@criterions.register_criterion("recorded", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class Recorded(LabelSmoothedCrossEntropyCriterion):
+    @classmethod
+    def reduce_metrics(cls, outputs):
+        loss = sum(float(o["loss"]) for o in outputs) / sum(float(o["sample_size"]) for o in outputs)
+        print(json.dumps({"loss": loss}), file=out, flush=True)
+        super().reduce_metrics(outputs)
+"""
+
+@pytest.fixture(scope="module")
+def trained(tiny_data, tmp_path_factory):
+    """name → batches of each update, loss of each update, model at the end."""
+    folder = tmp_path_factory.mktemp("equal")
+    recorder = forked.user_dir(folder / "recorder", RECORDER)
+    widths = ["--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 48, "--encoder-attention-heads", 4]
+    widths += [str(flag).replace("encoder", "decoder") for flag in widths]
+    flags = [
+        tiny_data, "--user-dir", recorder, "--arch", "transformer_collab_tiny", "--key-dim", 8, *widths,
+        "--encoder-layers", 1, "--decoder-layers", 1, "--share-all-embeddings", "--dropout", 0,
+        "--attention-dropout", 0, "--activation-dropout", 0, "--encoder-layerdrop", 0, "--decoder-layerdrop", 0,
+        "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", 0.002, "--lr-scheduler", "inverse_sqrt",
+        "--warmup-updates", 20, "--criterion", "recorded", "--label-smoothing", 0.1, "--max-tokens", 72,
+        "--max-update", UPDATES, "--no-epoch-checkpoints", "--save-interval", 100, "--disable-validation",
+    ]  # fmt: skip
+    jobs = [
+        {
+            "folder": folder / name, "processes": processes, "env": {"RECORD": str(folder / name / "record")},
+            "flags": [*flags, "--update-freq", frequency, "--seed", seed],
+        }
+        for name, processes, frequency, seed in (
+            ("1x2", 1, 2, 1), ("2x1", 2, 1, 1), ("1x4", 1, 4, 1), ("4x1", 4, 1, 1), ("another seed", 1, 2, 2),
+        )
+    ]  # fmt: skip
+    for done in forked.train(jobs):
+        assert set(done["statuses"]) == {0}, "\n".join(output[-2000:] for output in done["outputs"])
+    return {job["folder"].name: read(job["folder"], job["processes"]) for job in jobs}
+
+
+def read(folder, processes):
+    batches = [[] for _ in range(UPDATES)]
+    losses = []
+    for rank in range(processes):  # the ranks in turn: the order of one process
+        lines = [json.loads(line) for line in (folder / f"record.{rank}").read_text().splitlines()]
+        for line in lines:
+            if "ids" in line:
+                batches[line["update"]].append(line["ids"])
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert all(of_rank == losses[0] for of_rank in losses), "the ranks are told different losses"
+    return batches, losses[0], checkpoints.load(folder / "checkpoint_last.pt")["model"]
+
+
+def distance(model, other):
+    """The largest relative distance between two tensors of the same name; key biases apart, whose gradient is zero."""
+    names = [n for n in model if not n.endswith(("k_proj.bias", "_float_tensor"))]
+    assert len(names) < len(model)
+    return max(float((model[n] - other[n]).norm() / other[n].norm()) for n in names)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_processes_equal_accumulated_batches(trained, number):
+    batches, losses, model = trained[f"{number}x1"]
+    accumulated_batches, accumulated_losses, accumulated_model = trained[f"1x{number}"]
+    assert batches == accumulated_batches
+    assert {len(update) for update in batches} == {number, 1}, "the last update of an epoch has what is left"
+    assert len(losses) == len(accumulated_losses) == UPDATES
+    assert losses == pytest.approx(accumulated_losses, rel=TOLERANCE, abs=0)
+    assert losses[-1] < 0.9 * losses[0]
+    assert distance(model, accumulated_model) < TOLERANCE
+
+
+def test_another_seed_is_far_off(trained):
+    batches, losses, model = trained["1x2"]
+    other_batches, other_losses, other_model = trained["another seed"]
+    assert batches != other_batches
+    assert losses != pytest.approx(other_losses, rel=1000 * TOLERANCE)
+    assert distance(model, other_model) > 0.1
+    assert torch.isfinite(torch.tensor(losses)).all()

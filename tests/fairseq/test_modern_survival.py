@@ -1,0 +1,282 @@
+"""Trainings that are stopped, starved of memory or disk, or continued by another number of processes."""
+
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.multiprocessing import ProcessExitedException
+
+from fairseq_modern import memory, stopping
+from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
+from tests.fairseq import forked
+
+# --- SIGTERM -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def default_action():
+    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    stopping.forget()
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_sigterm_is_a_wish_until_training_ends(default_action):
+    stopping.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
+    stopping.forget()
+    assert not stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_others_who_handle_sigterm_are_left_alone(default_action):
+    def others(*arguments):
+        pass
+
+    signal.signal(signal.SIGTERM, others)
+    stopping.listen()
+    stopping.forget()
+    assert signal.getsignal(signal.SIGTERM) is others
+
+
+def test_one_process_that_is_asked_stops_all():
+    asked = iter([0.0, 1.0])  # what the other process adds
+    module = SimpleNamespace(Trainer=type("Trainer", (), {}))
+    module.Trainer._aggregate_logging_outputs = lambda self, outputs, *sums, ignore: (
+        outputs, [*sums[:-1], sums[-1] + next(asked)],
+    )  # fmt: skip
+    stopping.mend_trainer(module)
+    trainer = module.Trainer()
+    trainer.data_parallel_world_size = 2
+    assert not stopping.is_asked_to_stop(trainer)
+    assert trainer._aggregate_logging_outputs(["x"], 1.5, 2.5) == (["x"], [1.5, 2.5])
+    assert not stopping.is_asked_to_stop(trainer)
+    trainer._aggregate_logging_outputs([])
+    assert stopping.is_asked_to_stop(trainer)
+
+
+def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_on(default_action):
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
+    with stopping.workers():
+        worker.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        worker.join()
+        assert worker.exitcode == -signal.SIGTERM
+
+    def end_with(status):
+        with stopping.workers():
+            raise ProcessExitedException("", error_index=0, error_pid=1, exit_code=status)
+
+    with pytest.raises(SystemExit) as stopped:
+        end_with(stopping.EXIT_STATUS)
+    assert stopped.value.code == 75
+    with pytest.raises(ProcessExitedException):
+        end_with(1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("CUDA out of memory. Tried", r"process 1 of 2 ran out of memory .* --max-tokens \(now 100\)"),
+        ("Connection closed by peer [127.0.0.1]:9", "process 1 of 2 ends because another one has ended"),
+        ("a bug", None),
+    ],
+)
+def test_what_ends_a_step_of_several_processes(tmp_path, message, expected):
+    cfg = forked.training_config(tmp_path)
+    cfg.dataset.max_tokens = 100
+    trainer = SimpleNamespace(data_parallel_rank=1, data_parallel_world_size=2, cfg=cfg, get_num_updates=lambda: 3)
+    error = RuntimeError(message)
+    found = memory.explain(trainer, "training", error)
+    if expected is None:
+        assert found is error
+    else:
+        assert re.match(expected, str(found))
+        assert found.user_error
+
+
+# --- whole trainings -----------------------------------------------------------------------------------------------
+
+# A --user-dir that sends the signal to one process, or makes it run out of memory, when its time has come.
+TROUBLE = """
+import os, signal
+from fairseq.tasks.translation import TranslationTask
+published, here = TranslationTask.train_step, os.environ["THIS_RANK"]
+
+def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **rest):
+    if os.environ.get("SIGTERM_AT") == f"{update_num}@{here}":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if os.environ.get("MEMORY_ENDS_AT") == f"{update_num}@{here}":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return published(self, sample, model, criterion, optimizer, update_num, ignore_grad, **rest)
+
+TranslationTask.train_step = train_step
+"""
+
+
+@pytest.fixture(scope="module")
+def troubled(tiny_data, tmp_path_factory):
+    """name → folder and what its trainings printed and ended with."""
+    folder = tmp_path_factory.mktemp("troubled")
+    trouble = forked.user_dir(folder / "trouble", TROUBLE)
+    training = [flag for flag in TINY_TRAINING if flag not in ("--cpu", "--no-progress-bar")]
+    flags = [
+        tiny_data, "--user-dir", trouble, *TINY_MODEL, *training, "--max-tokens", 100, "--max-update", 40,
+        "--dropout", 0.3, "--save-interval-updates", 15, "--no-epoch-checkpoints", "--save-interval", 100,
+        "--validate-interval", 100,
+    ]  # fmt: skip
+
+    def job(name, processes=1, more=(), **others):
+        return {"folder": folder / name, "processes": processes, "flags": [*flags, *more], **others}
+
+    jobs = [
+        job("one"),
+        job("stopped", env={"SIGTERM_AT": "22@0"}),
+        job("resumed", copy=folder / "stopped"),
+        job("while saving", env={"SIGTERM_AT": "29@0"}),
+        job("two", 2),
+        job("two stopped", 2, env={"SIGTERM_AT": "22@1"}),
+        job("two resumed", 2, copy=folder / "two stopped"),
+        job("by one", 1, ["--update-freq", 2], copy=folder / "two stopped"),
+        job("hungry", 2, env={"MEMORY_ENDS_AT": "22@1"}),
+    ]
+    return {job["folder"].name: (job["folder"], done) for job, done in zip(jobs, forked.train(jobs), strict=True)}
+
+
+def state(folder, name="checkpoint_last.pt"):
+    return torch.load(folder / name, weights_only=False)
+
+
+def same(first, second):
+    names = [name for name in first["model"] if not name.endswith("_float_tensor")]
+    moments = [s["last_optimizer_state"]["state"] for s in (first, second)]
+    return all(torch.equal(first["model"][name], second["model"][name]) for name in names) and all(
+        torch.equal(moments[0][index][name], moments[1][index][name])
+        for index in moments[0]
+        for name in ("exp_avg", "exp_avg_sq")
+    )
+
+
+@pytest.mark.parametrize(
+    ("whole", "stopped", "resumed"), [("one", "stopped", "resumed"), ("two", "two stopped", "two resumed")]
+)
+def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(troubled, whole, stopped, resumed):
+    folder, done = troubled[stopped]
+    assert set(done["statuses"]) == {75}
+    assert "SIGTERM: stopped after update 23, saved" in done["outputs"][0]
+    kept = state(folder)
+    assert kept["optimizer_history"][-1]["num_updates"] == 23
+    assert kept["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
+    assert sum(output.count("begin validation") for output in done["outputs"]) == 1, "of update 15 only"
+
+    final = [state(troubled[name][0]) for name in (whole, resumed)]
+    assert set(troubled[resumed][1]["statuses"]) == {0}
+    assert "@ 23 updates)" in troubled[resumed][1]["outputs"][0]
+    assert same(*final)
+    assert not same(final[0], kept)
+    assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
+
+
+def test_sigterm_at_a_save_lets_it_finish_with_its_validation(troubled):
+    folder, done = troubled["while saving"]
+    assert done["statuses"] == [75]
+    assert state(folder)["optimizer_history"][-1]["num_updates"] == 30
+    assert state(folder)["extra_state"]["val_loss"] is not None
+    assert list(folder.glob("checkpoint_*_30.pt"))
+    assert done["outputs"][0].count("Finished saving checkpoint") == 2
+
+
+def test_another_number_of_processes_goes_on_at_the_next_epoch(troubled):
+    folder, done = troubled["by one"]
+    assert done["statuses"] == [0]
+    epoch = state(troubled["two stopped"][0])["extra_state"]["train_iterator"]["epoch"]
+    message = f"(processes 2 before and 1 now): going on at epoch {epoch + 1} after update 23; the rest of epoch"
+    assert f"{message} {epoch} is left out" in done["outputs"][0]
+    assert f"begin training epoch {epoch}\n" not in done["outputs"][0]
+    final = state(folder)
+    assert final["optimizer_history"][-1]["num_updates"] == 40
+    assert final["extra_state"]["train_iterator"]["epoch"] > epoch
+
+
+def test_a_process_out_of_memory_ends_all_with_a_sentence(troubled):
+    folder, done = troubled["hungry"]
+    assert 0 not in done["statuses"]
+    assert done["statuses"][1] == 1
+    last = done["outputs"][1].strip().splitlines()[-1]
+    assert "fairseq-train: error: process 1 of 2 ran out of memory in training after update 22; lower" in last
+    assert "Traceback" not in done["outputs"][1]
+    assert state(folder)["optimizer_history"][-1]["num_updates"] == 15
+
+
+def test_torchrun_passes_sigterm_on_also_under_python_m(tiny_data, tmp_path):
+    """A real signal to torchrun, which passes it on to all of a worker's group: to the process that loads data, too."""
+    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    command = [
+        str(BIN / "torchrun"), "--nproc_per_node", "2", *address, "-m", "fairseq_cli.train", tiny_data, *TINY_MODEL,
+        *TINY_TRAINING, "--max-tokens", "100", "--distributed-world-size", "2", "--distributed-backend", "gloo",
+        "--save-dir", tmp_path / "run", "--log-interval", "1", "--log-format", "json", "--max-update", "100000",
+        "--no-epoch-checkpoints", "--save-interval", "100000", "--disable-validation", "--num-workers", "1",
+    ]  # fmt: skip
+    log = tmp_path / "log"
+    with open(log, "w") as stream, subprocess.Popen(
+        command, stdout=stream, stderr=stream, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        end = time.monotonic() + 300
+        while '"num_updates": "20"' not in log.read_text():
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(timeout=120) != 0
+    text = log.read_text()
+    stopped = int(re.search(r"SIGTERM: stopped after update (\d+), saved", text).group(1))
+    assert state(tmp_path / "run")["optimizer_history"][-1]["num_updates"] == stopped >= 20
+    assert "SIGKILL" not in text
+
+
+@pytest.fixture(params=["full disk", "file size limit"])
+def cramped(request, tiny_run, tmp_path):
+    """A folder with a checkpoint and little room, options for a process that is to meet it, what the system says."""
+    folder, limit = tmp_path / "cramped", 60_000
+    folder.mkdir()
+    last = tiny_run / "checkpoint_last.pt"
+    if request.param == "file size limit":
+        shutil.copy(last, folder)
+        limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
+        yield folder, limited, "File too large"
+        return
+    # for three checkpoints: enough as long as one of the updates stays
+    size = f"size={3 * last.stat().st_size // 1024 + 20}k"
+    mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a small tmpfs")
+    shutil.copy(last, folder)
+    yield folder, {}, "No space left on device"
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_no_room_is_one_error_and_leaves_the_last_checkpoint(cramped, tiny_data):
+    folder, options, reason = cramped
+    flags = ["--max-epoch", 3, "--no-epoch-checkpoints", "--disable-validation", "--save-interval-updates", 1]
+    command = ["fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *flags, "--save-dir", folder]
+    done = run(*command, check=False, **options)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert f"could not be written ({reason}); whatever was there before is unchanged." in errors[0]
+    assert state(folder)["extra_state"]["train_iterator"]["epoch"] == 3
+    assert not list(folder.glob("*.tmp"))
