@@ -78,7 +78,12 @@ setup(
         "packaging",
         "tensorboardX",
     ],
-    extras_require={"test": ["pytest", "pytest-xdist", "ruff", "mypy"], "plots": ["matplotlib"]},
+    extras_require={
+        "test": ["pytest", "pytest-xdist", "ruff", "mypy"],
+        "plots": ["matplotlib"],
+        "slurm": ["hydra-submitit-launcher"],
+        "reparam": ["tensorly"],
+    },
     entry_points={"console_scripts": ["collab = collab_fairseq.cli.main:main"]},
     cmdclass={"build_py": BuildWithHook, "editable_wheel": EditableWithHook},
 )

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Train a joint SentencePiece BPE model and apply it, reproducibly.
 
-    sentencepiece_bpe.py train  --vocab-size N --model FILE TEXT [TEXT ...]
+    sentencepiece_bpe.py train  --vocab-size N --model FILE [--lines N] TEXT [TEXT ...]
     sentencepiece_bpe.py encode --model FILE IN OUT [IN OUT ...]
 
-Training uses every line of the texts, one thread and full character coverage, so the same texts give the same pieces.
+Training uses every line of the texts (with --lines about that many, evenly spread over them), one thread and full
+character coverage, so the same texts give the same pieces.
 The model stores the texts' names as they were given: relative names keep it free of a machine's paths. Encoding writes
 the pieces of each line separated by blanks, exactly one output line per input line.
 """
@@ -13,15 +14,40 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import List, Optional
 
 import sentencepiece
 
 
-def train(texts, model: Path, vocab_size: int) -> None:
+def sample(texts: List[Path], lines: int, target: Path) -> None:
+    """Write every k-th line of the texts to `target`, k such that about `lines` remain."""
+    total = 0
+    for text in texts:
+        with open(text, "rb") as stream:
+            total += sum(1 for _ in stream)
+    step, number = max(1, total // lines), 0
+    with open(target, "wb") as out:
+        for text in texts:
+            with open(text, "rb") as stream:
+                for line in stream:
+                    if number % step == 0:
+                        out.write(line)
+                    number += 1
+
+
+def train(texts: List[Path], model: Path, vocab_size: int, lines: Optional[int] = None) -> None:
     """Train BPE with `vocab_size` pieces jointly on `texts`; writes MODEL and, beside it, the pieces as .vocab."""
     prefix = str(model.with_suffix(""))
+    if lines is not None:
+        part = Path(f"{prefix}.sample")
+        sample(texts, lines, part)
+        try:
+            train([part], model, vocab_size)
+        finally:
+            part.unlink()
+        return
     sentencepiece.SentencePieceTrainer.train(
-        input=list(texts),
+        input=[str(text) for text in texts],
         model_prefix=prefix,
         model_type="bpe",
         vocab_size=vocab_size,
@@ -54,6 +80,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     trainer = commands.add_parser("train")
     trainer.add_argument("--vocab-size", type=int, required=True)
+    trainer.add_argument("--lines", type=int)
     encoder = commands.add_parser("encode")
     for command in (trainer, encoder):
         command.add_argument("--model", type=Path, required=True)
@@ -61,7 +88,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         if args.command == "train":
-            train(args.texts, args.model, args.vocab_size)
+            train(args.texts, args.model, args.vocab_size, args.lines)
         elif len(args.texts) % 2:
             parser.error("encode takes pairs of files: IN OUT [IN OUT ...]")
         else:

@@ -75,7 +75,7 @@ def write(parts: Dict[str, List[Tuple[str, str]]], output: Path) -> None:
         raise
 
 
-def _number(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
     return int(text)
@@ -84,10 +84,10 @@ def _number(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--seed", type=_number, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
     for part, size in SIZES.items():
         parser.add_argument(
-            f"--{part}", type=_number, default=size, metavar="N", help="sentence pairs (default: %(default)s)"
+            f"--{part}", type=positive, default=size, metavar="N", help="sentence pairs (default: %(default)s)"
         )
     args = parser.parse_args()
     try:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Show how the trainings of the demo get on: bars on a terminal, else a plain line now and then.
 
-Reads `MODEL STEP` lines from standard input (training, averaging, translating, scoring, then finished or failed), and
-updates and losses from FOLDER/MODEL/train.log. Ends with its input. Shows only; nothing depends on it.
+Reads `MODEL STEP` lines from standard input (training, averaging, translating, scoring, then finished, failed or
+interrupted), updates and losses from FOLDER/MODEL/train.log. Ends with its input. Shows only; nothing depends on it.
 """
 
 import argparse

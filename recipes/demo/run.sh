@@ -121,11 +121,13 @@ step() { # NAME, in a job: what the progress display shows
 
 run_model() { # NAME HEADS KEY_DIM, as a job of its own: a process group, so that it can be ended as a whole
     set +m
-    trap - INT TERM
+    trap - INT
+    trap 'exit 143' TERM
     trap : PIPE # a display that has ended ends nothing else
     end_with_demo 8>&- 9>&- >/dev/null 2>&1 &
     watch=$! model=$1 reached=failed
-    trap 'step "$reached"; kill "$watch"' EXIT
+    # 75: a training that was asked to stop
+    trap 'case $? in 75 | 143) reached=interrupted ;; esac; step "$reached"; kill "$watch" 2>/dev/null' EXIT
     output=$demo/$1
     run_name=$recipe-$1-s$seed-u$updates
     model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$2" --key-dim "$3" "${shared_model_flags[@]}")

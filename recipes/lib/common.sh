@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Shared by all recipes: messages, the Python in use, the device, settings of a run, steps that are skipped once finished.
-# Sourced, not run. A recipe sets `recipe` (its name) before.
+# Sourced, not run. A recipe sets `recipe` (its name) before, and `step` where its script is not run.sh.
 
 die() {
-    echo "recipes/$recipe/run.sh: error: $*" >&2
+    echo "recipes/$recipe/${step:-run}.sh: error: $*" >&2
     exit 1
 }
 
@@ -59,6 +59,21 @@ keep_settings() { # FILE; stdin: the settings of this run. A folder holds one ru
         printf '%s\n' "$wanted" >"$1.tmp"
         mv "$1.tmp" "$1"
     fi
+}
+
+attend() { # PID of a child: waits for it, hands SIGINT and SIGTERM on to it; returns its status, 75 if it was handed one
+    local status=0 asked=
+    # shellcheck disable=SC2064  # this child
+    trap "asked=yes; kill -TERM $1 2>/dev/null || true" INT TERM # a background command ignores SIGINT
+    wait "$1" || status=$?
+    while kill -0 "$1" 2>/dev/null; do status=0 && wait "$1" || status=$?; done
+    trap - INT TERM
+    if [ -n "$asked" ] && [ "$status" -ne 0 ]; then status=75; fi
+    return "$status"
+}
+
+setting() { # NAME [FOLDER]: its value in the settings of the run there
+    sed -n "s/^$1 //p" "${2:-$output}/settings.txt"
 }
 
 finished() { # STEP: true where an earlier run of this folder finished it

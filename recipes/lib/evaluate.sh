@@ -1,43 +1,102 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Translating, scoring and recording for all recipes. Sourced; uses common.sh and the settings of a recipe's config.sh.
-# $tests holds SUBSET:NAME pairs; the raw references are $data/raw/NAME.$target_lang.
+# $tests holds SUBSET:NAME pairs. The raw references of NAME are $reference, else $data/raw/NAME.$target_lang, else those
+# of a sacreBLEU test set, named in $sacrebleu_sets as NAME:SET.
+
+find_references() { # sets references: a file of raw references per test set
+    local pair name file set
+    references=()
+    for pair in "${tests[@]}"; do
+        name=${pair#*:}
+        file=${reference:-$data/raw/$name.$target_lang}
+        if [ -z "${reference:-}" ] && [ ! -f "$file" ]; then
+            for set in "${sacrebleu_sets[@]}"; do
+                [ "${set%%:*}" = "$name" ] || continue
+                file=$data/references/$name.$target_lang
+                [ -f "$file" ] || fetch_references "${set#*:}" "$file"
+            done
+        fi
+        [ -f "$file" ] || die "there are no references $file; name a file of raw references with --reference"
+        references+=("$file")
+    done
+}
+
+fetch_references() { # SET FILE: the references of a sacreBLEU test set
+    say "fetching the references of $1"
+    mkdir -p "$(dirname "$2")"
+    "$python" -m sacrebleu --test-set "$1" --language-pair "$source_lang-$target_lang" --echo ref >"$2.tmp" 2>"$2.err" || {
+        tail -n 1 "$2.err" >&2
+        rm -f "$2.tmp" "$2.err"
+        die "the references could not be fetched; where there is internet, run" \
+            "'python -m sacrebleu -t $1 -l $source_lang-$target_lang --echo ref > FILE' and give --reference FILE"
+    }
+    rm -f "$2.err"
+    mv "$2.tmp" "$2"
+}
 
 translate() {
-    local pair subset name log
+    local pair subset name log averaged=averaged${variant:-}.pt
     for pair in "${tests[@]}"; do
-        subset=${pair%%:*} name=${pair#*:} log=$output/$name.generate.log
-        finished "translate.$name" && { say "translating $name: done before"; continue; }
+        subset=${pair%%:*} name=${pair#*:} log=$output/$name${variant:-}.generate.log
+        finished "translate.$name${variant:-}" && { say "translating $name: done before"; continue; }
         say "translating $name"
-        OMP_NUM_THREADS=$threads "$scripts/fairseq-generate" "$data_bin" --path "$output/averaged.pt" --gen-subset "$subset" \
+        OMP_NUM_THREADS=$threads "$scripts/fairseq-generate" "$data_bin" --path "$output/$averaged" --gen-subset "$subset" \
             "${task_flags[@]}" "${generation_flags[@]}" "${user_dir_flags[@]}" "${device_flags[@]}" \
             --seed "$seed" --num-workers 0 >"$log.tmp" 2>"$log.err" ||
             { tail -n 5 "$log.tmp" "$log.err" >&2; die "translating $name failed, see $log.err"; }
         mv "$log.tmp" "$log"
         rm -f "$log.err"
-        finish "translate.$name"
+        finish "translate.$name${variant:-}"
     done
 }
 
 score() { # prints the three BLEUs of every test set, and keeps them as NAME.scores.json
-    local pair name
+    local pair name references number=0
+    find_references
     for pair in "${tests[@]}"; do
         name=${pair#*:}
         echo "$name"
-        "$scripts/collab" score "$output/$name.generate.log" --reference "$data/raw/$name.$target_lang" \
-            --target-lang "$target_lang" --json "$output/$name.scores.json" || die "scoring $name failed"
+        "$scripts/collab" score "$output/$name${variant:-}.generate.log" --reference "${references[number]}" \
+            --target-lang "$target_lang" --json "$output/$name${variant:-}.scores.json" || die "scoring $name failed"
+        check_lengths "$name" "$output/$name${variant:-}.scores.json" ||
+            die "$name was scored against other references than those of the published results"
+        number=$((number + 1))
     done
 }
 
+check_lengths() { # TEST_SET SCORES: the reference lengths that prepared.txt gives tell that it is the published test set
+    local row
+    row=$(grep "^reference	$1	" "$data/prepared.txt" 2>/dev/null) || {
+        say "$1: reference lengths not checked, since $data/prepared.txt gives none (not the published test set)"
+        return 0
+    }
+    "$python" - "$2" "$row" <<'PYTHON'
+import json
+import sys
+
+_, name, *expected = sys.argv[2].split("\t")
+with open(sys.argv[1], encoding="utf-8") as stream:
+    found = {score["metric"]: score["ref_len"] for score in json.load(stream)["scores"]}
+for metric, length in zip(("compound-split BLEU", "sacreBLEU"), expected):
+    if length == "-":
+        continue
+    if found.get(metric) != int(length):
+        sys.exit(f"{name}: {metric} has {found.get(metric)} tokens in its references, expected {length}")
+    print(f"{name}: {metric} has the {length} tokens in its references that published results have")
+PYTHON
+}
+
 record() { # one JSON of everything that was done and seen
-    finished record && { say "record: $output/record.json"; return; }
-    local pair flags=()
+    local what=${variant:-}${result:-} pair flags=()
+    local file=$output/record$what.json
+    finished "record$what" && { say "record: $file"; return; }
     # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
     if git -C "$root" rev-parse --verify HEAD >/dev/null 2>&1; then flags+=(--repository "$root"); fi
-    for pair in "${tests[@]}"; do flags+=(--scores "${pair#*:}=$output/${pair#*:}.scores.json"); done
-    "$scripts/collab" record --name "$run_name" --checkpoint "$output/averaged.pt" \
+    for pair in "${tests[@]}"; do flags+=(--scores "${pair#*:}=$output/${pair#*:}${variant:-}.scores.json"); done
+    "$scripts/collab" record --name "$run_name$what" --checkpoint "$output/averaged${variant:-}.pt" \
         --train-log "$output/train.log" --usage "$output/train.usage.jsonl" --seed "$seed" --threads "$threads" \
-        --data-sums "$data/SHA256SUMS" --started-as "$command_line" --output "$output/record.json" "${flags[@]}" ||
+        --data-sums "$data/SHA256SUMS" --started-as "$command_line" --output "$file" "${flags[@]}" ||
         die "the record could not be written"
-    finish record
-    say "record: $output/record.json"
+    finish "record$what"
+    say "record: $file"
 }

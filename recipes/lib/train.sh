@@ -1,6 +1,12 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Training and averaging for all recipes. Sourced; uses common.sh and the settings of a recipe's config.sh.
 
+# how fairseq-train is started: see batch.sh; alone and with the batch of $optimisation_flags unless a recipe plans more
+launch=()
+parallel_flags=()
+# told apart from the run's settings: where curves go beside the log
+logging_flags=()
+
 trained() { # CHECKPOINT: true where it has all updates
     "$python" - "$1" "$updates" <<'PYTHON'
 import sys
@@ -11,37 +17,68 @@ sys.exit(checkpoints.load(sys.argv[1])["optimizer_history"][-1]["num_updates"] <
 PYTHON
 }
 
-train() { # trains up to $updates, from checkpoint_last.pt where there is one
+checkpoint_to_resume() { # FOLDER: prints its newest whole checkpoint, or nothing
+    if declare -F newest_valid_checkpoint >/dev/null; then
+        newest_valid_checkpoint "$1"
+    elif [ -f "$1/checkpoint_last.pt" ]; then
+        echo "$1/checkpoint_last.pt"
+    fi
+}
+
+train_command() { # sets command: what trains this run
+    local processes=$((${gpus:-1}))
+    # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
+    command=(env "OMP_NUM_THREADS=$((threads / processes > 0 ? threads / processes : 1))" "${launch[@]}"
+        "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${model_flags[@]}" "${optimisation_flags[@]}"
+        --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" --no-epoch-checkpoints
+        --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"
+        --log-format json --log-interval "$log_interval" --num-workers "${loaders:-0}"
+        "${device_flags[@]}" "${parallel_flags[@]}" "${logging_flags[@]}" "${extra_flags[@]}")
+}
+
+run_logged() { # LOG COMMAND...: a signal to this script reaches the command, whose last words are still logged
+    local log=$1 status=0 stream tee
+    shift
+    exec {stream}> >(trap '' INT TERM; exec tee -a "$log")
+    tee=$!
+    "$@" >&"$stream" 2>&1 {stream}>&- &
+    exec {stream}>&-
+    attend "$!" || status=$?
+    wait "$tee" || true
+    return "$status"
+}
+
+train() { # trains up to $updates, from the newest checkpoint where there is one
     finished train && { say "training: done before"; return; }
-    local checkpoints=$output/checkpoints log=$output/train.log
+    local checkpoints=$output/checkpoints log=$output/train.log newest command status=0
     mkdir -p "$checkpoints"
-    if [ -f "$checkpoints/checkpoint_last.pt" ]; then
+    newest=$(checkpoint_to_resume "$checkpoints")
+    train_command
+    if [ -n "$newest" ]; then
         # fairseq-train would make one update more where an earlier run was ended after its last checkpoint
-        if trained "$checkpoints/checkpoint_last.pt"; then
-            say "training: checkpoint_last.pt is complete"
+        if trained "$newest"; then
+            say "training: ${newest##*/} is complete"
             : >>"$output/train.usage.jsonl" # a killed run has no line in it
             finish train
             return
         fi
-        say "training: resuming from checkpoint_last.pt"
+        say "training: resuming from ${newest##*/}"
     else
         say "training"
     fi
-    # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
-    OMP_NUM_THREADS=$threads "$python" -m collab_fairseq.reporting.measure --append "$output/train.usage.jsonl" -- \
-        "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${model_flags[@]}" "${optimisation_flags[@]}" \
-        --max-update "$updates" --seed "$seed" --save-dir "$checkpoints" --no-epoch-checkpoints \
-        --save-interval-updates "$save_interval" --keep-interval-updates "$average" \
-        --log-format json --log-interval "$log_interval" --num-workers 0 \
-        "${device_flags[@]}" "${extra_flags[@]}" 2>&1 | tee -a "$log" ||
-        die "training failed, see $log; the same command resumes it"
-    finish train
+    run_logged "$log" "$python" -m collab_fairseq.reporting.measure --append "$output/train.usage.jsonl" -- \
+        "${command[@]}" || status=$?
+    case $status in
+        0) finish train ;;
+        75) say "training: stopped as asked; the same command resumes it" && exit 75 ;; # EX_TEMPFAIL: try again
+        *) die "training failed, see $log; the same command resumes it" ;;
+    esac
 }
 
 average() { # the last $average update checkpoints -> averaged.pt
-    finished average && { say "averaging: done before"; return; }
+    finished "average${variant:-}" && { say "averaging: done before"; return; }
     say "averaging the last $average checkpoints"
     "$scripts/collab" average --inputs "$output/checkpoints" --num-update-checkpoints "$average" \
-        --output "$output/averaged.pt" >&2 || die "averaging failed"
-    finish average
+        --output "$output/averaged${variant:-}.pt" >&2 || die "averaging failed"
+    finish "average${variant:-}"
 }

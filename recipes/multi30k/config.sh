@@ -1,12 +1,17 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Multi30K English-German with a tiny transformer: 4+4 layers, width 128, 4 heads. Settings only; run.sh does the work.
+# Multi30K English-German with a tiny transformer: 4+4 layers, width 128, 4 heads. Settings only; recipes/lib does the work.
 
+about="Multi30K English-German with a tiny transformer"
 source_lang=en
 target_lang=de
 data=$root/data/multi30k
 prepare=$root/data_prep/multi30k.sh
+source_option=--source
 tests=(test:test_2016_flickr test1:test_2017_flickr)
 
+# HEADS:KEY_DIM of a sweep
+runs=(none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64
+    none:32 encoder_cross_decoder:32 none:16 encoder_cross_decoder:16)
 arch=transformer_collab_tiny
 heads=encoder_cross_decoder
 key_dim=
@@ -18,6 +23,10 @@ average=5
 saves=30 # checkpoints over a whole run; the last $average of them are averaged
 log_interval=25
 
+gpus=1
+batch_tokens=4096
+largest_tokens=4096
+
 task_flags=(--task translation --source-lang en --target-lang de)
 # the dimensions of transformer_collab_tiny, for fairseq's own transformer (--stock)
 stock_flags=(--arch transformer
@@ -26,5 +35,5 @@ stock_flags=(--arch transformer
 shared_model_flags=(--share-all-embeddings --dropout 0.3)
 optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0
     --lr 0.005 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-07
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 4096)
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1)
 generation_flags=(--beam 5 --max-tokens 4000 --remove-bpe sentencepiece)

@@ -1,0 +1,125 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # a sourced file: the sourcing script assigns and uses what is here
+# What runs where: cards, precision, how the effective batch is divided, how processes are started. Sourced; uses
+# common.sh and the settings `device`, `gpus`, `nodes`, `precision`, `batch_tokens`, `max_tokens`, `largest_tokens`,
+# `longest`, `dry_run`.
+
+cards() { # prints how many GPUs there are and the lowest compute capability among them: "4 70"; "0 0" without
+    "$python" - <<'PYTHON'
+import torch
+
+number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(number, min((10 * a + b for a, b in map(torch.cuda.get_device_capability, range(number))), default=0))
+PYTHON
+}
+
+find_cards() { # sets device, gpus (processes per node) and capability
+    local number
+    read -r number capability <<<"$(cards)"
+    [ "${device:-auto}" != auto ] || { if [ "$number" -gt 0 ]; then device=gpu; else device=cpu; fi; }
+    case $device in
+        cpu) [ -n "$gpus" ] || gpus=1 ;;
+        gpu)
+            # the command for another machine can be printed on one without GPUs
+            [ "$dry_run" = no ] || [ "$number" -gt 0 ] || [ -z "$gpus" ] || { number=$gpus capability=unknown; }
+            [ "$number" -gt 0 ] || die "--device gpu: torch sees no GPU here (see collab doctor)"
+            [ -n "$gpus" ] || gpus=$number
+            [ "$gpus" -le "$number" ] || die "--gpus $gpus: this machine has $number"
+            ;;
+        *) die "--device must be auto, gpu or cpu, got '$device'" ;;
+    esac
+}
+
+choose_precision() { # sets precision to fp16, bf16 or fp32
+    [ "$capability" != unknown ] || case $precision in
+        fp16 | bf16 | fp32) return 0 ;;
+        *) die "--precision must be fp16, bf16 or fp32 where there is no GPU to ask, got '$precision'" ;;
+    esac
+    case $precision in
+        auto)
+            # bfloat16 has the range of float32 and needs no loss scale, but only capability 8.0 (A100) and later have it
+            if [ "$device" = cpu ]; then precision=fp32; elif [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
+            ;;
+        fp32) ;;
+        fp16 | bf16)
+            [ "$device" = gpu ] || die "--precision $precision needs a GPU; a CPU trains in fp32"
+            [ "$precision" = fp16 ] || [ "$capability" -ge 80 ] ||
+                die "--precision bf16 needs a GPU of compute capability 8.0, this one has" \
+                    "$((capability / 10)).$((capability % 10)); use fp16"
+            ;;
+        *) die "--precision must be auto, fp16, bf16 or fp32, got '$precision'" ;;
+    esac
+}
+
+divides_batch() { # PROCESSES MAX_TOKENS: whether that many give the effective batch in whole updates
+    [ $((batch_tokens % ($1 * $2))) -eq 0 ] && [ "$2" -ge "$longest" ]
+}
+
+largest_share() { # PROCESSES: the largest max-tokens within $largest_tokens that divides the batch; nothing if none
+    local times=$(((batch_tokens + $1 * largest_tokens - 1) / ($1 * largest_tokens))) share
+    for (( ; batch_tokens / ($1 * times) >= longest; times++)); do
+        share=$((batch_tokens / ($1 * times)))
+        [ $(($1 * times * share)) -ne "$batch_tokens" ] || { echo "$share" && return; }
+    done
+}
+
+split_batch() { # sets max_tokens and update_freq, so that processes × max_tokens × update_freq = $batch_tokens
+    local processes=$((gpus * nodes)) number possible=
+    if [ -z "$max_tokens" ]; then
+        max_tokens=$(largest_share "$processes")
+        if [ -z "$max_tokens" ]; then
+            for number in {1..64}; do [ -z "$(largest_share "$number")" ] || possible="$possible, $number"; done
+            die "$batch_tokens tokens per update cannot be divided evenly among $processes processes with at least" \
+                "$longest each (the longest sentence); possible numbers: ${possible#, }"
+        fi
+    elif ! divides_batch "$processes" "$max_tokens"; then
+        for ((number = 1; batch_tokens / (processes * number) >= longest; number++)); do
+            [ $((batch_tokens % (processes * number))) -ne 0 ] ||
+                possible="$possible, $((batch_tokens / (processes * number)))"
+        done
+        die "--max-tokens $max_tokens on $processes processes does not give $batch_tokens tokens per update;" \
+            "possible with --max-tokens ${possible#, }"
+    fi
+    update_freq=$((batch_tokens / (processes * max_tokens)))
+    say "$processes $([ "$device" = gpu ] && echo GPU || echo 'CPU process')(s) x $max_tokens tokens x update-freq" \
+        "$update_freq = $batch_tokens tokens per update, $precision"
+}
+
+rendezvous_port() { # one that the job's id tells, so that all nodes know it and jobs on a shared node differ; else a free one
+    if [ -n "${MASTER_PORT:-}" ]; then
+        echo "$MASTER_PORT"
+    elif [ -n "${SLURM_JOB_ID:-}" ]; then
+        echo $((20000 + SLURM_JOB_ID % 10000)) # below the ports that systems give out
+    else
+        "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    fi
+}
+
+plan_processes() { # sets parallel_flags for fairseq-train and launch, the command that starts it in several processes
+    local processes=$((gpus * nodes)) address=127.0.0.1 port
+    parallel_flags=(--max-tokens "$max_tokens" --update-freq "$update_freq")
+    [ "$precision" = fp32 ] || parallel_flags+=("--$precision")
+    launch=()
+    [ "$processes" -gt 1 ] || return 0
+    parallel_flags+=(--distributed-world-size "$processes")
+    [ "$device" = gpu ] || parallel_flags+=(--distributed-backend gloo)
+    if [ "$nodes" -eq 1 ]; then
+        port=$(rendezvous_port)
+    elif [ -n "${SLURM_JOB_ID:-}" ]; then
+        address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        port=$(rendezvous_port)
+    else
+        case $master in *?:*[0-9]) address=${master%:*} port=${master##*:} ;; *)
+            die "--nodes $nodes outside Slurm needs --master HOST:PORT and, on each node, --node-rank R" ;;
+        esac
+    fi
+    launch=("$python" -m torch.distributed.run --nproc_per_node "$gpus" --nnodes "$nodes"
+        --master_addr "$address" --master_port "$port")
+    if [ "$nodes" -gt 1 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
+        # one torchrun per node; only there is its rank known
+        # shellcheck disable=SC2016
+        launch=(srun --nodes "$nodes" --ntasks "$nodes" --ntasks-per-node 1 --kill-on-bad-exit=1
+            bash -c 'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"' torchrun "${launch[@]}")
+    else
+        launch+=(--node_rank "$node_rank")
+    fi
+}

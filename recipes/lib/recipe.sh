@@ -1,0 +1,269 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # a sourced file: the sourcing script and config.sh assign what it uses
+# What the scripts of every recipe share: options, the run that they name, the steps. A script sets `recipe` and `step`
+# (train, average, evaluate; run: all of them; sweep: several runs) and sources this file with its own arguments.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=recipes/lib/common.sh
+. "$root/recipes/lib/common.sh"
+# shellcheck source=recipes/lib/batch.sh
+. "$root/recipes/lib/batch.sh"
+# shellcheck source=recipes/lib/train.sh
+. "$root/recipes/lib/train.sh"
+# shellcheck source=recipes/lib/evaluate.sh
+. "$root/recipes/lib/evaluate.sh"
+# shellcheck disable=SC1091
+[ ! -f "$root/recipes/lib/resume.sh" ] || . "$root/recipes/lib/resume.sh"
+# shellcheck source=recipes/lib/sweep.sh
+. "$root/recipes/lib/sweep.sh"
+
+# what a config.sh may leave out
+stock_flags=()
+sacrebleu_sets=()
+valid_tests=()
+runs=()
+gpus=
+nodes=1
+loaders=0
+keep=
+longest=1024 # fairseq leaves out longer sentences (--max-source-positions)
+own_config=${RECIPE_CONFIG:-}
+for ((argument = 1; argument < $#; argument++)); do
+    if [ "${!argument}" = -- ]; then break; fi
+    if [ "${!argument}" = --config ]; then next=$((argument + 1)) && own_config=${!next}; fi
+done
+# shellcheck source=recipes/multi30k/config.sh
+. "$root/recipes/$recipe/config.sh"
+if [ -n "$own_config" ]; then
+    [ -f "$own_config" ] || die "--config: there is no file $own_config"
+    own_config=$(absolute "$own_config")
+    # shellcheck disable=SC1090
+    . "$own_config"
+fi
+
+purpose() {
+    case $step in
+        train) echo "Train one model: $about. The data are prepared where they are missing." ;;
+        average) echo "Average the last checkpoints of a run that train.sh has made." ;;
+        evaluate) echo "Translate, score (tokenised, compound-split and sacreBLEU) and record a run that average.sh has been at." ;;
+        run) echo "$about: prepare, train, average, translate, score, record." ;;
+        sweep) echo "$about: several runs, one after the other, and the table of their results." ;;
+    esac
+}
+
+usage() {
+    purpose
+    if [ "$step" = sweep ]; then sweep_usage; else run_usage; fi
+}
+
+run_usage() {
+    cat <<EOF
+
+usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
+
+which run (the same options name the same run in all scripts)
+  --heads SITES     collaborative heads: encoder, cross, decoder joined by _, or none (default: $heads)
+  --key-dim N       shared key dimension (default: ${key_dim:-${default_key_dim:-the embedding width}})
+  --arch NAME       a preset of this project (default: $arch)
+EOF
+    [ ${#stock_flags[@]} -eq 0 ] || cat <<EOF
+  --stock           fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch)
+EOF
+    cat <<EOF
+  --updates N       length of the training (default: $updates)
+  --warmup N        warm-up updates of the learning rate (default: $warmup)
+  --seed N          (default: $seed)
+  --output DIR      where the run is (default: runs/$recipe/<what it is>)
+data
+  --data DIR        made by ${prepare#"$root/"}, which is run where DIR does not exist (default: ${data#"$root/"})
+  $(printf '%-16s' "$source_option PATH")  the corpus as downloaded, for that script
+  --reference FILE  raw references of the test set (default: those of the data${sacrebleu_sets[*]:+, else fetched by sacrebleu})
+machine
+  --device NAME     auto, gpu or cpu (default: ${device:-auto})
+  --gpus N          GPUs per node, or processes on a CPU (default: ${gpus:-all GPUs})
+  --nodes N         nodes (default: $nodes, in a Slurm job those of the job); outside Slurm start this script on each with
+  --master H:P        a port P of the first node H, and
+  --node-rank R       its number from 0
+  --max-tokens N    tokens per GPU and pass (default: the largest up to $largest_tokens that gives the batch)
+  --batch-tokens N  tokens per update, of all GPUs together (default: $batch_tokens)
+  --precision NAME  auto, fp16, bf16 or fp32 (default: $precision: bf16 where the GPUs have it, else fp16; fp32 on a CPU)
+  --threads N       CPU threads per node (default: the number of cores)
+  --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
+results
+  --average N       average the last N checkpoints (default: $average; there are $saves in a run, ${keep:-$average} are kept)
+  --valid           evaluate on the validation set instead of the test set${valid_tests[*]:+ (${valid_tests[*]#*:})}
+  --tensorboard DIR curves for TensorBoard
+  --wandb PROJECT   curves for Weights & Biases
+  --config FILE     settings in place of those in recipes/$recipe/config.sh (default: \$RECIPE_CONFIG)
+  --dry-run         print the training command and do nothing
+
+The same command continues an interrupted run; finished steps are skipped.
+OUTPUT: settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log, <test set>.scores.json, record.json.
+EOF
+}
+
+command_line="recipes/$recipe/$step.sh $*"
+python=${PYTHON:-python}
+precision=${precision:-auto}
+nodes=${SLURM_JOB_NUM_NODES:-$nodes}
+max_tokens=
+threads=
+output=
+source_path=
+reference=${reference:-}
+stock=no
+heads_given=
+arch_given=
+average_given=
+valid=no
+dry_run=no
+master=
+node_rank=0
+
+parse_options() {
+    local key_dim_given=
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -h | --help) usage && exit 0 ;;
+            --stock) stock=yes && shift && continue ;;
+            --valid) valid=yes && shift && continue ;;
+            --dry-run) dry_run=yes && shift && continue ;;
+            --) shift && break ;;
+            --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
+        esac
+        case $1 in
+            --heads) heads=$2 heads_given=yes ;;
+            --key-dim) key_dim=$2 key_dim_given=yes && need_number "$1" "$2" ;;
+            --arch) arch=$2 arch_given=yes ;;
+            --updates) updates=$2 && need_number "$1" "$2" ;;
+            --warmup) warmup=$2 && need_number "$1" "$2" ;;
+            --average) average=$2 average_given=yes && need_number "$1" "$2" ;;
+            --seed) seed=$2 && need_number "$1" "$2" ;;
+            --data) data=$2 ;;
+            "$source_option") source_path=$2 ;;
+            --reference) reference=$2 ;;
+            --output) output=$2 ;;
+            --device) device=$2 ;;
+            --gpus) gpus=$2 && need_number "$1" "$2" ;;
+            --nodes) nodes=$2 && need_number "$1" "$2" ;;
+            --master) master=$2 ;;
+            --node-rank) node_rank=$2 && case $2 in '' | *[!0-9]*) die "$1 must be a whole number, got '$2'" ;; esac ;;
+            --max-tokens) max_tokens=$2 && need_number "$1" "$2" ;;
+            --batch-tokens) batch_tokens=$2 && need_number "$1" "$2" ;;
+            --precision) precision=$2 ;;
+            --threads) threads=$2 && need_number "$1" "$2" ;;
+            --python) python=$2 ;;
+            --tensorboard) logging_flags+=(--tensorboard-logdir "$(absolute "$2")") ;;
+            --wandb) logging_flags+=(--wandb-project "$2") ;;
+            --config) ;; # read before
+            *) die "unknown argument '$1' (see --help; flags of fairseq-train follow a --)" ;;
+        esac
+        shift 2
+    done
+    extra_flags=("$@")
+    [ "$stock" = no ] || [ ${#stock_flags[@]} -gt 0 ] || die "unknown argument '--stock' (see --help)"
+    [ "$stock" = no ] || [ -z "$heads_given$arch_given$key_dim_given" ] ||
+        die "--stock excludes --heads, --key-dim and --arch"
+}
+
+name_run() { # sets run_name, model_flags, output and all that follows from the options
+    data=$(absolute "$data")
+    data_bin=$data/data-bin
+    save_interval=$((updates / saves > 0 ? updates / saves : 1))
+    if [ "$stock" = yes ]; then
+        run_name=$recipe-stock-s$seed-u$updates
+        user_dir_flags=()
+        model_flags=("${stock_flags[@]}")
+    else
+        [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
+        run_name=$recipe-$heads${key_dim:+-dk$key_dim}-s$seed-u$updates
+        user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
+        model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
+    fi
+    model_flags+=("${shared_model_flags[@]}")
+    optimisation_flags+=(--warmup-updates "$warmup")
+    output=$(absolute "${output:-$root/runs/$recipe/${run_name#"$recipe-"}}")
+    variant='' result=''
+    if [ "$valid" = yes ]; then
+        [ ${#valid_tests[@]} -gt 0 ] || die "--valid: this recipe has no references for its validation set"
+        tests=("${valid_tests[@]}")
+        result=.valid # has a record of its own
+    fi
+}
+
+prepare_data() {
+    [ ! -d "$data_bin" ] || [ ! -f "$data/prepared.txt" ] || return 0
+    "$prepare" --output "$data" --python "$python" ${source_path:+"$source_option" "$source_path"} ||
+        die "the data could not be prepared"
+}
+
+keep_run() { # the settings that make it this run; the machine it runs on is not among them
+    mkdir -p "$output"
+    keep_settings "$output/settings.txt" <<EOF
+name $run_name
+seed $seed
+data $(cut -c1-64 "$data/SHA256SUMS" | sort -u | cksum | cut -d' ' -f1)
+average $average
+checkpoints every $save_interval updates, $keep kept
+model ${model_flags[*]#"$root/"}
+training ${optimisation_flags[*]}, $batch_tokens tokens per update
+extra ${extra_flags[*]}
+generation ${generation_flags[*]}
+EOF
+}
+
+join_run() { # takes the name and the seed of a run that is there; another average than its own has files of its own
+    [ -f "$output/settings.txt" ] || die "there is no run in $output (train.sh makes it; the same options name the same run)"
+    run_name=$(setting name)
+    seed=$(setting seed)
+    [ -n "$average_given" ] || average=$(setting average)
+    [ "$average" = "$(setting average)" ] || variant=.last$average
+}
+
+main() {
+    if [ "$step" = sweep ]; then
+        sweep "$@"
+        return
+    fi
+    parse_options "$@"
+    find_tools
+    find_cards
+    find_device
+    [ -n "$threads" ] || threads=$("$python" -c 'import os; print(os.cpu_count())')
+    keep=${keep:-$average}
+    name_run
+    case $step in
+        train | run)
+            choose_precision
+            split_batch
+            plan_processes
+            if [ "$dry_run" = yes ]; then
+                local command
+                train_command
+                printf '%q ' "${command[@]}"
+                echo
+                return
+            fi
+            if [ "$node_rank" -gt 0 ]; then # the first node does everything else
+                mkdir -p "$output"
+                train_command
+                run_logged "$output/train.node$node_rank.log" "${command[@]}" || die "training failed on this node"
+                return
+            fi
+            prepare_data
+            keep_run
+            train
+            ;;
+        *) join_run ;;
+    esac
+    case $step in average | run) average ;; esac
+    case $step in
+        evaluate | run)
+            [ -f "$output/averaged$variant.pt" ] || die "there is no averaged$variant.pt in $output; average.sh makes it"
+            translate
+            score
+            record
+            ;;
+    esac
+}
+
+main "$@"

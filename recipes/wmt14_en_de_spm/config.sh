@@ -1,0 +1,12 @@
+# shellcheck shell=bash disable=SC2034,SC2154,SC1091
+# WMT14 English-German from the raw corpora, SentencePiece instead of tokenised BPE: sacreBLEU alone is to be compared.
+# Model and training are those of recipes/wmt14_en_de.
+
+. "$root/recipes/wmt14_en_de/config.sh"
+
+about="WMT14 English-German with SentencePiece, a transformer base"
+data=$root/data/wmt14_en_de_spm
+prepare=$root/data_prep/wmt14_en_de_spm.sh
+source_option=--source
+sacrebleu_sets=() # the raw text of both sets is among the data
+generation_flags=(--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --max-tokens 8000 --remove-bpe sentencepiece)

@@ -1,0 +1,191 @@
+"""train.sh and the Hydra config of the WMT14 recipe train the same model in the same way, as fairseq resolves them."""
+
+import shlex
+import shutil
+import sys
+from argparse import Namespace
+
+import pytest
+import yaml
+from fairseq import models, options
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+import collab_fairseq.models  # noqa: F401  (registers the model)
+from collab_fairseq.models.config import resolve
+from tests.common import ROOT, run
+
+RECIPE = ROOT / "recipes" / "wmt14_en_de"
+RUNS = [(heads, key_dim) for key_dim in (512, 256, 128, 64) for heads in ("none", "encoder_cross_decoder")]
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
+
+
+def shell_command(*flags, check=True):
+    machine = ["--device", "gpu", "--gpus", 4, "--precision", "fp16", "--data", "/data", "--output", "/run"]
+    return run(
+        "bash", RECIPE / "train.sh", *machine, "--python", sys.executable, "--dry-run", *flags, check=check,
+        env={"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": ""},
+    )  # fmt: skip
+
+
+def shell_config(argv):
+    """As fairseq-train resolves its command line."""
+    parser = options.get_training_parser()
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
+
+
+def hydra_config(composed):
+    """As fairseq-hydra-train resolves what Hydra composed."""
+    cfg = OmegaConf.create(composed)
+    add_defaults(cfg)
+    return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+
+
+@pytest.fixture(scope="module")
+def shell():
+    """The arguments of fairseq-train that train.sh would give it, for the first of the runs."""
+    words = shlex.split(shell_command("--heads", "none", "--key-dim", 512).stdout)
+    program = next(number for number, word in enumerate(words) if word.endswith("fairseq-train"))
+    return words[program + 1 :]
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """What Hydra itself composes for fairseq-hydra-train."""
+    done = run(
+        "fairseq-hydra-train", "--config-dir", RECIPE / "conf", "--config-name", "wmt14_en_de", "--cfg", "job",
+        f"common.user_dir={ROOT / 'collab_fairseq'}", "task.data=/data/data-bin",
+        "checkpoint.save_dir=/run/checkpoints", "model.collaborative_heads=none",
+    )  # fmt: skip
+    return yaml.safe_load(done.stdout)
+
+
+def model_config(cfg):
+    """The model's config as its build_model resolves it, presets applied."""
+    model = cfg.model
+    if isinstance(model, DictConfig):
+        with open_dict(model):
+            models.ARCH_CONFIG_REGISTRY[model._name](model)
+    return resolve(model)
+
+
+def plain(section):
+    return OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
+
+
+def sections(cfg):
+    """Everything besides the model, whose config is resolved on its own."""
+    return {name: plain(cfg[name]) for name in cfg if name not in ("model", "_name", "job_logging_cfg")}
+
+
+def differences(one, other):
+    found = []
+    for name in sorted({*one, *other}):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += [(f"{name}.{key}", a.get(key), b.get(key)) for key in {*a, *b} if a.get(key) != b.get(key)]
+        elif a != b:
+            found.append((name, a, b))
+    return found
+
+
+def test_shell_flags_and_hydra_config_are_one_configuration(shell, composed):
+    ours = shell_config(shell)
+    theirs = hydra_config(composed)
+    for cfg in (ours, theirs):  # an installed copy of the project may be beside the checkout
+        cfg.common.user_dir = None
+    # what scores a generation is no part of a training: the command line fills in its default
+    assert {name for name, _, _ in differences(sections(ours), sections(theirs))} <= {"scoring"}
+    assert OmegaConf.to_yaml(OmegaConf.structured(model_config(ours))) == OmegaConf.to_yaml(
+        OmegaConf.structured(model_config(theirs))
+    )
+    # the comparison sees a difference
+    other = hydra_config({**composed, "optimization": {**composed["optimization"], "update_freq": [1]}})
+    assert ("optimization.update_freq", [2], [1]) in differences(sections(ours), sections(other))
+
+
+def test_it_is_the_protocol_of_the_paper(shell):
+    cfg = shell_config(shell)
+    assert (cfg.distributed_training.distributed_world_size, cfg.dataset.max_tokens) == (4, 3584)
+    assert (cfg.optimization.update_freq, cfg.optimization.lr) == ([2], [7e-4])
+    assert cfg.common.fp16
+    assert not cfg.common.bf16
+    assert (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.weight_decay) == ("adam", "(0.9, 0.98)", 0.0)
+    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("inverse_sqrt", 4000)
+    assert (cfg.lr_scheduler.warmup_init_lr, cfg.optimization.stop_min_lr) == (1e-7, 1e-9)
+    assert (cfg.criterion._name, cfg.criterion.label_smoothing) == ("label_smoothed_cross_entropy", 0.1)
+    assert cfg.optimization.clip_norm == 0.0
+    model = model_config(cfg)
+    assert (model.encoder.layers, model.decoder.layers, model.encoder.embed_dim) == (6, 6, 512)
+    assert (model.encoder.attention_heads, model.encoder.ffn_embed_dim, model.dropout) == (8, 2048, 0.1)
+
+
+def parameters(heads, key_dim):
+    """Counted by hand: a shared vocabulary of 32,768, query and key biases kept."""
+    width, inner = 512, 2048
+    mixing = 0 if heads == "none" else 8 * key_dim
+    attention = 2 * (width + 1) * key_dim + 2 * (width + 1) * width + mixing
+    feed_forward = (width + 1) * inner + (inner + 1) * width
+    return 32768 * width + 6 * (3 * attention + 2 * feed_forward + 5 * 2 * width)
+
+
+class Vocabulary:
+    """All that a model asks of a dictionary of 32,768 types."""
+
+    def __len__(self):
+        return 32768
+
+    def pad(self):
+        return 1
+
+
+PAPER = {
+    (512, "none"): 60_915_712, (512, "encoder_cross_decoder"): 60_989_440,
+    (256, "none"): 56_187_904, (256, "encoder_cross_decoder"): 56_224_768,
+    (128, "none"): 53_824_000, (128, "encoder_cross_decoder"): 53_842_432,
+    (64, "none"): 52_642_048, (64, "encoder_cross_decoder"): 52_651_264,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "key_dim"), [("none", 512), ("encoder_cross_decoder", 64)])
+@pytest.mark.parametrize("way", ["shell", "hydra"])
+def test_both_build_the_models_of_the_paper(shell, composed, way, heads, key_dim):
+    if way == "shell":
+        argv = list(shell)
+        argv[argv.index("--collaborative-heads") + 1] = heads
+        argv[argv.index("--key-dim") + 1] = str(key_dim)
+        model = shell_config(argv).model
+    else:
+        model = {**composed["model"], "collaborative_heads": heads, "key_dim": key_dim}
+        model = hydra_config({**composed, "model": model}).model
+    task = Namespace(source_dictionary=(words := Vocabulary()), target_dictionary=words)
+    built = models.build_model(model, task)
+    count = sum(parameter.numel() for parameter in built.parameters())
+    assert count == PAPER[key_dim, heads] == parameters(heads, key_dim)
+
+
+def test_the_sweep_is_the_eight_runs_of_the_paper():
+    done = run(
+        "bash", RECIPE / "sweep.sh", "--python", sys.executable, "--seeds", "1,2", "--dry-run", "--output", "/sweep",
+        env={"RECIPE_CONFIG": ""},
+    )  # fmt: skip
+    seen = []
+    for line in done.stdout.splitlines():
+        words = shlex.split(line)
+        value = {flag: words[words.index(flag) + 1] for flag in ("--heads", "--key-dim", "--seed", "--output")}
+        seen.append((int(value["--seed"]), value["--heads"], int(value["--key-dim"])))
+        assert value["--output"] == f"/sweep/{seen[-1][1]}-dk{seen[-1][2]}-s{seen[-1][0]}-u100000"
+    assert seen == [(seed, *one) for seed in (1, 2) for one in RUNS]
+
+
+def test_the_launcher_for_slurm_is_found():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
+    done = run(
+        "fairseq-hydra-train", "--config-dir", RECIPE / "conf", "--config-name", "wmt14_en_de", "hydra/launcher=slurm",
+        "--cfg", "hydra", "--package", "hydra.launcher",
+    )  # fmt: skip
+    launcher = yaml.safe_load(done.stdout)
+    assert launcher["_target_"].endswith(".SlurmLauncher")
+    assert (launcher["gpus_per_node"], launcher["tasks_per_node"], launcher["max_num_timeout"]) == (4, 1, 10)

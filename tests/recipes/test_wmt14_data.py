@@ -1,0 +1,276 @@
+"""The public archives to fairseq data, in miniature: the same names and layout, from a folder or over loopback."""
+
+import functools
+import hashlib
+import http.server
+import shutil
+import stat
+import sys
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.common import ROOT, run
+
+PREP = ROOT / "data_prep"
+SCRIPTS = {"wmt16_en_de": "--archive", "wmt14_en_de_spm": "--source", "iwslt14_de_en": "--archive"}
+ARCHIVE = "wmt16_en_de.tar.gz"
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the scripts are bash scripts")
+
+
+def miniature(name, folder, train=200, valid=12, test=20):
+    sizes = ["--train", train, "--valid", valid, "--test", test]
+    run("python", PREP / "miniature.py", name, "--output", folder, *sizes)
+    return folder
+
+
+def prepare(name, folder, *flags, check=True, **options):
+    return run(
+        "bash", PREP / f"{name}.sh", "--manifest", folder / "manifest.tsv", "--output", folder.parent / "data" / name,
+        "--python", sys.executable, "--workers", 1, *flags, check=check, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wmt16(tmp_path_factory):
+    """The miniature archive and, beside it, what was prepared from it."""
+    folder = miniature("wmt16_en_de", tmp_path_factory.mktemp("wmt16") / "source")
+    prepare("wmt16_en_de", folder, "--archive", folder / ARCHIVE)
+    return folder
+
+
+@pytest.fixture
+def source(wmt16, tmp_path):
+    """A copy of the miniature archive, with nothing prepared from it."""
+    return Path(shutil.copytree(wmt16, tmp_path / "source"))
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refused(done, *messages):
+    """Exit status 1 and one line that says error with all of the messages; no traceback."""
+    errors = [line for line in done.stderr.split("\n") if "error:" in line]
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert any(all(message in line for message in messages) for line in errors), done.stderr
+
+
+def nothing_but_downloads(folder):
+    data = folder.parent / "data"
+    return not data.exists() or all(path.name.endswith(".download") for path in data.iterdir())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_and_unknown_options(name):
+    script = PREP / f"{name}.sh"
+    assert f"{SCRIPTS[name]} " in run("bash", script, "--help").stdout
+    assert script.stat().st_mode & stat.S_IXUSR
+    refused(run("bash", script, "--sauce", "x", check=False), "unknown argument '--sauce'")
+    refused(run("bash", script, SCRIPTS[name], "a", "--url", "b", check=False), "exclude each other")
+
+
+def test_the_manifest_is_that_of_the_paper():
+    rows = [line.split("\t") for line in (PREP / "wmt16_en_de.tsv").read_text().splitlines() if line[0] != "#"]
+    archives = [row[1:3] for row in rows if row[0] == "archive"]
+    assert archives == [[ARCHIVE, "md5:874ab6bbfe9c21ec987ed1b9347f95ec"]]
+    lines = {row[4]: int(row[3]) for row in rows if row[0] == "member"}
+    assert {text: lines[f"{text}.en"] for text in ("train", "newstest2013", "newstest2014")} == {
+        "train": 4_500_966, "newstest2013": 3000, "newstest2014": 3003,
+    }  # fmt: skip
+    assert [row[1:] for row in rows if row[0] == "reference"] == [["newstest2014", "64496", "62688"]]
+
+
+def test_sums_of_test_sets_are_sacrebleus():
+    from sacrebleu.dataset import DATASETS
+
+    text = (PREP / "wmt14_en_de_spm.tsv").read_text()
+    for name in ("wmt13", "wmt14/full"):
+        assert f"\tmd5:{DATASETS[name].md5[0]}\t" in text
+        assert all(f"\t{member}\t" in text for member in DATASETS[name].langpairs["en-de"][:2])
+
+
+def test_the_prepared_set(wmt16):
+    data = wmt16.parent / "data" / "wmt16_en_de"
+    from fairseq.data import Dictionary, data_utils
+
+    words = Dictionary.load(str(data / "data-bin" / "dict.de.txt"))
+    assert (data / "data-bin" / "dict.en.txt").read_bytes() == (data / "data-bin" / "dict.de.txt").read_bytes()
+    with tarfile.open(wmt16 / ARCHIVE) as archive:
+        for split, member, number in (("train", "train.tok.clean", 200), ("test", "newstest2014.tok", 20)):
+            lines = archive.extractfile(f"{member}.bpe.32000.de").read().decode("utf-8").splitlines()
+            dataset = data_utils.load_indexed_dataset(str(data / "data-bin" / f"{split}.en-de.de"), words)
+            assert len(dataset) == len(lines) == number
+            for index in (0, number - 1):  # words that the training set lacks are unknown
+                expected = [word if word in words else words.unk_word for word in lines[index].split(" ")]
+                assert words.string(dataset[index]).split(" ") == expected
+                assert split == "test" or words.unk_word not in expected
+    assert any("@@" in symbol for symbol in words.symbols)
+    assert [path.name for path in data.parent.iterdir()] == ["wmt16_en_de"]
+    assert not any(str(wmt16.parent).encode() in file for file in content(data).values())
+
+
+def test_a_second_run_checks_and_does_nothing(wmt16):
+    data = wmt16.parent / "data" / "wmt16_en_de"
+    before = content(data)
+    assert "is complete, nothing to do" in prepare("wmt16_en_de", wmt16, "--archive", "/nowhere").stderr
+    assert content(data) == before
+    other = wmt16.parent / "other.tsv"
+    other.write_text((wmt16 / "manifest.tsv").read_text().replace("\t200\t", "\t201\t"))
+    done = prepare("wmt16_en_de", wmt16, "--manifest", other, check=False)
+    refused(done, "prepared with other options or other files")
+    assert content(data) == before
+
+
+WRONG = ["truncated", "damaged", "other", "web page", "missing", "lines", "misaligned", "no tar"]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_archive_is_one_sentence_and_leaves_nothing(source, case):
+    archive, manifest = source / ARCHIVE, source / "manifest.tsv"
+    whole, text = archive.read_bytes(), manifest.read_text()
+    expected = hashlib.md5(whole).hexdigest()
+    if case == "truncated":
+        archive.write_bytes(whole[: len(whole) // 2])
+        got = hashlib.md5(archive.read_bytes()).hexdigest()
+        messages = ["is truncated or damaged (the gzip stream has no end)", f"its MD5 is {got}, expected {expected}"]
+    elif case == "damaged":
+        archive.write_bytes(whole[:-20] + bytes(12) + whole[-8:])
+        messages = ["damaged", f"expected {expected}"]
+    elif case == "other":
+        manifest.write_text(text.replace(expected, "0" * 32))
+        messages = ["is damaged or another file", f"its MD5 is {expected}, expected {'0' * 32}"]
+    elif case == "web page":
+        archive.write_text("<!DOCTYPE html><title>Virus scan warning</title>")
+        messages = ["is a web page, expected the archive wmt16_en_de.tar.gz"]
+    elif case == "missing":
+        archive.unlink()
+        messages = ["there is no file", "expected the archive wmt16_en_de.tar.gz"]
+    elif case == "lines":
+        manifest.write_text(text.replace("\t200\t", "\t201\t"))
+        messages = ["train.tok.clean.bpe.32000.en of", "has 200 lines, expected 201"]
+    elif case == "misaligned":
+        manifest.write_text(text.replace("\t20\tnewstest2014.de", "\t-\ttrain.de"))
+        messages = ["the two sides of train are misaligned", "train.en has 200, train.de has 220"]
+    else:
+        archive.write_bytes(b"plain text")
+        manifest.write_text(text.replace(f"md5:{expected}", "-"))
+        messages = ["is truncated or not a gzipped tar archive"]
+    refused(prepare("wmt16_en_de", source, "--archive", archive, check=False), *messages)
+    assert nothing_but_downloads(source)
+
+
+def test_an_unpacked_folder_will_do_unless_it_is_half_unpacked(source, wmt16):
+    unpacked = source / "unpacked"
+    with tarfile.open(source / ARCHIVE) as archive:
+        archive.extractall(unpacked, filter="data")
+    prepare("wmt16_en_de", source, "--archive", unpacked)
+    ours, theirs = (content(folder.parent / "data" / "wmt16_en_de" / "data-bin") for folder in (source, wmt16))
+    assert ours == theirs
+
+    shutil.rmtree(source.parent / "data")
+    train = unpacked / "train.tok.clean.bpe.32000.de"
+    train.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:150]))
+    done = prepare("wmt16_en_de", source, "--archive", unpacked, check=False)
+    refused(done, "has 150 lines, expected 200", "half unpacked")
+    train.unlink()
+    done = prepare("wmt16_en_de", source, "--archive", unpacked, check=False)
+    refused(done, "is only half unpacked: it lacks train.tok.clean.bpe.32000.de")
+    assert nothing_but_downloads(source)
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder and can continue a download, which Python's own server cannot."""
+
+    def do_GET(self):
+        data = Path(self.translate_path(self.path)).read_bytes()
+        start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")[0])
+        self.server.starts.append(start)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[start:])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def mirror(source):
+    """A loopback server of the miniature archive; its `starts` are where downloads began."""
+    handler = functools.partial(Ranges, directory=str(source))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.starts = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="downloads need curl")
+def test_an_interrupted_download_is_continued_and_a_wrong_one_thrown_away(source, mirror):
+    url = ["--url", f"http://127.0.0.1:{mirror.server_port}"]
+    whole = (source / ARCHIVE).read_bytes()
+    downloads = source.parent / "data" / "wmt16_en_de.download"
+    downloads.mkdir(parents=True)
+    (downloads / f"{ARCHIVE}.part").write_bytes(whole[:1000])
+    manifest = source / "manifest.tsv"
+    right = manifest.read_text()
+    manifest.write_text(right.replace(hashlib.md5(whole).hexdigest(), "0" * 32))
+    done = prepare("wmt16_en_de", source, *url, check=False, env={"WMT16_EN_DE_ARCHIVE": ""})
+    refused(done, "did not give the archive")
+    assert mirror.starts == [1000]
+    assert list(downloads.iterdir()) == []
+
+    manifest.write_text(right)
+    (downloads / f"{ARCHIVE}.part").write_bytes(whole[:2000])
+    prepare("wmt16_en_de", source, *url, env={"WMT16_EN_DE_ARCHIVE": ""})
+    assert mirror.starts == [1000, 2000]
+    assert (downloads / ARCHIVE).read_bytes() == whole
+    assert (source.parent / "data" / "wmt16_en_de" / "prepared.txt").exists()
+
+
+@pytest.mark.parametrize(("name", "pieces"), [("wmt14_en_de_spm", 400), ("iwslt14_de_en", 400)])
+def test_raw_corpora_become_pieces(tmp_path, name, pieces):
+    folder = miniature(name, tmp_path / "source")
+    given = folder if SCRIPTS[name] == "--source" else folder / "de-en.tgz"
+    manifest = folder / "manifest.tsv"
+    # as in the public manifests: the sums of some archives are not known, and are recorded
+    unknown = "\n".join(
+        "\t".join("-" if field.startswith("sha256:") else field for field in line.split("\t"))
+        for line in manifest.read_text().split("\n")
+    )
+    known = manifest.read_text()
+    manifest.write_text(unknown)
+    done = prepare(name, folder, SCRIPTS[name], given, "--vocab-size", pieces)
+    data = tmp_path / "data" / name
+
+    import sentencepiece
+    from fairseq.data import Dictionary, data_utils
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data / "sentencepiece.model"))
+    assert len(model) == pieces
+    source, target = ("de", "en") if name.startswith("iwslt") else ("en", "de")
+    words = Dictionary.load(str(data / "data-bin" / f"dict.{target}.txt"))
+    sets = {
+        split: data_utils.load_indexed_dataset(str(data / "data-bin" / f"{split}.{source}-{target}.{target}"), words)
+        for split in ("train", "valid", "test")
+    }
+    left_out = int(done.stderr.split(" pairs left out")[0].rsplit(" ", 1)[1])
+    assert 0 < left_out < 100, "the miniature has pairs of unequal length"
+    held_out = (200 - left_out) // 23 if name.startswith("iwslt") else 0
+    assert len(sets["train"]) == 200 - left_out - held_out
+    assert len(sets["valid"]) == (held_out or 12)
+    references = (folder / f"references.{target}").read_text(encoding="utf-8").splitlines()
+    test = "test" if name.startswith("iwslt") else "newstest2014"
+    assert (data / "raw" / f"{test}.{target}").read_text(encoding="utf-8").splitlines() == references
+    spoken = [words.string(line).replace(" ", "").replace("▁", " ").strip() for line in sets["test"]]
+    assert spoken == references
+    # the record of the sums is a manifest, and tells another copy from this one
+    recorded = [line for line in (data / "prepared.txt").read_text().splitlines() if line[0] != "#"]
+    assert recorded == [line for line in known.splitlines() if line[0] != "#"]
+    assert "is complete, nothing to do" in prepare(name, folder, "--vocab-size", pieces).stderr

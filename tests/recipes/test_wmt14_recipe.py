@@ -1,0 +1,318 @@
+"""The WMT14 recipe: what it plans for any number of cards, the rehearsal, and Slurm, played by scripts."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from collab_fairseq import checkpoints
+from collab_fairseq.reporting.record import validate
+from tests.common import BIN, ROOT, run
+
+RECIPES = ROOT / "recipes"
+WMT14 = RECIPES / "wmt14_en_de"
+SCRIPTS = sorted(path for path in RECIPES.glob("*/*.sh") if path.stat().st_mode & stat.S_IXUSR)
+PYTHON = ["--python", sys.executable]
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
+
+
+def bash(program, *arguments, check=True):
+    """Run a few lines of bash with the functions of recipes/lib, on a machine with 4 imaginary cards."""
+    settings = "recipe=wmt14_en_de device=auto gpus= nodes=1 precision=auto max_tokens= dry_run=no master= node_rank=0"
+    paper = "batch_tokens=28672 largest_tokens=3584 longest=1024"
+    library = f". {RECIPES}/lib/common.sh; . {RECIPES}/lib/batch.sh"
+    text = f"set -euo pipefail; {settings} {paper} python={shlex.quote(sys.executable)}; {library}; {program}"
+    return run("bash", "-c", text, "bash", *arguments, check=check)
+
+
+# --- the batch and the precision -------------------------------------------------------------------------------------
+
+
+def plan(cards, capability, *settings, check=True):
+    found = f"cards() {{ echo {cards} {capability}; }}; {' '.join(settings) or 'true'};"
+    wanted = 'echo "$device $((gpus * nodes)) $max_tokens $update_freq $precision"'
+    return bash(f"{found} find_cards; choose_precision; split_batch; {wanted}", check=check)
+
+
+@pytest.mark.parametrize(
+    ("processes", "max_tokens", "update_freq"),
+    [(1, 3584, 8), (2, 3584, 4), (4, 3584, 2), (8, 3584, 1), (7, 2048, 2), (16, 1792, 1), (14, 2048, 1), (28, 1024, 1)],
+)
+def test_the_effective_batch_is_kept(processes, max_tokens, update_freq):
+    done = plan(processes, 80)
+    assert done.stdout.split() == ["gpu", str(processes), str(max_tokens), str(update_freq), "bf16"]
+    assert processes * max_tokens * update_freq == 4 * 3584 * 2
+    assert f"x {max_tokens} tokens x update-freq {update_freq} = 28672 tokens per update, bf16" in done.stderr
+
+
+def test_nodes_count_and_larger_shares_can_be_asked_for():
+    assert plan(4, 70, "nodes=2").stdout.split() == ["gpu", "8", "3584", "1", "fp16"]
+    assert plan(4, 80, "max_tokens=7168").stdout.split() == ["gpu", "4", "7168", "1", "bf16"]
+
+
+@pytest.mark.parametrize("processes", [3, 5, 6, 9, 32])
+def test_an_impossible_number_of_cards_is_refused(processes):
+    done = plan(processes, 80, check=False)
+    assert done.returncode == 1
+    possible = re.search(r"possible numbers: ([\d, ]+)", done.stderr)[1].split(", ")
+    # by trying every pair of a share and an update frequency
+    shares = range(1024, 3585)
+    expected = [n for n in range(1, 65) if any(28672 % (n * share) == 0 for share in shares)]
+    assert [int(number) for number in possible] == expected
+    assert processes not in expected
+
+
+def test_an_impossible_share_is_refused_with_those_that_are_possible():
+    done = plan(4, 80, "max_tokens=5000", check=False)
+    assert done.returncode == 1
+    assert "--max-tokens 5000 on 4 processes does not give 28672 tokens per update" in done.stderr
+    assert done.stderr.strip().endswith("possible with --max-tokens 7168, 3584, 1792, 1024")
+
+
+@pytest.mark.parametrize(
+    ("cards", "capability", "asked", "result"),
+    [
+        (4, 70, "auto", "fp16"), (4, 75, "auto", "fp16"), (4, 80, "auto", "bf16"), (4, 90, "auto", "bf16"),
+        (0, 0, "auto", "fp32"), (4, 90, "fp16", "fp16"), (4, 70, "fp32", "fp32"),
+    ],
+)  # fmt: skip
+def test_precision_suits_the_card(cards, capability, asked, result):
+    assert plan(cards, capability, f"precision={asked}").stdout.split()[-1] == result
+
+
+@pytest.mark.parametrize(
+    ("cards", "capability", "settings", "message"),
+    [
+        (4, 70, "precision=bf16", "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
+        (0, 0, "precision=fp16", "--precision fp16 needs a GPU"),
+        (4, 80, "precision=fp8", "--precision must be auto, fp16, bf16 or fp32, got 'fp8'"),
+        (4, 80, "gpus=8", "--gpus 8: this machine has 4"),
+        (0, 0, "device=gpu", "torch sees no GPU here"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_refused(cards, capability, settings, message):
+    done = plan(cards, capability, settings, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+# --- the scripts -----------------------------------------------------------------------------------------------------
+
+
+def test_help_and_unknown_options(tmp_path):
+    names = {f"{path.parent.name}/{path.name}" for path in SCRIPTS}
+    assert {f"wmt14_en_de/{step}.sh" for step in ("train", "average", "evaluate", "run", "sweep", "rehearse")} <= names
+    assert {f"{name}/run.sh" for name in ("wmt14_en_de_spm", "iwslt14_de_en", "multi30k", "demo")} <= names
+    for script in SCRIPTS:
+        help_text = run("bash", script, "--help", cwd=tmp_path).stdout
+        assert f"usage: {script.relative_to(ROOT)}" in help_text
+        done = run("bash", script, "--sauce", check=False)
+        assert done.returncode == 1
+        assert "error: " in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("wmt14_en_de_spm", "--arch transformer_collab --key-dim 64 --max-tokens 3584 --update-freq 8"),
+        ("iwslt14_de_en", "--source-lang de --target-lang en --arch transformer_collab_iwslt_de_en --max-tokens 4096"),
+        ("multi30k", "--arch transformer_collab_tiny --lr 0.005 --max-tokens 4096 --update-freq 1"),
+    ],
+)
+def test_the_other_recipes_are_configuration(recipe, words, tmp_path):
+    flags = ["--heads", "none", "--key-dim", 64, "--device", "cpu", "--data", tmp_path / "data", *PYTHON]
+    command = run("bash", RECIPES / recipe / "run.sh", *flags, "--dry-run", env={"RECIPE_CONFIG": ""}).stdout
+    for flag in re.findall(r"--[a-z-]+ \S+", words):
+        assert f" {flag} " in command
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_is_content():
+    scripts = [*SCRIPTS, RECIPES / "slurm" / "run.sbatch", *sorted((ROOT / "data_prep").glob("*.sh"))]
+    run("shellcheck", "--external-sources", *scripts, cwd=ROOT)
+
+
+def test_steps_without_a_run_say_what_makes_it(tmp_path):
+    flags = ["--output", tmp_path / "run", "--device", "cpu", *PYTHON]
+    done = run("bash", WMT14 / "average.sh", *flags, check=False)
+    assert f"there is no run in {tmp_path / 'run'} (train.sh makes it" in done.stderr
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.txt").write_text("name x\nseed 1\naverage 5\n")
+    done = run("bash", WMT14 / "evaluate.sh", *flags, check=False)
+    assert "there is no averaged.pt in" in done.stderr
+
+
+def test_reference_lengths_tell_the_published_test_set(tmp_path):
+    lengths = {"compound-split BLEU": 64496, "sacreBLEU": 62688}
+    scores = {"scores": [{"metric": metric, "ref_len": length} for metric, length in lengths.items()]}
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    shutil.copy(ROOT / "data_prep" / "wmt16_en_de.tsv", tmp_path / "prepared.txt")
+    check = f'data={tmp_path}; . {RECIPES}/lib/evaluate.sh; check_lengths newstest2014 "$1"'
+    done = bash(check, tmp_path / "scores.json")
+    assert "compound-split BLEU has the 64496 tokens" in done.stdout
+    assert "sacreBLEU has the 62688 tokens" in done.stdout
+    scores["scores"][1]["ref_len"] = 62689
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    done = bash(check, tmp_path / "scores.json", check=False)
+    assert done.returncode == 1
+    assert "sacreBLEU has 62689 tokens in its references, expected 62688" in done.stderr
+    (tmp_path / "prepared.txt").write_text("# a miniature\n")
+    assert "reference lengths not checked" in bash(check, tmp_path / "scores.json").stderr
+
+
+# --- the rehearsal, shortened ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """The rehearsal with two models and ten updates for each, less than an epoch: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("rehearsal") / "run"
+    small = ["--updates", 10, "--train", 1200, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
+    return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, *PYTHON, timeout=900)
+
+
+NAMES = ["none-dk64-s1-u10", "encoder_cross_decoder-dk16-s1-u10"]
+
+
+def test_the_rehearsal_ends_with_the_table(rehearsed):
+    folder, done = rehearsed
+    for name in NAMES:
+        record = json.loads((folder / name / "record.json").read_text(encoding="utf-8"))
+        validate(record)
+        metrics = [score["metric"] for score in record["scores"]["newstest2014"]["scores"]]
+        assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU"]
+        assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 8]
+        assert record["training"]["updates"] == 10
+        assert [point["updates"] for point in record["curves"]["valid"]][-1] == 10
+    assert (folder / "table.md").read_text(encoding="utf-8") in done.stdout
+    for row in ("| standard | 64 | 10 |", "| collaborative | 16 | 10 |"):
+        assert row in done.stdout
+    assert "killed (SIGKILL); the same command goes on" in done.stderr
+    assert re.search(r"training: resuming from checkpoint_(last|1_\d)\.pt", done.stderr)
+    assert "training on 2 devices" in done.stdout
+
+
+def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
+    folder, _ = rehearsed
+    run_folder = folder / NAMES[0]
+    before = (run_folder / "averaged.pt").read_bytes()
+    flags = ["--config", WMT14 / "rehearsal.sh", "--output", run_folder, "--data", folder / "data", *PYTHON]
+    run("bash", WMT14 / "average.sh", *flags, "--average", 2)
+    state = checkpoints.load(run_folder / "averaged.last2.pt")
+    assert [entry["num_updates"] for entry in state["extra_state"]["averaged_from"]] == [10, 9]
+    assert (run_folder / "averaged.pt").read_bytes() == before
+
+
+def test_what_is_finished_is_not_done_again(rehearsed):
+    folder, _ = rehearsed
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "table.md"]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    flags = ["--config", WMT14 / "rehearsal.sh", "--output", folder, "--data", folder / "data", "--updates", 10]
+    done = run("bash", WMT14 / "sweep.sh", *flags, "--runs", "none:64 encoder_cross_decoder:16", *PYTHON)
+    assert done.stderr.count("done before") == 2
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+# --- Slurm -----------------------------------------------------------------------------------------------------------
+
+SRUN = r"""#!/usr/bin/env bash
+# plays srun: the command once per node, all on this machine
+echo "srun $*" >>"$SLURM_LOG"
+while [ $# -gt 0 ]; do
+    case $1 in --nodes) nodes=$2; shift 2 ;; --ntasks | --ntasks-per-node) shift 2 ;; --*) shift ;; *) break ;; esac
+done
+pids=()
+trap 'kill -TERM "${pids[@]}"' TERM
+for ((node = 0; node < nodes; node++)); do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & pids+=($!); done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+exit "$status"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "scontrol $*" >>"$SLURM_LOG"
+if [ "$1 $2" = "show hostnames" ]; then printf '127.0.0.1\\nelsewhere\\n'; fi
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """The environment of a job on two nodes, with srun and scontrol played by scripts."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    return {
+        "PATH": os.pathsep.join([str(tmp_path / "bin"), str(BIN), os.environ["PATH"]]),
+        "SLURM_LOG": str(tmp_path / "slurm.log"), "SLURM_JOB_ID": str(1_230_000 + os.getpid() % 10000),
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_SUBMIT_DIR": str(ROOT), "RECIPE_CONFIG": str(WMT14 / "rehearsal.sh"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+def test_a_job_on_two_nodes_is_asked_to_stop_requeued_and_goes_on(rehearsed, slurm, tmp_path):
+    data = ["--data", rehearsed[0] / "data", "--reference", rehearsed[0] / "miniature" / "references.de"]
+    flags = ["--output", tmp_path / "run", *data, "--updates", 400, *PYTHON, "--", "--save-interval-updates", 5]
+    first = subprocess.Popen(
+        [str(word) for word in ("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", *flags)],
+        env={**os.environ, **slurm}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    deadline = time.monotonic() + 400
+    while not list((tmp_path / "run" / "checkpoints").glob("checkpoint_*_5.pt")):
+        assert first.poll() is None, first.stdout.read()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    first.send_signal(signal.SIGTERM)  # as Slurm does before a time limit, to the script alone
+    output = first.communicate(timeout=200)[0]
+    assert first.returncode == 0, output[-3000:]
+    log = Path(slurm["SLURM_LOG"]).read_text().splitlines()
+    assert log[-1] == f"scontrol requeue {slurm['SLURM_JOB_ID']}"
+    assert "2 CPU process(s) x 1024 tokens x update-freq 1" in output
+    (srun,) = [line for line in log if line.startswith("srun")]
+    assert f"--master_addr 127.0.0.1 --master_port {20000 + int(slurm['SLURM_JOB_ID']) % 10000}" in srun
+    assert "--nodes 2 --ntasks 2 --ntasks-per-node 1" in srun
+    assert "training on 2 devices" in output
+
+    reached = checkpoints.load(tmp_path / "run" / "checkpoints" / "checkpoint_last.pt")
+    updates = reached["optimizer_history"][-1]["num_updates"]
+    assert 5 <= updates < 400
+
+
+def test_a_job_must_be_submitted_from_the_repository(slurm, tmp_path):
+    slurm["SLURM_SUBMIT_DIR"] = str(tmp_path)
+    done = run("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", env=slurm, check=False)
+    assert done.returncode == 1
+    assert "submit from the root of the repository" in done.stderr
+    assert "sbatch recipes/slurm/run.sbatch" in run("bash", RECIPES / "slurm" / "run.sbatch", "--help").stdout
+
+
+def test_a_sweep_can_be_submitted(tmp_path):
+    fake = tmp_path / "submit"
+    fake.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/submitted\n')
+    fake.chmod(0o755)
+    flags = ["--submit", f"{fake} --partition gpu", "--seeds", "1,2", "--output", tmp_path / "runs", *PYTHON]
+    run("bash", WMT14 / "sweep.sh", *flags, env={"RECIPE_CONFIG": ""})
+    lines = (tmp_path / "submitted").read_text().splitlines()
+    assert len(lines) == 16
+    script = f"--partition gpu {RECIPES}/slurm/run.sbatch wmt14_en_de"
+    assert lines[0].startswith(f"{script} --heads none --key-dim 512 --seed 1 ")
+
+
+def test_nodes_without_slurm_need_an_address(tmp_path):
+    flags = ["--config", WMT14 / "rehearsal.sh", "--output", tmp_path / "run", "--nodes", 2, "--gpus", 1, "--dry-run"]
+    done = run("bash", WMT14 / "train.sh", *flags, *PYTHON, check=False)
+    assert "--nodes 2 outside Slurm needs --master HOST:PORT" in done.stderr
+    command = run("bash", WMT14 / "train.sh", *flags, *PYTHON, "--master", "first:1234", "--node-rank", 1).stdout
+    assert "--nproc_per_node 1 --nnodes 2 --master_addr first --master_port 1234 --node_rank 1" in command
