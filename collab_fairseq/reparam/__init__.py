@@ -1,0 +1,23 @@
+"""Trained attention layers turned into collaborative ones, without retraining."""
+
+from .calibrate import Calibration, Calibrator
+from .factors import HeadFactors, ReparamError, relative_error, standard_heads
+from .scores import ScoreFit, ScoreWeights, collaborative_layer, fit_layers, fit_scores, scores_of
+from .solver import Decomposition, decompose
+
+__all__ = [
+    "Calibration",
+    "Calibrator",
+    "Decomposition",
+    "HeadFactors",
+    "ReparamError",
+    "ScoreFit",
+    "ScoreWeights",
+    "collaborative_layer",
+    "decompose",
+    "fit_layers",
+    "fit_scores",
+    "relative_error",
+    "scores_of",
+    "standard_heads",
+]

@@ -1,0 +1,211 @@
+"""Attention scores of a trained layer from fewer shared dimensions: what goes into and comes out of the fit."""
+
+import logging
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+
+from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
+
+from .calibrate import Calibration, Weighting
+from .factors import HeadFactors, ReparamError, checked, relative_error, standard_heads
+from .solver import decompose
+
+logger = logging.getLogger(__name__)
+
+
+class ScoreWeights(NamedTuple):
+    """All that makes the scores of a layer, of standard heads as of collaborative ones::
+
+        score_i(x, y) = scale · [ ((x A + b) ⊙ m_i) (y B)ᵀ + y v_iᵀ ]
+
+    A key bias is missing on purpose: it adds the same to all keys of a query, which a softmax does not see.
+
+    Attributes:
+        heads: A, B, M, with K components, H heads, widths Dq and Dk.
+        scale: factor on the scores. It is the source layer's at every key dim: to change it damages every head.
+        query_bias: b, (K), or None.
+        content_bias: v_i, (H, Dk), or None.
+    """
+
+    heads: HeadFactors
+    scale: float
+    query_bias: Optional[Tensor] = None
+    content_bias: Optional[Tensor] = None
+
+    def parameters(self) -> Dict[str, Tensor]:
+        """By the names that they have in a :class:`~collab_fairseq.attention.CollaborativeAttention`."""
+        named = {
+            "q_proj.weight": self.heads.query,
+            "k_proj.weight": self.heads.key,
+            "mixing": self.heads.mixing,
+            "q_proj.bias": self.query_bias,
+            "content_bias": self.content_bias,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+class ScoreFit(NamedTuple):
+    """What :func:`fit_scores` found.
+
+    Attributes:
+        weights: of the collaborative heads, in the precision and on the device of the source.
+        error: ‖T − T'‖ / ‖T‖ over all heads, of the weights as they are returned.
+        weighted_error: the same where differences count as they matter on the calibration text; None without one.
+        trace, start, sweeps, seconds: see :class:`.Decomposition`.
+    """
+
+    weights: ScoreWeights
+    error: float
+    weighted_error: Optional[float]
+    trace: List[float]
+    start: str
+    sweeps: int
+    seconds: float
+
+
+def _checked(source: ScoreWeights) -> ScoreWeights:
+    heads = checked(source.heads, "heads")
+    for name, tensor, shape in (
+        ("query_bias", source.query_bias, [heads.rank]),
+        ("content_bias", source.content_bias, [heads.num_heads, heads.key.size(1)]),
+    ):
+        if tensor is not None and list(tensor.shape) != shape:
+            raise ReparamError(f"{name} must have shape {shape}, but is {list(tensor.shape)}")
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise ReparamError(f"{name} must be finite, but holds NaN or infinity")
+    return source
+
+
+@torch.no_grad()
+def fit_scores(
+    source: ScoreWeights,
+    key_dim: int,
+    calibration: Optional[Calibration] = None,
+    *,
+    ridge: float = 1e-2,
+    **options: Any,
+) -> ScoreFit:
+    """Fit collaborative heads with ``key_dim`` shared dimensions to the scores of a layer.
+
+    Without calibration all entries of the heads' matrices count alike, which is the paper's aim but not a good one:
+    what matters is what they do to the layer's inputs. With calibration the fit is weighted by the covariances of the
+    inputs (:mod:`.calibrate`), and the content biases take up what it leaves at the mean query μ, exactly::
+
+        v_i' = v_i + (b ⊙ w_i) Qᵀ + μ (T_i − T_i')
+
+    Query biases become content biases either way (w_i, Q: of the source). At the key dim of the source nothing is
+    fitted and its weights are returned as they are.
+
+    Args:
+        source: of the trained layer.
+        key_dim: R, from 1 to the key dim K of the source.
+        calibration: of that layer's inputs.
+        ridge: part of the mean variance that is added to the variance of every direction of the inputs.
+        options: of :func:`.decompose`.
+
+    Raises:
+        ReparamError: sizes that do not fit, NaN or infinity.
+    """
+    heads = _checked(source).heads
+    if calibration is not None:
+        for name, side, width in (
+            ("query", calibration.query_covariance, heads.query.size(1)),
+            ("key", calibration.key_covariance, heads.key.size(1)),
+        ):
+            if side.size(0) != width:
+                raise ReparamError(f"{name} inputs are {width} wide, but were {side.size(0)} wide in the calibration")
+        calibration = Calibration(calibration.queries, *(t.to(heads.query.device) for t in calibration[1:]))
+
+    weighting = None if calibration is None else Weighting.of(calibration, ridge)
+    found = decompose(heads if weighting is None else weighting.apply(heads), key_dim, **options)
+    if key_dim == heads.rank:
+        weights = source
+    else:
+        fit = found.heads if weighting is None else weighting.undo(found.heads).balanced()
+        fit = fit.to(heads.query.dtype)
+        weights = ScoreWeights(fit, source.scale, None, _content_bias(source, fit, calibration))
+    return ScoreFit(
+        weights, relative_error(heads, weights.heads), None if weighting is None else found.error,
+        found.trace, found.start, found.sweeps, found.seconds,
+    )  # fmt: skip
+
+
+def _content_bias(source: ScoreWeights, fit: HeadFactors, calibration: Optional[Calibration]) -> Optional[Tensor]:
+    """v', (H, Dk), for the factors as they were rounded; None where there is nothing to add."""
+    heads, rounded = source.heads.to(torch.float64), fit.to(torch.float64)
+    bias = None if source.content_bias is None else source.content_bias.to(torch.float64)
+    parts = [bias]
+    if source.query_bias is not None:
+        parts.append(heads.content(source.query_bias.to(torch.float64)))
+    if calibration is not None:
+        mean = calibration.query_mean
+        parts.append(heads.content(heads.query @ mean) - rounded.content(rounded.query @ mean))
+    given = [part for part in parts if part is not None]
+    return torch.stack(given).sum(0).to(fit.key.dtype) if given else None
+
+
+def fit_layers(
+    sources: Mapping[str, ScoreWeights],
+    key_dims: Union[int, Mapping[str, int]],
+    calibrations: Optional[Mapping[str, Calibration]] = None,
+    *,
+    progress: Optional[Callable[[str, ScoreFit], None]] = None,
+    **options: Any,
+) -> Dict[str, ScoreFit]:
+    """:func:`fit_scores` for every layer of a model, by name, one after the other.
+
+    Args:
+        sources: name → scores of that layer.
+        key_dims: of all layers, or name → key dim.
+        calibrations: name → statistics of that layer; None: none for any layer.
+        progress: called with name and fit after each layer; default: a line in the log.
+        options: of :func:`fit_scores`.
+
+    Raises:
+        ReparamError: as of :func:`fit_scores`, with the layer's name; layers without a key dim or calibration.
+    """
+    wanted = dict.fromkeys(sources, key_dims) if isinstance(key_dims, int) else dict(key_dims)
+    for what, given in (("a key dim", wanted), ("calibration", calibrations)):
+        missing = [name for name in sources if given is not None and name not in given]
+        if missing:
+            raise ReparamError(f"every layer needs {what}, but there is none for {', '.join(missing)}")
+    fits: Dict[str, ScoreFit] = {}
+    for name, source in sources.items():
+        try:
+            fit = fit_scores(source, wanted[name], calibrations[name] if calibrations else None, **options)
+        except ReparamError as error:
+            raise ReparamError(f"{name}: {error}") from error
+        fits[name] = fit
+        if progress is not None:
+            progress(name, fit)
+        else:
+            logger.info(
+                "%s (%d of %d): key dim %d to %d, relative error %.4f, %.1f s",
+                name, len(fits), len(sources), source.heads.rank, wanted[name], fit.error, fit.seconds,
+            )  # fmt: skip
+    return fits
+
+
+def scores_of(layer: AttentionLayer) -> ScoreWeights:
+    """The scores of a layer of :mod:`collab_fairseq.attention`, standard or collaborative."""
+    query, key, bias = layer.q_proj.weight, layer.k_proj.weight, layer.q_proj.bias
+    if isinstance(layer, CollaborativeAttention):
+        return ScoreWeights(HeadFactors(query, key, layer.mixing), layer.scale, bias, layer.content_bias)
+    return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
+
+
+def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:
+    """A collaborative layer with these scores and the values, output and dropout of ``layer``."""
+    made = CollaborativeAttention(
+        layer.embed_dim, layer.num_heads, weights.heads.rank,
+        kdim=layer.kdim, vdim=layer.vdim, head_dim=layer.head_dim, dropout=layer.dropout, scale=weights.scale,
+        query_bias=weights.query_bias is not None, key_bias=False,
+        value_bias=layer.v_proj.bias is not None, out_bias=layer.out_proj.bias is not None,
+        content_bias=weights.content_bias is not None,
+        device=weights.heads.query.device, dtype=weights.heads.query.dtype,
+    )  # fmt: skip
+    kept = {n: t for n, t in layer.state_dict().items() if n.startswith(("v_proj.", "out_proj."))}
+    made.load_state_dict({**kept, **weights.parameters()})
+    return made.train(layer.training)

@@ -1,0 +1,228 @@
+"""Few shared dimensions for many heads: rank-R CP decomposition of the stacked heads, from their factors alone.
+
+Given heads ``T_i = P diag(w_i) Qᵀ`` (:class:`.HeadFactors` of rank K), find A (Dq, R), B (Dk, R), M (H, R) with R < K
+that make ``Σ_i ‖T_i − A diag(m_i) Bᵀ‖²`` small. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362,
+re-parametrise trained layers so, by alternating least squares (ALS) on the dense (H, Dq, Dk) tensor; for ALS see Kolda
+and Bader (2009), "Tensor Decompositions and Applications", https://doi.org/10.1137/07070111X.
+
+That tensor is a CP decomposition itself. With ``q = QᵀB`` and ``p = PᵀA``, both (K, R), all that a sweep needs is
+
+    A ← P [(WᵀM) ⊙ q] (BᵀB ⊙ MᵀM)⁻¹      M ← W [p ⊙ q] (AᵀA ⊙ BᵀB)⁻¹      B ← Q [(WᵀM) ⊙ p] (AᵀA ⊙ MᵀM)⁻¹
+    error² = ‖T‖² − 2 ⟨Q [(WᵀM) ⊙ p], B⟩ + ⟨B (AᵀA ⊙ MᵀM), B⟩
+
+in O(K · D · R) operations instead of O(H · D² · R), and in the memory of a few matrices. Every solve is damped towards
+the factor it replaces (a proximal term), columns are balanced, and sweeps start ahead of where the last one ended, as
+in Nesterov's gradient method, with a restart where the error rises: Mitchell, Ye, De Sterck (2020), "Nesterov
+acceleration of alternating least squares for canonical tensor decomposition", https://arxiv.org/abs/1810.05846.
+"""
+
+import contextlib
+import math
+import time
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .factors import HeadFactors, ReparamError, checked, relative_error
+from .starts import STARTS
+
+# β, how far ahead a sweep starts: at first, growth with every success, at most, and what a restart does to "at most"
+_FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
+# weight λ of the proximal term, relative to the mean diagonal of the Gram matrix: usually, and where ALS has ended
+_DAMPING, _TOO_DAMPED = 1e-6, 1e-2
+# rises of the squared relative error that may be rounding, in units of machine epsilon
+_NOISE = 4
+# sweeps over which progress is measured
+_WINDOW = 10
+
+
+class Decomposition(NamedTuple):
+    """What :func:`decompose` found.
+
+    Attributes:
+        heads: of rank R, balanced, in the precision and on the device of the source.
+        error: ‖T − T'‖ / ‖T‖, of the heads as they are returned, in float64.
+        trace: relative error after every sweep from the start that was kept, as ALS sees it: the least so far, down to
+            what its precision can tell (about 3e-4 in float32); empty where nothing was fitted.
+        start: the start that was kept, a name of :data:`.STARTS`; ``exact`` where nothing was fitted.
+        sweeps: from all starts together. seconds: wall time.
+    """
+
+    heads: HeadFactors
+    error: float
+    trace: List[float]
+    start: str
+    sweeps: int
+    seconds: float
+
+
+def decompose(
+    source: HeadFactors,
+    rank: int,
+    *,
+    sweeps: int = 100,
+    race: int = 20,
+    tolerance: float = 1e-7,
+    target: float = 0.0,
+    seed: int = 0,
+    starts: Sequence[str] = ("energy", "random"),
+    dtype: torch.dtype = torch.float32,
+) -> Decomposition:
+    """Approximate heads by heads with fewer dimensions, shared by all of them.
+
+    The energy start is the better one for trained heads, the random one where heads share most of what they do; both
+    run for a few sweeps, the better goes on. The same seed gives the same result on the same device.
+
+    Args:
+        source: H heads of rank K, standard or collaborative.
+        rank: R, from 1 to K. At R = K the source itself is returned.
+        sweeps: at most, from the start that is kept.
+        race: sweeps after which the better of several starts is kept.
+        tolerance: stop where the relative error falls by less than this per sweep, over ten sweeps. From the energy
+            start the first sweeps gain little even where later ones gain much: 1e-6, as in the paper, ends too early.
+        target: stop where the relative error is no larger.
+        seed: of the random start.
+        starts: names of :data:`.STARTS`.
+        dtype: that ALS computes in, float32 or float64; never in TF32 or less, whatever torch is set to.
+
+    Raises:
+        ReparamError: sizes that do not fit, NaN or infinity, or an unknown start.
+    """
+    checked(source, "source")
+    if not 1 <= rank <= source.rank:
+        raise ReparamError(
+            f"the shared key dim must be between 1 and {source.rank}, the key dim of the source, but is {rank}"
+        )
+    if dtype not in (torch.float32, torch.float64):
+        raise ReparamError(f"dtype must be torch.float32 or torch.float64, but is {dtype}")
+    if not starts or set(starts) - set(STARTS):
+        raise ReparamError(f"starts must be among {', '.join(STARTS)}, but are {', '.join(starts) or 'none'}")
+    if min(sweeps, race) < 1:
+        raise ReparamError(f"sweeps and race must be positive, but are {sweeps} and {race}")
+    began = time.perf_counter()
+    with torch.no_grad(), full_precision(source.query.device):
+        norm = math.sqrt(max(0.0, source.inner(source)))
+        if rank == source.rank or norm == 0:
+            found = HeadFactors(source.query[:rank], source.key[:rank], source.mixing[:, :rank])
+            return Decomposition(found, relative_error(source, found), [], "exact", 0, time.perf_counter() - began)
+        work = source.to(torch.float64).balanced()
+        work = work._replace(mixing=work.mixing / norm).to(dtype)
+        runs: List[Descent] = []
+        for name in starts:
+            runs.append(Descent(work, STARTS[name](work, rank, seed), name))
+            runs[-1].descend(min(race, sweeps) if len(starts) > 1 else sweeps, tolerance, target)
+            if runs[-1].error <= target:
+                break
+        best = min(runs, key=lambda run: run.error)
+        best.descend(sweeps, tolerance, target)
+        found = best.heads.to(torch.float64)
+        found = found._replace(mixing=found.mixing * norm).balanced().to(source.query.dtype)
+        error = relative_error(source, found)
+    swept = sum(len(run.trace) for run in runs)
+    return Decomposition(found, error, best.trace, best.start, swept, time.perf_counter() - began)
+
+
+class Descent:
+    """ALS from one start.
+
+    Args:
+        source: heads of Frobenius norm 1. start: heads of rank R. name: of the start.
+    """
+
+    def __init__(self, source: HeadFactors, start: HeadFactors, name: str) -> None:
+        self.source = source
+        self.start = name
+        self.heads = self._before = start.balanced()
+        self.error = math.inf
+        self.trace: List[float] = []
+        self._ahead, self._most, self._damping = 0.0, _MOST, _DAMPING
+        self._slack = _NOISE * torch.finfo(start.query.dtype).eps
+
+    def descend(self, sweeps: int, tolerance: float = 0.0, target: float = 0.0) -> None:
+        """Sweep until ``sweeps`` sweeps were made from this start; for the rest see :func:`decompose`."""
+        while len(self.trace) < sweeps and self.error > target and self._damping < _TOO_DAMPED:
+            if len(self.trace) > _WINDOW and self.trace[-1 - _WINDOW] - self.trace[-1] < _WINDOW * tolerance:
+                break
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """One sweep from a point ahead; a rise of the error is taken back, and the next sweep starts where we are."""
+        pairs = zip(self.heads, self._before, strict=True)
+        ahead = HeadFactors(*(now + self._ahead * (now - then) for now, then in pairs))
+        found, error = als_sweep(self.source, ahead, self._damping)
+        if error**2 <= self.error**2 + self._slack:
+            self._before, self.heads, self.error = self.heads, found.balanced(), error
+            self._ahead = min(self._most, max(_FIRST, self._ahead * _GROWTH))
+            self._damping = max(_DAMPING, self._damping / 10)
+        else:
+            if self._ahead == 0:  # only rounding in a nearly singular solve can do this
+                self._damping *= 10
+            self._ahead, self._most = 0.0, max(_FIRST, self._most * _LOWER)
+        self.trace.append(min([self.error, *self.trace[-1:]]))
+
+
+def als_sweep(source: HeadFactors, start: HeadFactors, damping: float) -> Tuple[HeadFactors, float]:
+    """Solve for A, M and B in turn, each with the other two fixed.
+
+    Args:
+        source: heads of Frobenius norm 1, rank K. start: heads of rank R. damping: λ, see the top of the module.
+
+    Returns:
+        The new heads and their relative error.
+    """
+    query, key, mixing = start  # Aᵀ (R, Dq), Bᵀ (R, Dk), M (H, R)
+    key_products = source.key @ key.T  # q, (K, R)
+    key_gram = key @ key.T
+    right = ((source.mixing.T @ mixing) * key_products).T @ source.query
+    query = _solve(key_gram * (mixing.T @ mixing), right, query, damping)
+
+    query_products = source.query @ query.T  # p, (K, R)
+    query_gram = query @ query.T
+    right = (source.mixing @ (query_products * key_products)).T
+    mixing = _solve(query_gram * key_gram, right, mixing.T, damping).T
+
+    gram = query_gram * (mixing.T @ mixing)
+    right = ((source.mixing.T @ mixing) * query_products).T @ source.key
+    key = _solve(gram, right, key, damping)
+
+    overlap = (right * key).sum(dtype=torch.float64)
+    square = (gram * (key @ key.T)).sum(dtype=torch.float64)
+    return HeadFactors(query, key, mixing), math.sqrt(max(0.0, 1.0 - float(2 * overlap - square)))
+
+
+def _solve(gram: Tensor, right: Tensor, before: Tensor, damping: float) -> Tensor:
+    """X that minimises the least-squares error plus λ‖X − before‖²: (G + λI)⁻¹ (right + λ before).
+
+    Args:
+        gram: G, (R, R). right, before: (R, ·). damping: λ relative to the mean diagonal of G.
+    """
+    amount = max(damping * float(gram.diagonal().mean()), torch.finfo(gram.dtype).tiny)
+    while True:
+        damped = gram.clone()
+        damped.diagonal().add_(amount)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if not bool(failed):
+            # the inverse and a product cost little more than half of two triangular solves, and λ bounds what it errs
+            return torch.cholesky_inverse(factor) @ (right + amount * before)
+        amount *= 10
+
+
+@contextlib.contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No TF32, no bfloat16 products, no autocast: with them ALS diverges. What torch was set to is restored."""
+    places = [backend.matmul for backend in (torch.backends.cuda, torch.backends.mkldnn) if hasattr(backend, "matmul")]
+    places = [place for place in places if hasattr(place, "fp32_precision")]  # since torch 2.9
+    chosen = [place.fp32_precision for place in places]
+    try:
+        overall = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch does not tell where single backends were set
+        overall = "highest"
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(overall)
+        for place, precision in zip(places, chosen, strict=True):
+            place.fp32_precision = precision

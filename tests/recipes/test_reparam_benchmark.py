@@ -1,0 +1,45 @@
+"""The benchmark of the solver, at a size that takes seconds."""
+
+import json
+
+import pytest
+
+from tests.common import ROOT, run
+
+SCRIPT = ROOT / "recipes" / "reparam" / "benchmark.py"
+
+
+def test_the_benchmark_measures_all_it_promises(tmp_path):
+    pytest.importorskip("tensorly")
+    output = tmp_path / "benchmark.json"
+    done = run(
+        "python", SCRIPT, "--output", output, "--heads", 4, "--width", 32, "--layers", 2, "--rank", 16,
+        "--race-rank", 11, "--race-seeds", 0, "--small", 2, 16, "--iterations", 10, "--rounds", 1, "--seeds", 0, 1,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert "layer 1 (2 of 2)" in done.stderr
+    found = json.loads(output.read_text())
+    assert len(found["layers"]["errors"]) == 2
+    assert found["full_rank_error"] <= 1e-5
+    assert found["sweeps"]["ratio_of_medians"] > 0
+    assert [race["heads"] for race in found["race"]] == ["independent", "shared"]
+    assert all(race["ours_to_that_error"]["reached"] for race in found["race"])
+    assert len(found["errors"]) == 2 * 2 * 4 * 2  # kinds, seeds of the heads, ranks, seeds of the fit
+    for entry in found["errors"]:
+        assert 0 < entry["ours"] <= entry["tensorly"] + 1e-5 < 1
+    assert found["versions"]["tensorly"]
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_the_benchmark_says_what_is_missing(tmp_path):
+    blocked = "import importlib.metadata as m, runpy, sys\n" + (
+        "def version(name, real=m.version):\n"
+        "    if name == 'tensorly': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version\n"
+        f"sys.argv = ['benchmark.py', '--output', 'none.json']\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    done = run("python", "-c", blocked, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "TensorLy is not installed: pip install 'collab_fairseq[reparam]'\n"
+    assert not (tmp_path / "none.json").exists()

@@ -1,0 +1,316 @@
+"""Rank-R fits of heads: recovery, errors against dense tensors, monotony, seeds, TensorLy as the baseline."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from collab_fairseq.attention import block_mixing
+from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
+from collab_fairseq.reparam.solver import Descent, als_sweep, full_precision
+from collab_fairseq.reparam.starts import STARTS
+
+H, DK, DQ, DKEY = 4, 6, 20, 17
+K = H * DK
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def planted(rank: int, heads: int = H, seed: int = 0) -> HeadFactors:
+    """Heads with ``rank`` shared dimensions, every head using all of them."""
+    query, key = normal(rank, DQ, seed=seed), normal(rank, DKEY, seed=seed + 1)
+    return HeadFactors(query, key, normal(heads, rank, seed=seed + 2))
+
+
+def standard(seed: int = 0, dtype: torch.dtype = torch.float64) -> HeadFactors:
+    """Standard heads without structure, stronger and weaker dimensions in each."""
+    strength = torch.linspace(2, 0.2, DK, dtype=torch.float64).repeat(H)[:, None]
+    return standard_heads((strength * normal(K, DQ, seed=seed)).to(dtype), normal(K, DKEY, seed=seed + 1).to(dtype), H)
+
+
+def disguised(heads: HeadFactors, copies: int = 2) -> HeadFactors:
+    """The same heads, of ``copies`` times the rank: every component split in parts that sum to it."""
+    parts = torch.softmax(normal(copies, heads.rank, seed=9), dim=0)
+    query = torch.cat([heads.query * part[:, None] for part in parts])
+    return HeadFactors(query, heads.key.repeat(copies, 1), heads.mixing.repeat(1, copies))
+
+
+def dense(heads: HeadFactors) -> torch.Tensor:
+    """The tensor that the solver never forms, (H, Dq, Dk), one head and one component at a time."""
+    query, key, mixing = (factor.double() for factor in heads)
+    matrices = []
+    for weights in mixing:
+        total = torch.zeros(query.size(1), key.size(1), dtype=torch.float64)
+        for component, weight in enumerate(weights):
+            total += weight * torch.outer(query[component], key[component])
+        matrices.append(total)
+    return torch.stack(matrices)
+
+
+def dense_error(source: HeadFactors, fit: HeadFactors) -> float:
+    return float((dense(source) - dense(fit)).norm() / dense(source).norm())
+
+
+def unit(heads: HeadFactors) -> HeadFactors:
+    return heads._replace(mixing=heads.mixing / dense(heads).norm())
+
+
+def test_standard_heads_are_their_products():
+    heads = standard()
+    for head in range(H):
+        own = slice(head * DK, (head + 1) * DK)
+        torch.testing.assert_close(dense(heads)[head], heads.query[own].T @ heads.key[own])
+    assert torch.equal(heads.mixing, block_mixing([DK] * H).double())
+
+
+def test_inner_products_and_balance_keep_the_tensor():
+    one, other = standard(), planted(7)
+    assert one.inner(other) == pytest.approx(float((dense(one) * dense(other)).sum()), rel=1e-12)
+    even = one.balanced()
+    torch.testing.assert_close(dense(even), dense(one), atol=1e-12, rtol=0)
+    lengths = torch.stack([even.query.norm(dim=1), even.key.norm(dim=1), even.mixing.norm(dim=0)])
+    assert float((lengths - lengths.mean(0)).abs().max()) < 1e-12
+    assert not torch.allclose(one.query.norm(dim=1), one.mixing.norm(dim=0))
+
+
+@pytest.mark.parametrize("rank", [5, 9])
+def test_a_planted_rank_is_recovered(rank):
+    source = disguised(planted(rank), 3)
+    found = decompose(source, rank, sweeps=400, tolerance=0, dtype=torch.float64)
+    assert dense_error(source, found.heads) < 1e-5
+    assert float((dense(source) - dense(found.heads)).abs().max()) < 1e-4 * float(dense(source).abs().max())
+    # each planted component is found, up to order and lengths
+    true, fitted = (torch.nn.functional.normalize(heads.query, dim=1) for heads in (planted(rank), found.heads))
+    cosine = true @ fitted.T
+    assert float(cosine.abs().amax(dim=1).min()) > 0.9999
+    # control: one dimension less cannot do it
+    assert 0.05 < decompose(source, rank - 1, sweeps=400, dtype=torch.float64).error < 0.6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_final_error_is_the_dense_one(dtype):
+    source = standard(dtype=dtype)
+    for rank in (3, 8, 16):
+        found = decompose(source, rank)
+        assert found.heads.query.dtype == dtype
+        assert found.error == pytest.approx(dense_error(source, found.heads), abs=1e-7)
+        # ALS in float32 sees the same up to its rounding
+        assert found.trace[-1] == pytest.approx(found.error, abs=1e-5)
+        # two-sided: no better than the best fit of each unfolding; no fit at all would have error 1
+        bounds = []
+        for axis in range(3):
+            values = torch.linalg.svdvals(dense(source).movedim(axis, 0).flatten(1))
+            bounds.append(float(values[rank:].square().sum().sqrt() / values.norm()))
+        assert max(bounds) < found.error < 0.9
+
+
+@pytest.mark.parametrize("start", list(STARTS))
+def test_errors_never_rise_and_fall_at_all(start):
+    found = decompose(standard(), 8, starts=[start], sweeps=60, tolerance=0, dtype=torch.float64)
+    assert len(found.trace) == 60 == found.sweeps
+    assert all(later <= earlier for earlier, later in itertools.pairwise(found.trace))
+    assert found.trace[0] > found.trace[20] > found.trace[-1] > 0.1
+
+
+def test_each_sweep_of_plain_als_lowers_the_dense_error():
+    source, now = unit(standard()), STARTS["random"](standard(), 8, 3)
+    errors = []
+    for _ in range(8):
+        now, error = als_sweep(source, now, 1e-8)
+        assert error == pytest.approx(dense_error(source, now), abs=1e-9)
+        errors.append(error)
+    assert all(later < earlier for earlier, later in itertools.pairwise(errors))
+    # the factor solved last is the least-squares solution for the other two, found densely
+    rows = torch.einsum("hr,rd->hdr", now.mixing, now.query).flatten(0, 1)
+    best = torch.linalg.lstsq(rows, dense(source).flatten(0, 1)).solution
+    torch.testing.assert_close(now.key, best, atol=1e-6, rtol=0)
+
+
+def test_restarts_take_back_rises():
+    source = unit(standard())
+    run = Descent(source, STARTS["random"](source, 8, 0), "random")
+    restarts = 0
+    for _ in range(150):
+        before = run.heads
+        run.descend(len(run.trace) + 1)
+        if run._ahead == 0.0:
+            restarts += 1
+            assert run.heads is before
+        assert run.error == pytest.approx(dense_error(source, run.heads), abs=1e-9)
+    assert 0 < restarts < 75
+
+
+def test_seeds_repeat_with_the_trace():
+    def run(seed):
+        return decompose(standard(), 8, starts=["random"], seed=seed, sweeps=30)
+
+    first, again, other = run(1), run(1), run(2)
+    assert first.trace == again.trace
+    assert first.error == again.error
+    assert all(torch.equal(a, b) for a, b in zip(first.heads, again.heads, strict=True))
+    assert first.trace != other.trace
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    run(3)
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are used
+
+
+def test_the_better_start_wins_the_race():
+    for source, rank in ((standard(), 8), (disguised(planted(6), 4), 6)):
+        both = decompose(source, rank, sweeps=40)
+        alone = {name: decompose(source, rank, sweeps=20, starts=[name]).error for name in STARTS}
+        assert both.start == min(alone, key=alone.get)
+        assert both.error <= min(alone.values()) + 1e-6
+        assert both.sweeps <= 40 + 20
+
+
+def test_targets_end_the_fit():
+    full = decompose(standard(), 8)
+    early = decompose(standard(), 8, target=full.error + 0.01)
+    assert full.error < early.error <= full.error + 0.01 + 1e-6
+    assert early.trace == full.trace[: len(early.trace)]
+    assert early.sweeps < full.sweeps
+
+
+def test_full_rank_is_a_copy():
+    source = standard(dtype=torch.float32)
+    found = decompose(source, K)
+    assert found.error <= 1e-7
+    assert found.start == "exact"
+    assert all(torch.equal(a, b) for a, b in zip(found.heads, source, strict=True))
+    assert decompose(source, K - 1).error > 0.005  # control
+
+
+def test_collaborative_heads_are_compressed_further():
+    once = decompose(standard(), 16).heads
+    twice = decompose(once, 8)
+    assert twice.heads.rank == 8
+    assert twice.error == pytest.approx(dense_error(once, twice.heads), abs=1e-7)
+    assert 0.1 < dense_error(standard(), twice.heads) < 1.1 * decompose(standard(), 8).error
+
+
+def test_heads_of_different_sizes_and_dead_heads():
+    mixing = block_mixing([1, 9, 5, 5]).double()
+    mixing[3] = 0
+    source = HeadFactors(normal(20, DQ), normal(20, DKEY, seed=1), mixing)
+    found = decompose(source, 8)
+    assert found.error == pytest.approx(dense_error(source, found.heads), abs=1e-7)
+    assert 0.1 < found.error < 0.7
+    assert decompose(source, 15).error < 1e-4  # all that is alive
+
+
+def test_more_dimensions_than_widths():
+    """One head of 20 components in 5 dimensions needs 5 of the 8 it may have."""
+    source = HeadFactors(normal(20, 5), normal(20, 5, seed=1), torch.ones(1, 20, dtype=torch.float64))
+    assert decompose(source, 8, starts=["energy"]).error < 1e-5
+    assert decompose(source, 4).error > 0.02  # control
+
+
+def test_nothing_to_fit():
+    zero = HeadFactors(*(factor * 0 for factor in standard()))
+    found = decompose(zero, 3)
+    assert found.error == 0
+    assert found.heads.rank == 3
+    assert relative_error(zero, standard()) == math.inf
+
+
+def test_rounding_balanced_factors_to_half_precision_costs_little():
+    source = standard()
+    found = decompose(source, 12)
+    for dtype, bound in ((torch.float16, 1e-5), (torch.bfloat16, 1e-3)):
+        rounded = found.heads.to(dtype)
+        assert not torch.equal(rounded.query.double(), found.heads.query)
+        assert abs(relative_error(source, rounded) - found.error) < bound
+        half = decompose(source.to(dtype), 12)
+        assert half.heads.query.dtype == dtype
+        assert half.error == pytest.approx(found.error, rel=0.05)
+
+
+def test_low_precision_products_are_switched_off_and_on_again():
+    def state():
+        return torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
+
+    before = state()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        chosen = state()
+        with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.device("cpu")):
+            assert state() == ("highest", False)
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+        assert state() == chosen != ("highest", False)
+        source = standard()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = decompose(source, 8)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+    assert state() == before
+    assert inside.error == decompose(source, 8).error
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_agrees_with_the_cpu():
+    source = standard(dtype=torch.float32)
+    here = decompose(source, 8)
+    there = decompose(HeadFactors(*(factor.cuda() for factor in source)), 8)
+    assert there.heads.query.is_cuda
+    assert there.error == pytest.approx(here.error, rel=1e-3)
+
+
+def test_never_worse_than_tensorly():
+    tensorly = pytest.importorskip("tensorly")
+    from tensorly.decomposition import parafac
+
+    tensorly.set_backend("pytorch")
+    sources = {"standard": standard(), "shared": disguised(planted(10), 2), "one": planted(K)}
+    for name, source in sources.items():
+        for rank in (4, 8, 12):
+            _, errors = parafac(
+                dense(source), rank, n_iter_max=100, init="random", tol=1e-12, random_state=0, return_errors=True
+            )
+            ours = decompose(source, rank).error
+            assert ours <= float(errors[-1]) + 1e-5, f"{name} at {rank}"
+            assert float(errors[0]) > ours + 0.01  # control
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": torch.ones(3)}, r"query must have shape \(K, Dq\), but is \[3\]"),
+        ({"key": torch.ones(K - 1, 3)}, r"key must have shape \(24, Dk\), but is \[23, 3\]"),
+        ({"mixing": torch.ones(H, K + 2)}, r"mixing must have shape \(H, 24\), but is \[4, 26\]"),
+        ({"mixing": torch.ones(0, K)}, r"mixing must have shape \(H, 24\), but is \[0, 24\]"),
+        ({"key": torch.ones(K, 3, dtype=torch.long)}, r"key must hold floating-point numbers, but holds torch.int64"),
+        ({"query": torch.full((K, 3), math.nan)}, r"query must be finite"),
+        ({"mixing": torch.full((H, K), math.inf)}, r"mixing must be finite"),
+    ],
+)
+def test_bad_factors_are_refused_by_name(change, message):
+    with pytest.raises(ReparamError, match=message):
+        decompose(standard()._replace(**change), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, r"between 1 and 24.*but is 0"),
+        ({"rank": K + 1}, r"between 1 and 24.*but is 25"),
+        ({"starts": ["energy", "svd"]}, r"among energy, random, but are energy, svd"),
+        ({"starts": []}, r"but are none"),
+        ({"dtype": torch.float16}, r"float32 or torch.float64, but is torch.float16"),
+        ({"sweeps": 0}, r"positive, but are 0 and 20"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ReparamError, match=message):
+        decompose(standard(), **{"rank": 4, **options})
+
+
+def test_bad_heads_are_refused():
+    with pytest.raises(ReparamError, match=r"5 standard heads must have shape \(5 · dk, Dq\), but is \[24, 20\]"):
+        standard_heads(normal(24, 20), normal(24, 20), 5)
+    with pytest.raises(ReparamError, match=r"standard heads: key must have shape \(24, Dk\), but is \[20, 20\]"):
+        standard_heads(normal(24, 20), normal(20, 20), 4)
+    assert ReparamError.user_error
