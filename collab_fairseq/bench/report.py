@@ -177,7 +177,7 @@ def draw(record: Dict[str, Any], path: PathLike) -> None:
                 linestyle="none",
                 label=name_of(name),
                 color=COLOURS[number % len(COLOURS)],
-                marker=MARKS[number % len(MARKS)],
+                marker=MARKS[(number + number // len(COLOURS)) % len(MARKS)],
             )
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_yticks(range(len(rows)), [row["id"].split("/", 1)[1] for row in rows])

@@ -90,6 +90,7 @@ def test_flags_are_known():
         run("fairseq-hydra-train", "--help").stdout,
         run("collab", "average", "--help").stdout,
         run("collab", "score", "--help").stdout,
+        run("collab", "doctor", "--help").stdout,
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
         "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]
@@ -116,7 +117,7 @@ def test_make_targets_and_pins():
 def test_tables_are_those_of_the_records():
     """The commands of results/README.md would write what is there."""
     page = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^collab table (?:.*\\\n)*.*$", page, re.MULTILINE)
+    commands = re.findall(r"^collab (?:bench )?table (?:.*\\\n)*.*$", page, re.MULTILINE)
     tables = [command for command in commands if "--marker" in command]
     assert len(tables) > 1
     for command in tables:
