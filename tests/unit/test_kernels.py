@@ -105,6 +105,26 @@ def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
     assert torch.autograd.gradgradcheck(function, arguments)
 
 
+@pytest.mark.parametrize("name", ["standard", "collaborative-content"])
+def test_fused_attention_has_a_second_derivative_and_may_be_differentiated_again(name):
+    length = kernels.MANY_QUERIES  # standard heads take the fused way by themselves
+    layer = build(name, kernel="auto" if name == "standard" else "sdpa")
+    query = torch.randn(2, length, E, dtype=torch.float64, requires_grad=True)
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[1, 40:] = True
+    results = []
+    for kernel in (layer.kernel, "bmm"):
+        layer.kernel = kernel
+        output = layer(query, query, query, key_padding_mask=padding, need_weights=False)[0].square().sum()
+        again = [torch.autograd.grad(output, query, retain_graph=True)[0] for _ in range(2)]
+        (first,) = torch.autograd.grad(output, query, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), [query, layer.q_proj.weight, layer.v_proj.weight])
+        results.append([*again, first, *second])
+    for mine, other in zip(*results, strict=True):
+        assert other.abs().max() > 1e-3
+        assert (mine - other).abs().max() < 1e-9 * other.abs().max()
+
+
 def test_a_second_derivative_is_right_where_the_key_comes_from_the_query():
     """The partial derivative must not follow the query into a key that was computed from it."""
     query, mixing, _, value, _ = tensors(key_len=T)
