@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fairseq.search import Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 
 from collab_fairseq.modules.attention import one_row_per_sentence
@@ -204,6 +205,17 @@ def test_ensembles_and_forced_prefixes():
     prefix = torch.tensor([[9, 8], [7, 6], [5, 4], [9, 9], [4, 4]])
     found = generator.generate(models[:1], sample_of(), prefix_tokens=prefix)
     assert [s[0]["tokens"][:2].tolist() for s in found] == prefix.tolist()
+
+
+def test_sampled_translations_equal_those_without_a_cache():
+    models = [model_of("collaborative")]
+    found = []
+    for without_cache, seed in ((False, 3), (True, 3), (False, 4)):
+        torch.manual_seed(seed)
+        search = Sampling(Task().target_dictionary, sampling_topk=10)
+        hypotheses = translate(models, sample_of(), without_cache, beam_size=4, search_strategy=search)
+        found.append([sorted(h[0] for h in sentence) for sentence in hypotheses])
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_generator_compiles_to_torchscript():
