@@ -117,14 +117,3 @@ def test_the_newest_valid_checkpoint_for_scripts(tmp_path):
     assert newest(tmp_path) == f"{tmp_path}/checkpoint_1_20.pt\n"
     (tmp_path / "checkpoint_1_20.pt").write_bytes(b"torn")
     assert newest(tmp_path) == f"{tmp_path}/checkpoint_1_10.pt\n"
-
-
-def test_the_room_that_a_run_needs(tmp_path):
-    assert library('checkpoint_bytes "$1" 1000000', tmp_path).stdout == "13000000\n"
-    (tmp_path / "checkpoint_last.pt").write_bytes(bytes(5000))
-    assert library('checkpoint_bytes "$1" 1000000', tmp_path).stdout == "5000\n"
-    free = shutil.disk_usage(tmp_path).free
-    assert library('check_free_space "$1" "$2"', tmp_path / "not" / "yet" / "there", free // 2).returncode == 0
-    done = library('check_free_space "$1" "$2"', tmp_path, 10**15)
-    assert done.returncode == 1
-    assert "needs 1000000000 MB, its disk has" in done.stderr
