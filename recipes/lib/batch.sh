@@ -105,7 +105,7 @@ plan_processes() { # sets parallel_flags for fairseq-train and launch, the comma
     if [ "$nodes" -eq 1 ]; then
         port=$(rendezvous_port)
     elif [ -n "${SLURM_JOB_ID:-}" ]; then
-        address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # not head: it would cut scontrol short
         port=$(rendezvous_port)
     else
         case $master in *?:*[0-9]) address=${master%:*} port=${master##*:} ;; *)
