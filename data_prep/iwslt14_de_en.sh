@@ -60,9 +60,6 @@ done
 [ -z "$archive" ] || [ -z "$url" ] || die "--archive and --url exclude each other"
 
 header="# data_prep/iwslt14_de_en.sh: $vocab_size pieces, at most 175 per sentence, ratio 1.5, every 23rd pair held out"
-is_prepared() {
-    same_archives "$1"
-}
 open_output
 [ -n "$workers" ] || workers=$(cores)
 fetch_archives ${archive:+"de-en.tgz=$archive"}

@@ -1,7 +1,6 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Shared by the scripts of this folder: messages, downloads, and an output that appears whole or not at all. Sourced,
-# not run. A script sets `here` (this folder), `name` (its own), `output`, `manifest`, `python`, `force`, and defines
-# `is_prepared FILE`: whether FILE, the prepared.txt of an earlier run, says what this run would say.
+# not run. A script sets `here` (this folder), `name` (its own), `output`, `manifest`, `python` and `force`.
 
 die() {
     echo "data_prep/$name.sh: error: $*" >&2
@@ -48,6 +47,10 @@ download() { # URL FILE: continues FILE
     "${fetch[@]}" --continue-at - || status=$?
     # 22, 33, 36: the server cannot continue, as when FILE is whole already
     case $status in 22 | 33 | 36) [ -s "$2" ] && rm "$2" && "${fetch[@]}" ;; *) return "$status" ;; esac
+}
+
+is_prepared() { # FILE: whether FILE, the prepared.txt of an earlier run, says what this run would say; a script may differ
+    same_archives "$1"
 }
 
 open_output() { # ends the script where $output is complete already; refuses what is not this script's

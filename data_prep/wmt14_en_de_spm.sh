@@ -61,9 +61,6 @@ done
 [ -z "$source_dir" ] || [ -z "$url" ] || die "--source and --url exclude each other"
 
 header="# data_prep/wmt14_en_de_spm.sh: $vocab_size pieces, at most 250 per sentence, ratio 1.5"
-is_prepared() {
-    same_archives "$1"
-}
 open_output
 [ -n "$workers" ] || workers=$(cores)
 given=()

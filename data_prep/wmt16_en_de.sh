@@ -57,9 +57,6 @@ done
 [ -z "$archive" ] || [ -z "$url" ] || die "--archive and --url exclude each other"
 
 header="# data_prep/wmt16_en_de.sh: joined dictionary of 32768 types"
-is_prepared() {
-    same_archives "$1"
-}
 open_output
 [ -n "$workers" ] || workers=$(cores)
 fetch_archives ${archive:+"wmt16_en_de.tar.gz=$archive"}

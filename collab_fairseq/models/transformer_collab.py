@@ -49,28 +49,24 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         Beam search starts by repeating every sentence and reorders its hypotheses at every step. As long as these stay
         with their sentence, each row becomes a copy of itself.
         """
-        rows = new_order.size(0)
-        before = encoder_out["encoder_out"][0].size(1)
+        rows, before = new_order.size(0), encoder_out["encoder_out"][0].size(1)
+        beams = 1  # rows of each sentence, side by side, before and after
         if "beams" in encoder_out:
             beams = int(encoder_out["beams"][0].item())
-        else:
-            beams = rows // max(before, 1)
-            own = torch.arange(before, device=new_order.device).repeat_interleave(max(beams, 1))
-            if beams > 1 and torch.equal(own, new_order):
-                repeated = self._reorder_encoder_out(encoder_out, new_order)
-                repeated["beams"] = [torch.tensor(beams)]
-                return repeated
-            beams = 1
-        if beams > 1 and rows % beams == 0:
-            sentences = torch.div(new_order, beams, rounding_mode="floor").view(-1, beams)
-            if torch.equal(sentences, sentences[:, :1].expand_as(sentences)):
-                in_place = torch.arange(before // beams, device=new_order.device)
-                if torch.equal(sentences[:, 0], in_place):
-                    return encoder_out
-                fewer = self._reorder_encoder_out(encoder_out, new_order)
-                fewer["beams"] = [torch.tensor(beams)]
-                return fewer
-        return self._reorder_encoder_out(encoder_out, new_order)
+            sentences = torch.div(new_order, beams, rounding_mode="floor")
+            first = sentences[::beams].repeat_interleave(beams)
+            if not torch.equal(first, sentences):
+                beams = 1
+            elif torch.equal(sentences[::beams], torch.arange(before // beams, device=new_order.device)):
+                return encoder_out
+        elif before > 0 and rows > before and rows % before == 0:
+            own = torch.arange(before, device=new_order.device).repeat_interleave(rows // before)
+            if torch.equal(own, new_order):
+                beams = rows // before
+        reordered = self._reorder_encoder_out(encoder_out, new_order)
+        if beams > 1:
+            reordered["beams"] = [torch.tensor(beams)]
+        return reordered
 
 
 class TransformerCollabDecoder(TransformerDecoderBase):

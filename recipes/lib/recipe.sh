@@ -11,8 +11,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$root/recipes/lib/train.sh"
 # shellcheck source=recipes/lib/evaluate.sh
 . "$root/recipes/lib/evaluate.sh"
-# shellcheck source=recipes/lib/resume.sh
-. "$root/recipes/lib/resume.sh"
 # shellcheck source=recipes/lib/sweep.sh
 . "$root/recipes/lib/sweep.sh"
 

@@ -17,12 +17,8 @@ sys.exit(checkpoints.load(sys.argv[1])["optimizer_history"][-1]["num_updates"] <
 PYTHON
 }
 
-checkpoint_to_resume() { # FOLDER: prints its newest whole checkpoint, or nothing
-    if declare -F newest_valid_checkpoint >/dev/null; then
-        newest_valid_checkpoint "$1"
-    elif [ -f "$1/checkpoint_last.pt" ]; then
-        echo "$1/checkpoint_last.pt"
-    fi
+newest_valid_checkpoint() { # DIR: prints the newest checkpoint of fairseq that loads and is undamaged, or nothing
+    [ ! -d "$1" ] || "$python" -m fairseq_modern.resuming "$1" || die "the checkpoints in $1 could not be read"
 }
 
 train_command() { # sets command: what trains this run
@@ -52,7 +48,7 @@ train() { # trains up to $updates, from the newest checkpoint where there is one
     finished train && { say "training: done before"; return; }
     local checkpoints=$output/checkpoints log=$output/train.log newest command status=0
     mkdir -p "$checkpoints"
-    newest=$(checkpoint_to_resume "$checkpoints")
+    newest=$(newest_valid_checkpoint "$checkpoints")
     train_command
     if [ -n "$newest" ]; then
         # fairseq-train would make one update more where an earlier run was ended after its last checkpoint

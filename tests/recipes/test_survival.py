@@ -97,11 +97,11 @@ def test_torn_files_are_seen(tmp_path):
     assert study.inspect(tmp_path) == {"whole.pt": 5, "half.pt": None, "bit.pt": None}
 
 
-# --- recipes/lib/resume.sh -----------------------------------------------------------------------------------------
+# --- recipes/lib/train.sh ------------------------------------------------------------------------------------------
 
 
 def library(code, *arguments):
-    script = f"set -euo pipefail; recipe=test; python={sys.executable}; . {LIBRARY}/common.sh; . {LIBRARY}/resume.sh; "
+    script = f"set -euo pipefail; recipe=test; python={sys.executable}; . {LIBRARY}/common.sh; . {LIBRARY}/train.sh; "
     return run("bash", "-c", script + code, "bash", *arguments, check=False)
 
 

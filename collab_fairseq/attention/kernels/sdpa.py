@@ -31,20 +31,23 @@ def mask_in_type(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]
     return mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill(hides, -math.inf)
 
 
-class FusedOnce(torch.autograd.Function):
-    """A fused function with its fused gradient, whose further derivatives are those of the plain formula.
+def plain_formula(query: Tensor, key: Tensor, value: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Context (N, H, T, dv) of scaled queries (N, H, T, ·), without dropout."""
+    return heads_bmm.attend(query, KeyValue(key, value), bias, 1.0, 0.0, False)[0]
 
-    Args of ``apply``: fused, plain: functions of the tensors, equal but for rounding; the tensors.
+
+class FusedOnce(torch.autograd.Function):
+    """A fused function with its fused gradient, whose further derivatives are those of :func:`plain_formula`.
+
+    Args of ``apply``: fused: equals the plain formula but for rounding; the tensors that both take.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, fused: Callable[..., Tensor], plain: Callable[..., Tensor], *tensors: Optional[Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, fused: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
         with torch.enable_grad():
             inner = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in tensors]
             output = fused(*inner)
-        ctx.plain, ctx.once = plain, (inner, output)
+        ctx.once = (inner, output)
         ctx.save_for_backward(*tensors)
         return output.detach()
 
@@ -56,26 +59,19 @@ class FusedOnce(torch.autograd.Function):
         else:
             with torch.enable_grad():
                 inner = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
-                output = ctx.plain(*inner)
+                output = plain_formula(*inner)
         wanted = [x for x in inner if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=twice))
-        return None, None, *(next(found) if x is not None and x.requires_grad else None for x in inner)
+        return None, *(next(found) if x is not None and x.requires_grad else None for x in inner)
 
 
-def plain_formula(query: Tensor, key: Tensor, value: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Context (N, H, T, dv) of scaled queries (N, H, T, ·), without dropout."""
-    return heads_bmm.attend(query, KeyValue(key, value), bias, 1.0, 0.0, False)[0]
-
-
-def differentiable(
-    fused: Callable[..., Tensor], plain: Callable[..., Tensor], dropout: float, *tensors: Optional[Tensor]
-) -> Tensor:
-    """``fused`` of the tensors, differentiable as often as ``plain`` where that can be had."""
+def differentiable(fused: Callable[..., Tensor], dropout: float, *tensors: Optional[Tensor]) -> Tensor:
+    """``fused`` of the tensors, differentiable as often as the plain formula where that can be had."""
     if dropout > 0.0 or watched() or not torch.is_grad_enabled():
         return fused(*tensors)
     if not any(x is not None and x.requires_grad for x in tensors):
         return fused(*tensors)
-    output: Tensor = FusedOnce.apply(fused, plain, *tensors)  # type: ignore[no-untyped-call]
+    output: Tensor = FusedOnce.apply(fused, *tensors)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -100,7 +96,7 @@ def attend(
         with sdpa_kernel(UNEQUAL_WIDTHS):
             return scaled_dot_product_attention(mixed, key, value, bias, dropout, scale=1.0)
 
-    context = differentiable(fused, plain_formula, dropout, mixed, key, entry.value, bias)
+    context = differentiable(fused, dropout, mixed, key, entry.value, bias)
     return context, packed_bmm.weigh(query, mixing, entry, mask, scale) if need_weights else None
 
 
@@ -118,7 +114,7 @@ def attend_standard(
     def fused(scaled: Tensor, key: Tensor, value: Tensor, bias: Optional[Tensor]) -> Tensor:
         return scaled_dot_product_attention(scaled, key, value, bias, dropout, scale=1.0)
 
-    context = differentiable(fused, plain_formula, dropout, query * scale, entry.key, entry.value, bias)
+    context = differentiable(fused, dropout, query * scale, entry.key, entry.value, bias)
     return context, heads_bmm.weigh(query, entry, mask, scale) if need_weights else None
 
 
