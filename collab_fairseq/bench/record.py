@@ -15,7 +15,6 @@ Fields (schema 1):
     profile        [{row, contestant, operators: [{name, calls, seconds, share}]}], empty without --profile
 """
 
-import datetime
 import json
 import os
 from dataclasses import asdict
@@ -58,14 +57,11 @@ def make(
         "kind": "bench",
         "name": name,
         "command": without_paths(command),
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "versions": environment.versions(),
-        "commit": environment.commit(os.path.dirname(os.path.abspath(__file__))),
-        "hardware": {
-            **environment.hardware(),
-            "threads": threads,
-            "device": "gpu" if options.device.type == "cuda" else "cpu",
-        },
+        **environment.circumstances(
+            os.path.dirname(os.path.abspath(__file__)),
+            device="gpu" if options.device.type == "cuda" else "cpu",
+            threads=threads,
+        ),
         "dtype": str(options.dtype).removeprefix("torch."),
         "clock": options.clock,
         "seed": options.seed,

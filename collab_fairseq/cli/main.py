@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "collab_fairseq.cli.bench",
     "doctor": "collab_fairseq.cli.doctor",
     "record": "collab_fairseq.cli.record",
+    "results": "collab_fairseq.cli.results",
     "score": "collab_fairseq.cli.score",
     "table": "collab_fairseq.cli.table",
     "user-dir": "collab_fairseq.cli.user_dir",

@@ -56,9 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
     parser.add_argument(
         "--x",
-        choices=("key_dim", "parameters", "updates"),
+        choices=("key_dim", "parameters", "wall_time", "updates"),
         default="key_dim",
-        help="of the figure; `updates` draws curves of the validation loss (default: key_dim)",
+        help="of the figure; `wall_time` is that of the training, `updates` draws curves of the validation loss "
+        "(default: key_dim)",
     )
     parser.add_argument(
         "--y",

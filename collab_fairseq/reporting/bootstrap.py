@@ -49,8 +49,8 @@ def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples
 
     Returns:
         None where one of them has no sentence statistics. sacrebleu's random seed is 12345 unless the variable
-        SACREBLEU_SEED says otherwise. Two systems with the same statistics have a p of 1, for which sacrebleu, counting
-        differences above none, would give its least value.
+        SACREBLEU_SEED says otherwise. Where there is no difference p is 1, for which sacrebleu, counting the resamples
+        that differ by more than that, would give its least value.
 
     Raises:
         RecordError: the references or signatures differ, or a score is not that of its sentence statistics.
@@ -71,7 +71,7 @@ def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples
     for record, score, own in zip(both, scores, rows, strict=True):
         _check_total(record["name"], test, score["score"], own)
     result = paired_bootstrap(rows[0], rows[1], samples=samples)
-    return replace(result, p_value=1.0) if rows[0] == rows[1] else result
+    return replace(result, p_value=1.0) if result.difference == 0 else result
 
 
 def sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:

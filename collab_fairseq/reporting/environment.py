@@ -1,5 +1,6 @@
 """The software and hardware of this machine, without its name or paths."""
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,22 @@ PACKAGES = (
     "torch", "fairseq", "numpy", "sacrebleu", "sacremoses", "sentencepiece", "hydra-core", "omegaconf",
     "collab_fairseq",
 )  # fmt: skip
+
+
+def circumstances(folder: str, *, device: str, threads: Optional[int] = None) -> Dict[str, Any]:
+    """When, with what and on what a result was made: the fields `created`, `versions`, `commit`, `hardware` of records.
+
+    Args:
+        folder: of the code, for its commit.
+        device: "cpu" or "gpu", where it ran.
+        threads: of the CPU.
+    """
+    return {
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "commit": commit(folder),
+        "hardware": {**hardware(), "threads": threads, "device": device},
+    }
 
 
 def versions() -> Dict[str, Optional[str]]:

@@ -16,7 +16,9 @@ from collab_fairseq.reporting.rows import (
     NUMBERS,
     Row,
     Run,
+    hardware,
     heads,
+    hours,
     key_dim,
     last_loss,
     make_rows,
@@ -46,6 +48,8 @@ STYLE: Dict[str, Any] = {
     "svg.hashsalt": "collab_fairseq",  # the names of clip paths, random otherwise
 }
 _PANEL = (4.2, 3.0)  # inches
+#: what a point's place says
+_AXES = {"key_dim": KEYS["key_dim"][0], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
 
 
 class PlotError(RuntimeError):
@@ -60,8 +64,8 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
     Args:
         runs: in any order.
         path: the file, which appears whole or not at all.
-        x: "key_dim" or "parameters", one point per row and error bars of one standard deviation over the seeds; or
-            "updates", one curve of the validation loss per run.
+        x: "key_dim", "parameters" or "wall_time" (of the training), one point per row and error bars of one standard
+            deviation over the seeds; or "updates", one curve of the validation loss per run.
         y: "sacrebleu", "compound_split" or "tokenised", a panel for each test set; or "valid_loss".
         group_by: fields that tell the rows apart, as in the table.
 
@@ -116,12 +120,14 @@ def _points(axis: Any, rows: Sequence[Row], x: str, y: str, test: str) -> bool:
     series: Dict[str, List[Tuple[float, float, float]]] = {}
     for row in rows:
         record = row.runs[0].record
-        place = key_dim(record) if x == "key_dim" else _millions(record["parameters"])
+        place = _place(row, x)
         values = [value for value in (_value(run, y, test) for run in row.runs) if value is not None]
         if place is None or not values:
             continue
         updates = record["training"]["updates"]
         label = heads(record) + (f", {updates:,} updates" if len(lengths) > 1 and updates is not None else "")
+        if x == "wall_time":  # times of different machines cannot be compared
+            label += f", on {' and '.join(sorted({hardware(run.record) for run in row.runs}))}"
         mean, deviation = mean_and_deviation(values)
         series.setdefault(label, []).append((place, mean, deviation or 0.0))
     for number, (label, points) in enumerate(series.items()):
@@ -135,7 +141,7 @@ def _points(axis: Any, rows: Sequence[Row], x: str, y: str, test: str) -> bool:
     else:
         axis.locator_params(axis="x", nbins=5)
         axis.ticklabel_format(axis="x", useOffset=False)
-    axis.set_xlabel(KEYS["key_dim"][0] if x == "key_dim" else "parameters (millions)")
+    axis.set_xlabel(_AXES[x])
     axis.set_ylabel(METRICS[y] if y in METRICS else NUMBERS["valid_loss"][0])
     return bool(series)
 
@@ -163,8 +169,15 @@ def _curves(axis: Any, rows: Sequence[Row], group_by: Sequence[str]) -> bool:
     return drawn
 
 
-def _millions(number: Optional[int]) -> Optional[float]:
-    return None if number is None else number / 1e6
+def _place(row: Row, x: str) -> Optional[float]:
+    """Where a row is on the horizontal axis: the same for all seeds, but for the time."""
+    record = row.runs[0].record
+    if x == "key_dim":
+        return key_dim(record)
+    if x == "parameters":
+        return None if record["parameters"] is None else record["parameters"] / 1e6
+    times = [time for time in (hours(run.record) for run in row.runs) if time is not None]
+    return mean_and_deviation(times)[0] if times else None
 
 
 def _look(number: int) -> Dict[str, Any]:

@@ -5,7 +5,6 @@ or not at all.
 """
 
 import argparse
-import datetime
 import json
 import os
 from typing import Any, Dict, List, Optional
@@ -89,15 +88,18 @@ def make_record(
     Raises:
         RecordError: `repository` is no git checkout, a file is not what it should be, or the record is not valid.
     """
-    commit = environment.commit(os.fspath(repository or os.path.dirname(os.path.abspath(__file__))))
-    if repository is not None and commit["id"] is None:
+    log = _read_log(train_log) if train_log else {}
+    circumstances = environment.circumstances(
+        os.fspath(repository or os.path.dirname(os.path.abspath(__file__))),
+        device="gpu" if log.get("gb_free") is not None else "cpu",
+        threads=threads,
+    )
+    if repository is not None and circumstances["commit"]["id"] is None:
         raise RecordError(f"expected a git checkout with a commit, got {os.fspath(repository)}")
     about = describe_checkpoint(checkpoint) if checkpoint else {}
-    log = _read_log(train_log) if train_log else {}
     parts = _read_usage(usage) if usage else []
-    hardware = {**environment.hardware(), "threads": threads}
-    hardware["device"] = "gpu" if log.get("gb_free") is not None else "cpu"
-    total = hardware["gpus"][0]["memory_bytes"] if hardware["gpus"] else None
+    gpus = circumstances["hardware"]["gpus"]
+    total = gpus[0]["memory_bytes"] if gpus else None
     record = {
         "schema": SCHEMA,
         "name": name,
@@ -106,9 +108,7 @@ def make_record(
         "config": about.get("config"),
         "parameters": about.get("parameters"),
         "data": _read_sums(data_sums) if data_sums else {},
-        "versions": environment.versions(),
-        "commit": commit,
-        "hardware": hardware,
+        **circumstances,
         "training": {
             "updates": about.get("updates"),
             "wall_seconds": sum(part["wall_seconds"] for part in parts) if parts else None,
@@ -121,7 +121,6 @@ def make_record(
         "curves": log.get("curves", {}),
         "averaged_from": about.get("averaged_from"),
         "scores": {test: _read_json(path) for test, path in (scores or {}).items()},
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     validate(record)
     return record

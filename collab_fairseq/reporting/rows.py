@@ -64,14 +64,14 @@ def model_setting(record: Dict[str, Any], name: str) -> Any:
 
 
 def heads(record: Dict[str, Any]) -> str:
-    """In words, what kind of attention heads the model has."""
+    """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
     sites = model_setting(record, "collaborative_heads")
-    if sites is None:
-        return "standard (fairseq's transformer)"
-    if sites == "none":
-        return "standard"
-    named = [site for site in SITES if site in sites.split("_")]
-    return "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+    named = [site for site in SITES if site in (sites or "none").split("_")]
+    if not named:
+        kind = "standard" if sites else "standard (fairseq's transformer)"
+    else:
+        kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+    return f"{kind}, as published" if "published" in record else kind
 
 
 def key_dim(record: Dict[str, Any]) -> Optional[int]:
@@ -93,9 +93,10 @@ def peak_gib(record: Dict[str, Any]) -> Optional[float]:
     return None if peak is None else peak / 2**30
 
 
-def _minutes(record: Dict[str, Any]) -> Optional[float]:
+def hours(record: Dict[str, Any]) -> Optional[float]:
+    """Wall time of the training, over all its parts."""
     seconds = record["training"]["wall_seconds"]
-    return None if seconds is None else seconds / 60
+    return None if seconds is None else seconds / 3600
 
 
 #: what rows can be grouped by: header and value
@@ -109,7 +110,7 @@ NUMBERS: Dict[str, Tuple[str, Callable[[Dict[str, Any]], Any], int]] = {
     "parameters": ("parameters", lambda record: record["parameters"], 0),
     "valid_loss": ("validation loss", last_loss, 3),
     "words_per_second": ("words/s", lambda record: record["training"]["words_per_second"], 0),
-    "wall_time": ("training (min)", _minutes, 1),
+    "wall_time": ("training (h)", hours, 2),
     "peak_memory": ("peak memory (GiB)", peak_gib, 2),
 }
 #: numbers that belong to a machine, and mean nothing over different ones
@@ -143,7 +144,9 @@ def hardware(record: Dict[str, Any]) -> str:
     """The machine in words."""
     about = record["hardware"]
     if about["device"] == "gpu":
-        return str(about["gpus"][0]["name"]) if about["gpus"] else "a GPU"
+        names = [str(gpu["name"]) for gpu in about["gpus"]]
+        counts = {name: names.count(name) for name in names}  # keeps the order
+        return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items()) or "a GPU"
     threads = about["threads"]
     return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
 

@@ -18,6 +18,7 @@ Fields (schema 1); what a run does not have is null:
     averaged_from     [{file, sha256, num_updates}]
     scores            {test set: what `collab score --json` wrote}
     created           date and time, UTC
+    published         only where others measured it: where it stands, such as "Cordonnier et al. 2020, Table 3"
 
 What `collab score --json` writes has the number of `sentences`, the `scores`, a list of {metric, score, signature,
 ...}, and `sentence_statistics` for the paired bootstrap, which the first records lack:
@@ -41,6 +42,7 @@ _TYPES: Dict[str, Any] = {
     "parameters": (int, type(None)), "data": dict, "versions": dict, "commit": dict, "hardware": dict, "training": dict,
     "curves": dict, "averaged_from": (list, type(None)), "scores": dict, "created": str,
 }  # fmt: skip
+_OPTIONAL = {"published": str}
 _NESTED = {
     "commit": ("id", "modified"),
     "hardware": ("cpu", "cores", "memory_bytes", "gpus", "threads", "device"),
@@ -72,11 +74,12 @@ def validate(record: Any) -> None:
         raise RecordError(f"a record must be a JSON object, got {type(record).__name__}")
     if record.get("schema") != SCHEMA:
         raise RecordError(f"schema must be {SCHEMA}, got {record.get('schema')!r}")
-    missing, unknown = _TYPES.keys() - record.keys(), record.keys() - _TYPES.keys()
+    missing, unknown = _TYPES.keys() - record.keys(), record.keys() - _TYPES.keys() - _OPTIONAL.keys()
     if missing or unknown:
         raise RecordError(f"fields missing: {sorted(missing) or 'none'}, fields unknown: {sorted(unknown) or 'none'}")
-    for field, kind in _TYPES.items():
-        _expect(record[field], kind, field)
+    for field, kind in {**_TYPES, **_OPTIONAL}.items():
+        if field in record:
+            _expect(record[field], kind, field)
     for field, names in _NESTED.items():
         absent = [name for name in names if name not in record[field]]
         if absent:

@@ -15,7 +15,6 @@ import contextlib
 import json
 import logging
 import os
-import platform
 import random
 import re
 import shutil
@@ -24,13 +23,13 @@ import subprocess
 import sys
 import time
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Set
 
 import torch
 
 from collab_fairseq import checkpoints
+from collab_fairseq.reporting import environment
 from collab_fairseq.reporting.files import write_text
 
 logger = logging.getLogger("survival")
@@ -218,7 +217,7 @@ def study(args: argparse.Namespace) -> Dict[str, Any]:
         "each_kill": kills,
         "seed": args.seed,
         "updates": args.updates,
-        "versions": {name: version(name) for name in ("torch", "fairseq")} | {"python": platform.python_version()},
+        **environment.circumstances(os.path.dirname(os.path.abspath(__file__)), device="cpu"),
     }
 
 

@@ -91,6 +91,7 @@ def test_flags_are_known():
         run("collab", "average", "--help").stdout,
         run("collab", "score", "--help").stdout,
         run("collab", "doctor", "--help").stdout,
+        run("collab", "results", "--help").stdout,
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
         "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]

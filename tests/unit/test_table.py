@@ -134,6 +134,16 @@ def test_a_system_is_no_better_than_itself(records):
     same = records["none-32-s1"]
     result = bootstrap.compare(same, same, "test_a")
     assert (result.difference, result.p_value) == (0, 1)
+    wrong = json.loads(json.dumps(same))  # other wrong words, so equal scores of other sentences
+    scores = wrong["scores"]["test_a"]
+    for one in (scores, nothing := json.loads(json.dumps(scores))):
+        one["scores"] = [{**entry, "score": 0.0} for entry in one["scores"]]
+    length = scores["sentences"]
+    for one, hypothesis in ((scores, 5), (nothing, 6)):
+        one["sentence_statistics"]["rows"] = "; ".join([f"{hypothesis} 7 0 0 0 0"] * length)
+    one, other = ({**same, "scores": {"test_a": each}} for each in (scores, nothing))
+    result = bootstrap.compare(one, other, "test_a")
+    assert (result.difference, result.p_value) == (0, 1)
     close = bootstrap.compare(records["decoder_cross_encoder-32-s1"], records["none-None-s1"], "test_a")
     assert 0.05 < close.p_value <= 1
 
@@ -179,7 +189,7 @@ def test_numbers_are_means_and_sample_deviations(files, records):
     assert rows[1]["sacreBLEU test_b"] != rows[1]["sacreBLEU test_a"]
     assert rows[1]["validation loss"] == "5.200 ± 0.100"
     assert rows[1]["words/s"] == "2,000 ± 1,000"
-    assert rows[1]["training (min)"] == "12.0 ± 1.0"
+    assert rows[1]["training (h)"] == "0.20 ± 0.02"
     assert rows[1]["peak memory (GiB)"] == "1.00 ± 0.00"
     assert rows[1]["parameters"] == "1,785,056"
     assert rows[1]["seeds"] == "3"
@@ -267,12 +277,14 @@ def test_speed_is_not_averaged_over_machines(files):
     runs[0].record["hardware"].update(device="gpu", gpus=[{"name": "A GPU", "memory_bytes": 1}])
     runs[0].record["training"]["peak_gpu_bytes"] = 3 * 2**30
     row = rows_of(table.markdown_table(runs))[2]
-    assert row["words/s"] == row["training (min)"] == row["peak memory (GiB)"] == "different machines"
+    assert row["words/s"] == row["training (h)"] == row["peak memory (GiB)"] == "different machines"
     assert "±" in row["validation loss"]
     alone = table.markdown_table(runs[:1])
     assert rows_of(alone)[0]["peak memory (GiB)"] == "3.00"
     assert "on: A GPU." in alone
     assert hardware(runs[1].record) == "A CPU, 2 threads"
+    runs[0].record["hardware"]["gpus"] = [{"name": name, "memory_bytes": 1} for name in ("A GPU", "another", "A GPU")]
+    assert hardware(runs[0].record) == "2 × A GPU, another"
 
 
 @pytest.mark.parametrize(
@@ -284,6 +296,11 @@ def test_speed_is_not_averaged_over_machines(files):
 )  # fmt: skip
 def test_heads_in_words(sites, words):
     assert heads(record("x", sites, 32, 1, {})) == words
+    published = {**record("x", sites, 32, 1, {}), "published": "A paper, Table 3"}
+    assert heads(published) == f"{words}, as published"
+    validate(published)
+    with pytest.raises(RecordError, match="published must be str, got int"):
+        validate({**published, "published": 3})
 
 
 # the command
@@ -377,7 +394,9 @@ def test_figures_without_matplotlib_name_the_extra(files, tmp_path, monkeypatch,
     assert not (tmp_path / "x.svg").exists()
 
 
-@pytest.mark.parametrize("flags", [[], ["--x", "parameters", "--y", "valid_loss"], ["--x", "updates"]])
+@pytest.mark.parametrize(
+    "flags", [[], *(["--x", x, "--y", "valid_loss"] for x in ("parameters", "wall_time")), ["--x", "updates"]]
+)
 def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
     matplotlib = pytest.importorskip("matplotlib")
     images = []
@@ -392,6 +411,7 @@ def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
     text = images[0].decode()
     assert ">collaborative" in text
     assert ">standard" in text
+    assert (">standard, on A CPU, 2 threads<" in text) == (flags[1:2] == ["wall_time"])
     panels = len(set(re.findall(r">(test_[ab])<", text)))
     assert panels == (0 if flags else 2)
     assert collab(*files, "--figure", tmp_path / "x.png", *flags) == 0
