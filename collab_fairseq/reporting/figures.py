@@ -99,8 +99,9 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
                 raise PlotError(f"nothing to draw: no record has {y}{f' of {test}' if test else ''} and {x}")
             if test:
                 axis.set_title(test, fontsize="medium")
-        labels = axes[0].get_legend_handles_labels()
-        figure.legend(*labels, loc="outside upper center", ncols=1 if x == "updates" else 3)
+        handles, labels = axes[0].get_legend_handles_labels()
+        beside = sum(map(len, labels)) < 35 * len(panels)  # characters that fit the width
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if beside else 1)
         buffer = io.BytesIO()
         # without the date and the version, which change while the figure does not
         metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}

@@ -1,5 +1,6 @@
 """Trainings that are stopped, starved of memory or disk, or continued by another number of processes."""
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -7,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -221,16 +223,17 @@ def test_a_process_out_of_memory_ends_all_with_a_sentence(troubled):
     assert state(folder)["optimizer_history"][-1]["num_updates"] == 15
 
 
-def test_torchrun_passes_sigterm_on_also_under_python_m(tiny_data, tmp_path):
-    """A real signal to torchrun, which passes it on to all of a worker's group: to the process that loads data, too."""
+@contextlib.contextmanager
+def torchrun_at_work(data, folder, *more):
+    """torchrun with two processes that train on; gives it, and the log, after update 20."""
     address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     command = [
-        str(BIN / "torchrun"), "--nproc_per_node", "2", *address, "-m", "fairseq_cli.train", tiny_data, *TINY_MODEL,
+        str(BIN / "torchrun"), "--nproc_per_node", "2", *address, "-m", "fairseq_cli.train", data, *TINY_MODEL,
         *TINY_TRAINING, "--max-tokens", "100", "--distributed-world-size", "2", "--distributed-backend", "gloo",
-        "--save-dir", tmp_path / "run", "--log-interval", "1", "--log-format", "json", "--max-update", "100000",
-        "--no-epoch-checkpoints", "--save-interval", "100000", "--disable-validation", "--num-workers", "1",
+        "--save-dir", folder / "run", "--log-interval", "1", "--log-format", "json", "--max-update", "100000",
+        "--no-epoch-checkpoints", "--save-interval", "100000", "--disable-validation", *more,
     ]  # fmt: skip
-    log = tmp_path / "log"
+    log = folder / "log"
     with open(log, "w") as stream, subprocess.Popen(
         command, stdout=stream, stderr=stream, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as process:
@@ -239,12 +242,41 @@ def test_torchrun_passes_sigterm_on_also_under_python_m(tiny_data, tmp_path):
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < end
             time.sleep(0.02)
+        yield process, log
+
+
+def test_torchrun_passes_sigterm_on_also_under_python_m(tiny_data, tmp_path):
+    """A real signal to torchrun, which passes it on to all of a worker's group: to the process that loads data, too."""
+    with torchrun_at_work(tiny_data, tmp_path, "--num-workers", "1") as (process, log):
         process.terminate()
         assert process.wait(timeout=120) != 0
     text = log.read_text()
     stopped = int(re.search(r"SIGTERM: stopped after update (\d+), saved", text).group(1))
     assert state(tmp_path / "run")["optimizer_history"][-1]["num_updates"] == stopped >= 20
     assert "SIGKILL" not in text
+
+
+def children(parent):
+    """Processes that this one has started and that are at work."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return {int(pid) for pid, ppid, stat in rows if int(ppid) == parent and not stat.startswith("Z")}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
+def test_nothing_trains_on_when_torchrun_is_killed(tiny_data, tmp_path):
+    with torchrun_at_work(tiny_data, tmp_path, "--num-workers", "0") as (process, _):
+        workers = children(process.pid)
+        assert len(workers) == 2
+        process.kill()
+        process.wait(timeout=30)
+    end = time.monotonic() + 30
+    while alive := [pid for pid in workers if os.path.exists(f"/proc/{pid}")]:
+        if time.monotonic() > end:
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"{len(alive)} workers outlived torchrun by 30 s")
+        time.sleep(0.05)
 
 
 @pytest.fixture(params=["full disk", "file size limit"])
