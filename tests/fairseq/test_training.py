@@ -312,3 +312,22 @@ def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
     assert "(epoch 1 @ 10 updates)" in second or "@ 10 updates" in second
     state = checkpoints.load(tmp_path / "run" / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == 20
+
+
+def test_a_sweep_through_submitit(tiny_data, tmp_path):
+    """The config of the WMT14 recipe, two runs as jobs of submitit's, on this machine in place of Slurm."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
+    small = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 16, "attention_heads": 2}
+    run(
+        "fairseq-hydra-train", "--multirun", "--config-dir", ROOT / "recipes/wmt14_en_de/conf", "--config-name",
+        "wmt14_en_de", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", f"hydra.sweep.dir={tmp_path}",
+        f"common.user_dir={ROOT / 'collab_fairseq'}", f"task.data={tiny_data}", "task.source_lang=src",
+        "task.target_lang=tgt", "model.collaborative_heads=none,encoder_cross_decoder", "model.key_dim=6",
+        *(f"++model.{side}_{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()),
+        "common.cpu=true", "common.fp16=false", "distributed_training.distributed_world_size=1",
+        "optimization.update_freq=[1]", "optimization.max_update=2", "dataset.max_tokens=200", "dataset.num_workers=0",
+    )  # fmt: skip
+    for heads in ("none", "encoder_cross_decoder"):
+        state = checkpoints.load(tmp_path / f"{heads}-dk6-s1" / "checkpoints" / "checkpoint_last.pt")
+        assert state["cfg"]["model"]["collaborative_heads"] == heads
+        assert state["optimizer_history"][-1]["num_updates"] == 2
