@@ -1,0 +1,222 @@
+"""Trained models of ``transformers`` turned into collaborative ones: :func:`to_collaborative` and its parts."""
+
+import copy
+import inspect
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from ..calibrate import Calibration, Calibrator
+from ..factors import ReparamError
+from ..scores import ScoreWeights, fit_layers
+from .layers import IMPLEMENTATIONS, Shape, names_of, scores_of, visible
+from .models import CONFIGS, CollaborativeModel, attention_layers, base_prefix, collaborative_class
+
+Batches = Iterable[Mapping[str, Any]]
+
+#: names of modules that normalise queries or keys of a head
+_QK_NORMS = {f"{side}_{norm}" for side in ("q", "k", "query", "key") for norm in ("norm", "layernorm", "layer_norm")}
+
+
+def check_convertible(model: Any) -> None:
+    """Refuse models whose heads cannot be made collaborative.
+
+    Raises:
+        ReparamError: says why: rotary positions or normalised queries and keys, which stand between the projections
+            and the scores, or an architecture that is not known here.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
+    if type(model.config) in (*CONFIGS, *CONFIGS.values()):
+        return
+    kind, reasons = model.config.model_type, []
+    modules = list(model.named_modules())
+    if any("RotaryEmbedding" in type(module).__name__ for _, module in modules):
+        reasons.append("turns queries and keys by their positions (RoPE)")
+    if any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules):
+        reasons.append("normalises queries and keys (QK-norm)")
+    if reasons:
+        raise ReparamError(
+            f"{kind} {' and '.join(reasons)} between projection and score, "
+            "so that its scores are no product of shared query and key projections"
+        )
+    known = ", ".join(config.model_type for config in CONFIGS)
+    raise ReparamError(f"the architecture must be one of {known}, but is {kind}")
+
+
+def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
+    """Name and scores of every attention layer, standard or collaborative, names as of :func:`attention_layers`.
+
+    Raises:
+        ReparamError: as of :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.
+    """
+    check_convertible(model)
+    for name, layer in attention_layers(model):
+        try:
+            yield name, scores_of(layer)
+        except ReparamError as error:
+            raise ReparamError(f"{name}: {error}") from error
+
+
+def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) -> Optional[Tensor]:
+    """Positions of a batch that are padding, (N, T), as far as it says: of the decoder, or else of the only text."""
+    mask = batch.get("decoder_attention_mask" if decoder else "attention_mask")
+    if isinstance(mask, Tensor):
+        return mask.flatten(0, -2) == 0  # with multiple choice it is (N, choices, T)
+    if decoder and isinstance(batch.get("decoder_input_ids"), Tensor):
+        padding = batch["decoder_input_ids"] == model.config.pad_token_id
+        padding[:, 0] = False  # Marian begins with the padding token
+        return padding
+    if decoder and isinstance(batch.get("labels"), Tensor):
+        return batch["labels"] == -100  # the decoder reads the labels one position later
+    return None
+
+
+@torch.no_grad()
+def calibrate(
+    model: PreTrainedModel, batches: Batches, layers: Optional[Iterable[str]] = None
+) -> Dict[str, Calibration]:
+    """What the queries and keys of every attention layer look like on some text, without its padding.
+
+    A layer that is used several times (ALBERT) is calibrated over all its uses.
+
+    Args:
+        model: of an architecture known here, standard or collaborative. It runs in evaluation mode.
+        batches: keyword arguments of the model, as a tokenizer or a data collator makes them, with ``attention_mask``
+            (and ``decoder_attention_mask``, or ``labels`` with -100 for padding, where there is a decoder).
+        layers: names of layers; default: all.
+
+    Raises:
+        ReparamError: no batches, not dictionaries, or a layer that was never used.
+    """
+    check_convertible(model)
+    wanted = {name: layer for name, layer in attention_layers(model) if layers is None or name in layers}
+    calibrators = {name: Calibrator() for name in wanted}
+    batch: Dict[str, Any] = {}
+
+    def watch(name: str) -> Any:
+        decoder = model.config.is_encoder_decoder and name.startswith("decoder.")
+
+        def hook(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+            given = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
+            queries = given["hidden_states"]
+            source = given.get("key_value_states", given.get("encoder_hidden_states"))
+            keys = queries if source is None else source
+            causal = model.config._attn_implementation != "eager" and bool(getattr(layer, "is_causal", False))
+            size = (queries.size(0), queries.size(1), keys.size(1))
+            mask = visible(given.get("attention_mask"), causal, *size)
+            calibrators[name].update(queries, keys, attn_mask=mask, query_padding_mask=_padding(model, batch, decoder))
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in wanted.items()]
+    training = model.training
+    model.eval()
+    try:
+        for number, given in enumerate(batches):
+            if not isinstance(given, Mapping):
+                raise ReparamError(f"calibration batch {number} must be a dictionary, but is a {type(given).__name__}")
+            batch = {k: value.to(model.device) if isinstance(value, Tensor) else value for k, value in given.items()}
+            model(**batch)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    results = {}
+    for name, calibrator in calibrators.items():
+        try:
+            results[name] = calibrator.result()
+        except ReparamError as error:
+            raise ReparamError(f"{name}: {error}") from error
+    return results
+
+
+def to_collaborative(
+    model: PreTrainedModel,
+    key_dim: Union[int, Mapping[str, int]],
+    calibration: Union[Batches, Mapping[str, Calibration], None] = None,
+    **options: Any,
+) -> CollaborativeModel:
+    """A new model with collaborative heads; ``model`` stays as it is.
+
+    At the layers' own key dim the new model computes the same. The new model has the class, config, weights, dtype,
+    device and mode of ``model``; hooks are not copied. It is saved by ``save_pretrained`` and loaded by
+    :func:`.from_pretrained`, or by ``AutoModelFor…`` once this package is imported.
+
+    Args:
+        model: BERT, DistilBERT, ALBERT or Marian, standard or collaborative, with any head of transformers.
+        key_dim: D̃k of all layers, or layer name (:func:`.attention_layers`) → D̃k; layers not named stay as they are.
+        calibration: batches (:func:`calibrate`), or what :func:`calibrate` made of them. Without it all entries of the
+            heads' matrices count alike, and quality at smaller key dims is lower.
+        options: of :func:`.fit_layers`, such as ``seed``, ``sweeps``, ``progress``.
+
+    Raises:
+        ReparamError: a model that cannot be converted and why; unknown layers; as of :func:`.fit_layers`.
+    """
+    sources = dict(score_weights(model))
+    if not isinstance(key_dim, int):
+        unknown = [name for name in key_dim if name not in sources]
+        if unknown:
+            raise ReparamError(f"layers must be among {', '.join(sources)}, but key_dim names {', '.join(unknown)}")
+        sources = {name: source for name, source in sources.items() if name in key_dim}
+    layers = dict(attention_layers(model))
+    found = _calibrations(model, calibration, list(sources))
+    fits = fit_layers(sources, key_dim, found, **options)
+
+    shapes = dict(getattr(model.config, "attention_shapes", None) or {})
+    shapes.update({name: Shape.of(fit.weights)._asdict() for name, fit in fits.items()})
+    fitted = {n: names_of(layers[n]).parameters(fit.weights) for n, fit in fits.items()}  # type: ignore[union-attr]
+    return _rebuilt(model, shapes, fitted)
+
+
+def _calibrations(
+    model: PreTrainedModel, calibration: Union[Batches, Mapping[str, Calibration], None], layers: List[str]
+) -> Optional[Mapping[str, Calibration]]:
+    if calibration is None:
+        return None
+    if isinstance(calibration, Mapping):
+        if not all(isinstance(value, Calibration) for value in calibration.values()):
+            raise ReparamError("calibration must be a list of batches or what calibrate() returns, but is one batch")
+        return calibration
+    return calibrate(model, calibration, layers)
+
+
+def _rebuilt(
+    model: PreTrainedModel, shapes: Dict[str, Dict[str, Any]], fitted: Mapping[str, Mapping[str, Tensor]]
+) -> CollaborativeModel:
+    """A new model of these shapes with the weights of ``model``, but those of the layers that were fitted."""
+    model_class: Any = type(model)
+    made_class = collaborative_class(model_class)
+    config_class: Any = made_class.config_class
+    implementation = model.config._attn_implementation
+    described = model.config.to_dict()
+    for field in ("model_type", "architectures", "transformers_version"):
+        described.pop(field, None)
+    config = config_class.from_dict({**described, "attention_shapes": shapes})
+    config._attn_implementation = implementation if implementation in IMPLEMENTATIONS else "sdpa"
+
+    prefix, state = base_prefix(model), dict(model.state_dict())
+    for name, parameters in fitted.items():
+        names = names_of(model.base_model.get_submodule(name))
+        replaced = (names.query, names.key, "mixing", "content_bias")  # type: ignore[union-attr]
+        own = f"{prefix}{name}."
+        state = {
+            key: tensor
+            for key, tensor in state.items()
+            if not key.startswith(own) or key.removeprefix(own).partition(".")[0] not in replaced
+        }
+        state.update({f"{own}{key}": tensor for key, tensor in parameters.items()})
+    with torch.random.fork_rng(devices=[]), no_init_weights():
+        made = made_class(config)
+    try:
+        made.load_state_dict({key: tensor.detach().clone() for key, tensor in state.items()}, assign=True)
+    except RuntimeError as error:
+        raise ReparamError(f"{type(model).__name__} does not match its own config: {error}") from error
+    made.tie_weights()
+    made.to(model.device)
+    if getattr(model, "generation_config", None) is not None:
+        made.generation_config = copy.deepcopy(model.generation_config)
+    return made.train(model.training)

@@ -1,0 +1,306 @@
+"""Collaborative heads in the attention layers of ``transformers``: BERT, DistilBERT, ALBERT and Marian.
+
+Each class here takes the place of one of theirs, is a subclass of it (``output_attentions`` finds layers by their
+class), has its parameters under the same names, and adds ``mixing`` and ``content_bias``. What is computed is
+:class:`collab_fairseq.attention.CollaborativeAttention`, by the same kernels.
+
+The model's attention implementation stays a setting of the model. ``eager`` and ``sdpa`` compute the same; with
+``eager`` the attention weights come back, with ``sdpa`` only where ``output_attentions`` asks for them, and the fastest
+kernel for the device is chosen. Flash and flex attention are refused: in them queries and keys are as wide as values,
+and keys have no score of their own.
+
+Letters: N sentences, T queries, S keys, H heads, D̃k shared key dim, dv value dim of one head.
+"""
+
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Type
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.models.albert.modeling_albert import AlbertAttention
+from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfAttention
+from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention
+from transformers.models.marian.modeling_marian import MarianAttention
+
+from collab_fairseq.attention import KeyValue
+from collab_fairseq.attention.kernels import choose
+from collab_fairseq.attention.masks import AttentionMask, combine
+
+from ..factors import HeadFactors, ReparamError, standard_heads
+from ..scores import ScoreWeights
+
+IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+class Names(NamedTuple):
+    """What the attention layer of an architecture calls its parts."""
+
+    query: str
+    key: str
+    value: str
+    heads: str
+    dropout: str
+
+    def parameters(self, weights: ScoreWeights) -> Dict[str, Tensor]:
+        """The scores by the names of their parameters in the layer."""
+        named = weights.parameters().items()
+        return {n.replace("q_proj", self.query).replace("k_proj", self.key): tensor for n, tensor in named}
+
+
+class Shape(NamedTuple):
+    """What a config says of one collaborative layer.
+
+    Attributes:
+        key_dim: D̃k.
+        scale: factor on the scores, the source layer's.
+        query_bias, content_bias: whether the layer has these.
+    """
+
+    key_dim: int
+    scale: float
+    query_bias: bool
+    content_bias: bool
+
+    @classmethod
+    def of(cls, weights: ScoreWeights) -> "Shape":
+        """The shape of a layer with these scores."""
+        return cls(
+            weights.heads.rank, weights.scale, weights.query_bias is not None, weights.content_bias is not None
+        )
+
+    @classmethod
+    def read(cls, name: str, fields: Mapping[str, Any]) -> "Shape":
+        """From a config.
+
+        Raises:
+            ReparamError: other fields or types; the layer's name is in the message.
+        """
+        types = cls.__annotations__
+        right = isinstance(fields, Mapping) and fields.keys() == types.keys()
+        if not right or not all(type(fields[field]) is kind for field, kind in types.items()) or fields["key_dim"] < 1:
+            wanted = ", ".join(f"{field} ({kind.__name__})" for field, kind in types.items())
+            raise ReparamError(f"attention_shapes: {name} must have {wanted}, but is {fields!r}")
+        return cls(**fields)
+
+
+def visible(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys: int) -> Optional[Tensor]:
+    """A mask of ``transformers`` in the conventions of torch, (N, 1 or H, T, S) or (T, S); None where all is visible.
+
+    Args:
+        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive.
+        causal: without a mask, position t sees keys up to t.
+    """
+    if mask is None:
+        return torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else None
+    return (~mask if mask.dtype == torch.bool else mask)[..., :keys].expand(rows, -1, queries, keys)
+
+
+class CollaborativeHeads(nn.Module):
+    """What all collaborative layers of this module share; a base beside the class of ``transformers``.
+
+    Parameters, beside those of the other base: query weight (D̃k, D), key weight (D̃k, D) without a bias, which would not
+    change anything, ``mixing`` (H, D̃k), and ``content_bias`` (H, D) or None.
+    """
+
+    names: Names
+    config: Any
+    scaling: float
+    layer_idx: Optional[int]
+    mixing: nn.Parameter
+    content_bias: Optional[nn.Parameter]
+
+    def share(self, shape: Shape) -> None:
+        """Give a layer that has just been made with standard heads shared dimensions instead, not yet trained."""
+        like = getattr(self, self.names.key).weight
+        heads, width = getattr(self, self.names.heads), like.size(1)
+        for name, bias in ((self.names.query, shape.query_bias), (self.names.key, False)):
+            new = nn.Linear(width, shape.key_dim, bias=bias, device=like.device, dtype=like.dtype)
+            setattr(self, name, new)
+        self.mixing = nn.Parameter(like.new_empty(heads, shape.key_dim))
+        nn.init.xavier_uniform_(self.mixing)
+        content_bias = nn.Parameter(like.new_zeros(heads, width)) if shape.content_bias else None
+        self.register_parameter("content_bias", content_bias)
+        self.scaling = shape.scale
+
+    def entry(self, states: Tensor, cache: Optional[Cache], from_source: bool) -> KeyValue:
+        """Keys and values of (N, S, D), with those that are cached, and cached themselves.
+
+        The content scores lie beside the shared keys in the cache, which has one head for keys and values alike.
+        """
+        own, held = cache, None
+        if isinstance(cache, EncoderDecoderCache):
+            own = cache.cross_attention_cache if from_source else cache.self_attention_cache
+            if from_source and cache.is_updated.get(self.layer_idx):
+                held = own.layers[self.layer_idx].keys, own.layers[self.layer_idx].values
+        if held is None:
+            keys = getattr(self, self.names.key)(states)
+            if self.content_bias is not None:
+                keys = torch.cat([keys, nn.functional.linear(states, self.content_bias)], dim=-1)
+            held = keys.unsqueeze(1), getattr(self, self.names.value)(states).unsqueeze(1)
+            if own is not None:
+                held = own.update(*held, self.layer_idx)
+                if from_source and isinstance(cache, EncoderDecoderCache):
+                    cache.is_updated[self.layer_idx] = True
+        keys, values = (part.squeeze(1) for part in held)
+        heads, key_dim = self.mixing.shape
+        content = keys[..., key_dim:].transpose(1, 2) if self.content_bias is not None else None
+        return KeyValue(keys[..., :key_dim], values.unflatten(-1, (heads, -1)).transpose(1, 2), content)
+
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Optional[Tensor],
+        mask: Optional[Tensor],
+        cache: Optional[Cache] = None,
+        is_causal: Optional[bool] = None,
+        output_attentions: Optional[bool] = False,
+        **_: Any,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Contexts (N, T, H·dv) and weights (N, H, T, S) or None.
+
+        Args:
+            queries: (N, T, D). keys: (N, S, D) of another text than the queries', or None.
+            mask: as the model hands it to its layers. cache: of earlier positions or of the source.
+            is_causal: instead of the layer's own, as transformers' layers take it.
+            output_attentions: return the weights whatever the implementation.
+
+        Raises:
+            ReparamError: an attention implementation that cannot compute collaborative heads.
+        """
+        implementation = self.config._attn_implementation or "eager"
+        if implementation not in IMPLEMENTATIONS:
+            raise ReparamError(
+                f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}, but it is "
+                f"{implementation}, which takes no queries wider than values and no content scores"
+            )
+        entry = self.entry(queries if keys is None else keys, cache, keys is not None)
+        rows, query_len, key_len = queries.size(0), queries.size(1), entry.key.size(1)
+        query = getattr(self, self.names.query)(queries)
+        # with eager attention transformers hands over every mask, with sdpa a missing one may mean a causal one
+        own_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
+        causal = implementation == "sdpa" and query_len > 1 and bool(own_causal)
+        combined = self._combined(visible(mask, causal, rows, query_len, key_len), query, key_len)
+        additive, hidden = combined if combined is not None else (None, None)
+        need_weights = implementation == "eager" or bool(output_attentions)
+        dropout = getattr(self, self.names.dropout)
+        probability = float(dropout.p if isinstance(dropout, nn.Dropout) else dropout) if self.training else 0.0
+        kernel = choose("auto", query, self.mixing, entry, additive, need_weights)
+        context, weights = kernel(query, self.mixing, entry, additive, self.scaling, probability, need_weights)
+        if hidden is not None:
+            context = context.masked_fill(hidden, 0.0)
+            weights = weights if weights is None else weights.masked_fill(hidden, 0.0)
+        return context.transpose(1, 2).flatten(2), weights
+
+    @staticmethod
+    def _combined(mask: Optional[Tensor], query: Tensor, keys: int) -> Optional[AttentionMask]:
+        heads = 1 if mask is None or mask.dim() == 2 else mask.size(1)
+        kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+        mask = mask if mask is None else mask.to(query.device)
+        return combine(None, mask, False, query.size(0), heads, query.size(1), keys, kind, query.device)
+
+
+class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
+    names = Names("query", "key", "value", "num_attention_heads", "dropout")
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        return self.attend(hidden_states, None, attention_mask, past_key_values, **kwargs)
+
+
+class CollaborativeBertCrossAttention(CollaborativeHeads, BertCrossAttention):
+    names = CollaborativeBertSelfAttention.names
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        return self.attend(hidden_states, encoder_hidden_states, attention_mask, past_key_values, **kwargs)
+
+
+class CollaborativeDistilBertSelfAttention(CollaborativeHeads, DistilBertSelfAttention):
+    names = Names("q_lin", "k_lin", "v_lin", "n_heads", "dropout")
+    out_lin: nn.Linear
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        context, weights = self.attend(hidden_states, None, attention_mask, **kwargs)
+        return self.out_lin(context), weights
+
+
+class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
+    names = Names("query", "key", "value", "num_attention_heads", "attention_dropout")
+    dense: nn.Linear
+    output_dropout: nn.Dropout
+    LayerNorm: nn.LayerNorm
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        context, weights = self.attend(hidden_states, None, attention_mask, **kwargs)
+        output = self.output_dropout(self.dense(context))
+        return self.LayerNorm(hidden_states + output), weights
+
+
+class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
+    names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout")
+    out_proj: nn.Linear
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Any = None,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        context, weights = self.attend(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
+        return self.out_proj(context), weights
+
+
+#: attention layer of transformers → the one that takes its place
+COLLABORATIVE: Dict[Type[nn.Module], Type[CollaborativeHeads]] = {
+    AlbertAttention: CollaborativeAlbertAttention,
+    BertCrossAttention: CollaborativeBertCrossAttention,
+    BertSelfAttention: CollaborativeBertSelfAttention,
+    DistilBertSelfAttention: CollaborativeDistilBertSelfAttention,
+    MarianAttention: CollaborativeMarianAttention,
+}
+
+
+def names_of(layer: nn.Module) -> Optional[Names]:
+    """What an attention layer calls its parts; None for modules that are not an attention layer known here."""
+    kind = type(layer) if isinstance(layer, CollaborativeHeads) else COLLABORATIVE.get(type(layer))
+    return None if kind is None else kind.names  # type: ignore[attr-defined]
+
+
+def replace_heads(layer: nn.Module, shape: Shape) -> None:
+    """Turn an attention layer of transformers, in place, into the collaborative one of this shape, not yet trained."""
+    # its constructor's arguments are not all to be had any more; the class is all that differs
+    layer.__class__ = COLLABORATIVE[type(layer)]
+    layer.share(shape)  # type: ignore[operator]
+
+
+def scores_of(layer: nn.Module) -> ScoreWeights:
+    """The scores of an attention layer, of transformers or of this module.
+
+    Raises:
+        ReparamError: projections that are no plain linear layers.
+    """
+    names = names_of(layer)
+    if names is None:
+        raise ReparamError(f"expected an attention layer that is known here, but got {type(layer).__name__}")
+    query, key = getattr(layer, names.query), getattr(layer, names.key)
+    for name, part in ((names.query, query), (names.key, key)):
+        if type(part) is not nn.Linear:
+            raise ReparamError(f"{name} must be a torch.nn.Linear, but is {type(part).__name__}; merge or unload it")
+    scale = float(layer.scaling)  # type: ignore[arg-type]
+    if isinstance(layer, CollaborativeHeads):
+        return ScoreWeights(HeadFactors(query.weight, key.weight, layer.mixing), scale, query.bias, layer.content_bias)
+    heads = standard_heads(query.weight, key.weight, getattr(layer, names.heads))
+    return ScoreWeights(heads, scale, query.bias)

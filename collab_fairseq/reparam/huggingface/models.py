@@ -1,0 +1,154 @@
+"""Whole models of ``transformers`` with collaborative heads: their configs, their classes, and how they are loaded.
+
+A collaborative model has a ``model_type`` of its own, so that a ``transformers`` without this package refuses it by
+name instead of loading some of its weights. Its config is the architecture's, with ``attention_shapes``: layer name →
+:class:`.layers.Shape`. Layers that are not named there keep standard heads.
+"""
+
+import functools
+import sys
+from typing import Any, Dict, Iterator, Optional, Tuple, Type
+
+import transformers
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig, MarianConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from ..factors import ReparamError
+from .layers import CollaborativeHeads, Shape, names_of, replace_heads
+
+Shapes = Dict[str, Dict[str, Any]]
+
+
+@strict
+class CollaborativeBertConfig(BertConfig):
+    model_type = "collaborative_bert"
+    attention_shapes: Optional[Shapes] = None
+
+
+@strict
+class CollaborativeDistilBertConfig(DistilBertConfig):
+    model_type = "collaborative_distilbert"
+    attention_shapes: Optional[Shapes] = None
+
+
+@strict
+class CollaborativeAlbertConfig(AlbertConfig):
+    model_type = "collaborative_albert"
+    attention_shapes: Optional[Shapes] = None
+
+
+@strict
+class CollaborativeMarianConfig(MarianConfig):
+    model_type = "collaborative_marian"
+    attention_shapes: Optional[Shapes] = None
+
+
+#: config class of transformers → that of the collaborative model
+CONFIGS: Dict[Type[Any], Type[Any]] = {
+    BertConfig: CollaborativeBertConfig,
+    DistilBertConfig: CollaborativeDistilBertConfig,
+    AlbertConfig: CollaborativeAlbertConfig,
+    MarianConfig: CollaborativeMarianConfig,
+}
+
+
+def base_prefix(model: PreTrainedModel) -> str:
+    """What the names of the base model's parts begin with in this model: ``bert.``, or nothing in the base model."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
+def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
+    """Name and module of every attention layer of BERT, DistilBERT, ALBERT or Marian, standard or collaborative.
+
+    Names are those within the base model, ``encoder.layer.0.attention.self``, so that they are the same for
+    ``BertModel`` and ``BertForSequenceClassification``. A layer that is used several times (ALBERT) comes once.
+    """
+    for name, module in model.base_model.named_modules():
+        if names_of(module) is not None:
+            yield name, module
+
+
+class CollaborativeModel(PreTrainedModel):
+    """Base beside a model class of transformers: makes the layers of ``config.attention_shapes`` collaborative."""
+
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        layers = dict(attention_layers(self))
+        for name, fields in (config.attention_shapes or {}).items():
+            if name not in layers:
+                raise ReparamError(f"attention_shapes: expected one of {', '.join(layers)}, but got {name}")
+            replace_heads(layers[name], Shape.read(name, fields))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers', but weights of collaborative layers may not be missing.
+
+        Raises:
+            ReparamError: names those that are missing.
+        """
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        layers = [f"{base_prefix(model)}{n}." for n, m in attention_layers(model) if isinstance(m, CollaborativeHeads)]
+        missing = [name for name in info["missing_keys"] if name.startswith(tuple(layers))]
+        if missing:
+            raise ReparamError(f"weights of collaborative heads are missing: {', '.join(sorted(missing))}")
+        return (model, info) if output_loading_info else model
+
+
+@functools.cache
+def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
+    """The collaborative form of a model class over BERT, DistilBERT, ALBERT or Marian, your own classes included.
+
+    Its name is ``Collaborative`` and the name of the class. Its constructor takes a config of :data:`CONFIGS`.
+    """
+    if issubclass(model_class, CollaborativeModel):
+        return model_class
+    config = next((own for base, own in CONFIGS.items() if issubclass(model_class.config_class, base)), None)
+    if config is None:
+        raise ReparamError(
+            f"a model class must be built on {', '.join(base.__name__ for base in CONFIGS)}, "
+            f"but {model_class.__name__} is built on {getattr(model_class.config_class, '__name__', None)}"
+        )
+    name = f"Collaborative{model_class.__name__}"
+    made = type(name, (CollaborativeModel, model_class), {"__module__": __name__, "config_class": config})
+    setattr(sys.modules[__name__], name, made)  # where pickle looks for it
+    return made
+
+
+def register() -> None:
+    """Let ``AutoConfig`` and every ``AutoModelFor…`` load collaborative models; done when this package is imported."""
+    for config in CONFIGS.values():
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+    for auto in vars(modeling_auto).values():
+        mapping: Any = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        for base, config in CONFIGS.items() if mapping is not None else ():
+            found = mapping.get(base, None)
+            if isinstance(found, type):
+                auto.register(config, collaborative_class(found), exist_ok=True)
+
+
+def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
+    """Load a collaborative model that ``save_pretrained`` has written, as the class that it was saved as.
+
+    Args:
+        name_or_path: a folder, or the name of a repository.
+        kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
+
+    Raises:
+        ReparamError: not a collaborative model, or of a class that transformers does not have.
+    """
+    config = AutoConfig.from_pretrained(name_or_path)
+    if type(config) not in CONFIGS.values():
+        raise ReparamError(f"{name_or_path} must hold a collaborative model, but its model_type is {config.model_type}")
+    saved = (config.architectures or [""])[0]
+    base = getattr(transformers, saved.removeprefix("Collaborative"), None)
+    if not isinstance(base, type) or not issubclass(base, PreTrainedModel):
+        raise ReparamError(
+            f"{name_or_path} was saved as {saved or 'no class'}, which transformers does not have; "
+            "load it by collaborative_class(YourClass).from_pretrained"
+        )
+    return collaborative_class(base).from_pretrained(name_or_path, **kwargs)

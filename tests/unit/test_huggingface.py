@@ -1,0 +1,465 @@
+"""Models of transformers with collaborative heads, held to transformers itself and to the float64 reference."""
+
+import copy
+import math
+import pickle
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
+
+from collab_fairseq.attention import block_mixing  # noqa: E402
+from collab_fairseq.attention.reference import reference_attention  # noqa: E402
+from collab_fairseq.reparam import ReparamError, fit_scores  # noqa: E402
+from collab_fairseq.reparam import huggingface as hf  # noqa: E402
+from collab_fairseq.reparam.huggingface import layers  # noqa: E402
+from tests.common import FLOAT32, FLOAT64, run  # noqa: E402
+
+WIDTH, HEADS, WORDS = 32, 4, 48
+SMALL = {"vocab_size": WORDS, "pad_token_id": 0}
+BERT = {**SMALL, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": 2, "intermediate_size": 64}
+MARIAN = {
+    **SMALL, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "max_position_embeddings": 40,
+    "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A small model: its class, the arguments of its config, and one attention layer of each kind."""
+
+    name: str
+    fields: dict
+    layers: tuple
+
+
+CASES = {
+    "bert": Case("BertForSequenceClassification", BERT, ("encoder.layer.1.attention.self",)),
+    "bert-decoder": Case(
+        "BertLMHeadModel", {**BERT, "is_decoder": True, "add_cross_attention": True},
+        ("encoder.layer.0.attention.self", "encoder.layer.1.crossattention.self"),
+    ),
+    "distilbert": Case(
+        "DistilBertForSequenceClassification",
+        {**SMALL, "dim": WIDTH, "n_heads": HEADS, "n_layers": 2, "hidden_dim": 64}, ("transformer.layer.1.attention",),
+    ),
+    "albert": Case(
+        "AlbertForSequenceClassification", {**BERT, "num_hidden_layers": 3, "embedding_size": 16},
+        ("encoder.albert_layer_groups.0.albert_layers.0.attention",),
+    ),
+    "marian": Case(
+        "MarianMTModel", MARIAN,
+        ("encoder.layers.0.self_attn", "decoder.layers.1.self_attn", "decoder.layers.1.encoder_attn"),
+    ),
+}  # fmt: skip
+
+
+def make(case, implementation="eager", seed=0, dtype=torch.float32):
+    """The model with weights far from those it begins with, and heads that share most of 12 directions."""
+    torch.manual_seed(seed)
+    model_class = getattr(transformers, CASES[case].name)
+    config = model_class.config_class(**CASES[case].fields)
+    model = model_class._from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name and "norm" not in name.lower():
+                parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 2 else 0.1))
+        for _, layer in hf.attention_layers(model):
+            names = layers.names_of(layer)
+            chosen = torch.cat([torch.randperm(12)[: WIDTH // HEADS] for _ in range(HEADS)])
+            for part in (getattr(layer, names.query), getattr(layer, names.key)):
+                shared = torch.randn(12, WIDTH) * 0.3
+                part.weight.copy_(shared[chosen] + 0.02 * torch.randn(WIDTH, WIDTH))
+    return model.to(dtype).eval()
+
+
+def inputs(case, rows=3, seed=1):
+    """Sentences of unequal length, as keyword arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(2, WORDS, (rows, 7), generator=generator)
+    mask = torch.ones_like(words)
+    for row in range(1, rows):
+        mask[row, 7 - row :] = 0
+    batch = {"input_ids": words * mask, "attention_mask": mask}
+    if case == "bert-decoder":
+        batch["encoder_hidden_states"] = torch.randn(rows, 5, WIDTH, generator=generator)
+        batch["encoder_attention_mask"] = mask[:, :5]
+    if case == "marian":
+        batch["labels"] = torch.randint(2, WORDS, (rows, 6), generator=generator)
+        batch["labels"][1, 4:] = -100
+    return batch
+
+
+def outputs(model, batch, **options):
+    with torch.no_grad():
+        return model(**batch, **options)
+
+
+def seen(case, batch, logits):
+    """The logits at positions that are not padding."""
+    if case == "bert-decoder":
+        return logits[batch["attention_mask"].bool()]
+    return logits[batch["labels"] != -100] if case == "marian" else logits
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_full_key_dim_changes_nothing_and_half_of_it_little(case, implementation):
+    model, batch = make(case, implementation), inputs(case)
+    before = copy.deepcopy(model.state_dict())
+    expected = seen(case, batch, outputs(model, batch).logits)
+
+    def difference(made):
+        return float((seen(case, batch, outputs(made, batch).logits) - expected).norm() / expected.norm())
+
+    assert difference(hf.to_collaborative(model, WIDTH)) < FLOAT32
+    aware = hf.to_collaborative(model, WIDTH // 2, calibration=[inputs(case, 16, 2)])
+    assert type(aware).__name__ == f"Collaborative{CASES[case].name}"
+    assert aware.config._attn_implementation == implementation
+    assert not aware.training
+    # a control: without these heads the output is far off
+    broken = hf.to_collaborative(model, WIDTH)
+    for _, layer in hf.attention_layers(broken):
+        nn.init.zeros_(layer.mixing)
+    assert 1e-4 < difference(aware) < 0.3 * difference(broken)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_weights_hidden_states_and_gradients_are_those_of_the_source(case):
+    model, batch = make(case, dtype=torch.float64), inputs(case)
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    made = hf.to_collaborative(model, WIDTH)
+    ask = {"output_attentions": True, "output_hidden_states": True}
+    expected, got = (m(**batch, **ask) for m in (model, made))
+    kinds = [k for k in expected if k.endswith(("attentions", "hidden_states")) and "last" not in k]
+    assert len(kinds) == {"bert-decoder": 3, "marian": 5}.get(case, 2)
+    for kind in kinds:
+        assert len(expected[kind]) == len(got[kind]) > 1
+        for one, other in zip(expected[kind], got[kind], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=FLOAT64 * 100)
+    for output in (expected, got):
+        seen(case, batch, output.logits).square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in made.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("key.bias", "k_lin.bias", "k_proj.bias")) and parameter.grad is not None:
+            scale = float(parameter.grad.norm()) + 1
+            assert float((parameter.grad - gradients[name]).norm()) < 1e-10 * scale, name
+    # sdpa gives weights where they are asked for
+    made.set_attn_implementation("sdpa")
+    again = outputs(made, batch, output_attentions=True)
+    for kind in kinds:
+        if kind.endswith("attentions"):
+            for one, other in zip(got[kind], again[kind], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def collaborative(case, name, dtype=torch.float64):
+    """A layer of shared, not factored heads of an odd key dim with random weights, in a model."""
+    model = make(case, dtype=dtype)
+    layer = dict(hf.attention_layers(model))[name]
+    layers.replace_heads(layer, hf.Shape(11, 0.37, True, True))
+    with torch.no_grad():
+        for part in (layer.mixing, layer.content_bias):
+            part.normal_()
+    return model, layer.to(dtype)
+
+
+def reference_parameters(layer):
+    """By the names of the reference, the output being left as it is where the layer has none of its own."""
+    names = layer.names
+    renamed = {names.query: "q_proj", names.key: "k_proj", names.value: "v_proj"}
+    outputs = {"out_lin": "out_proj", "dense": "out_proj", "out_proj": "out_proj"}
+    found = {"out_proj.weight": torch.eye(WIDTH, dtype=torch.float64)}
+    for name, parameter in layer.named_parameters():
+        first, _, rest = name.partition(".")
+        first = {**renamed, **outputs}.get(first, first)
+        if first != "LayerNorm":
+            found[f"{first}.{rest}" if rest else first] = parameter
+    return found
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("case", "name"), [(case, name) for case in CASES for name in CASES[case].layers])
+def test_a_layer_computes_the_equation(case, name, implementation):
+    """Whatever the model hands to the layer (masks, the encoder's output) goes to the reference too."""
+    model, layer = collaborative(case, name)
+    model.set_attn_implementation(implementation)
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in inputs(case).items()}
+    calls = []
+    handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
+    outputs(model, batch, **({"use_cache": False} if case in ("marian", "bert-decoder") else {}))
+    handle.remove()
+    assert len(calls) == (3 if case == "albert" else 1)
+    source = {"bert-decoder": "encoder_hidden_states", "marian": "key_value_states"}.get(case, "none")
+    decoder = case == "bert-decoder" or name.startswith("decoder")
+    cross = "cross" in name or "encoder_attn" in name
+    for args, kwargs, (output, weights) in calls:
+        queries = args[0] if args else kwargs["hidden_states"]
+        keys = kwargs[source] if cross else queries
+        padding = batch.get("encoder_attention_mask", batch["attention_mask"]) if cross else None
+        if padding is None and not (case == "marian" and decoder):
+            padding = batch["attention_mask"]
+        expected = reference_attention(
+            reference_parameters(layer), queries, keys, keys, num_heads=HEADS, scale=0.37,
+            key_padding_mask=None if padding is None else padding == 0, causal=decoder and not cross,
+        )  # fmt: skip
+        wanted = expected.output
+        if case == "albert":
+            wanted = layer.LayerNorm(queries + wanted)
+        torch.testing.assert_close(output, wanted, rtol=0, atol=FLOAT64 * 100)
+        assert (weights is None) == (implementation == "sdpa")
+        if weights is not None:
+            torch.testing.assert_close(weights, expected.weights, rtol=0, atol=FLOAT64 * 100)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_marian_translates_from_its_cache_as_without_one(cache):
+    model, batch = make("marian"), inputs("marian")
+    search = {"num_beams": 3, "max_new_tokens": 9, "input_ids": batch["input_ids"], "do_sample": False}
+    search["attention_mask"] = batch["attention_mask"]
+    made = hf.to_collaborative(model, WIDTH)
+    expected = model.generate(**search)
+    assert expected.size(1) > 5
+    assert torch.equal(expected, made.generate(**search, cache_implementation=cache, disable_compile=True))
+    small = hf.to_collaborative(model, 12, calibration=[batch])
+    assert any(layer.content_bias is not None for _, layer in hf.attention_layers(small))
+    expected = small.generate(**search, use_cache=False)
+    assert torch.equal(expected, small.generate(**search, cache_implementation=cache, disable_compile=True))
+
+
+def test_a_bert_decoder_continues_from_its_cache():
+    model, batch = make("bert-decoder", dtype=torch.float64), inputs("bert-decoder")
+    batch["encoder_hidden_states"] = batch["encoder_hidden_states"].double()
+    made = hf.to_collaborative(model, 12, calibration=[batch])
+    words, source = batch["input_ids"][:1], {k: v[:1] for k, v in batch.items() if k.startswith("encoder")}
+    whole = outputs(made, {"input_ids": words, **source}).logits
+    first = outputs(made, {"input_ids": words[:, :4], **source}, use_cache=True)
+    rest = outputs(made, {"input_ids": words[:, 4:], **source}, past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", ["bert", "distilbert", "albert", "marian"])
+def test_calibration_lowers_the_error_on_other_text(case):
+    """Of the first layer's output, whose inputs are the same in all models."""
+    model, batch = make(case, seed=5), inputs(case, 16, 6)
+    name, first = next(hf.attention_layers(model))
+    with torch.no_grad():  # unrelated heads, and inputs that vary in a few directions most
+        for part in ("query", "key"):
+            getattr(first, getattr(layers.names_of(first), part)).weight.normal_(std=0.3)
+        table = model.get_input_embeddings().weight
+        table *= torch.logspace(0, -1.5, table.size(1))
+
+    def output(made):
+        kept = []
+        layer = made.base_model.get_submodule(name)
+        handle = layer.register_forward_hook(lambda _, __, result: kept.append(result[0][batch["attention_mask"] > 0]))
+        outputs(made, batch)
+        handle.remove()
+        return kept[0]
+
+    expected = output(model)
+    text = [inputs(case, 16, seed) for seed in (7, 8, 9)]
+    plain, aware = (
+        float((output(hf.to_collaborative(model, {name: 12}, calibration=given)) - expected).norm())
+        for given in (None, text)
+    )
+    assert 0 < aware < 0.8 * plain < float(expected.norm())
+
+
+def test_calibration_leaves_padding_out_and_counts_every_use_of_a_shared_layer():
+    for case, uses in (("bert", [1]), ("albert", [0, 1, 2])):
+        model, batches = make(case), [inputs(case, 5, 3), inputs(case, 4, 4)]
+        found = hf.calibrate(model, batches, CASES[case].layers)
+        assert set(found) == set(CASES[case].layers)
+        states = [outputs(model, batch, output_hidden_states=True).hidden_states for batch in batches]
+        queries, spreads = [], []
+        for batch, layer_inputs in zip(batches, states, strict=True):
+            for use in uses:
+                for row, mask in zip(layer_inputs[use].double(), batch["attention_mask"].bool(), strict=True):
+                    queries.append(row[mask])
+                    spreads += [torch.cov(row[mask].T, correction=0)] * int(mask.sum())
+        result = next(iter(found.values()))
+        kept = torch.cat(queries)
+        assert result.queries == len(kept)
+        torch.testing.assert_close(result.query_mean, kept.mean(0), rtol=0, atol=1e-5)
+        torch.testing.assert_close(result.query_covariance, torch.cov(kept.T, correction=0), rtol=0, atol=1e-4)
+        torch.testing.assert_close(result.key_covariance, torch.stack(spreads).mean(0), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
+    model, batch = make("marian", implementation), inputs("marian", 4)
+    found = hf.calibrate(model, [batch])
+    assert len(found) == 6
+    words, kept = int(batch["attention_mask"].sum()), batch["labels"] != -100
+    states = outputs(model, batch, output_hidden_states=True).decoder_hidden_states[1].double()
+    spreads = [
+        torch.cov(row[: position + 1].T, correction=0)
+        for row, mask in zip(states, kept, strict=True)
+        for position in range(int(mask.sum()))
+    ]
+    own = found["decoder.layers.1.self_attn"]
+    torch.testing.assert_close(own.key_covariance, torch.stack(spreads).mean(0), rtol=0, atol=1e-4)
+    assert {r.queries for name, r in found.items() if name.startswith("encoder.")} == {words}
+    assert {r.queries for name, r in found.items() if name.startswith("decoder.")} == {int(kept.sum())}
+    # the decoder's text given as such: the last word before the padding, which no label follows, counts too
+    decoder = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+    given = {**{k: v for k, v in batch.items() if k != "labels"}, "decoder_input_ids": decoder}
+    assert hf.calibrate(model, [given])["decoder.layers.1.self_attn"].queries == int(kept.sum()) + 1
+    given["decoder_attention_mask"] = kept.long()
+    torch.testing.assert_close(hf.calibrate(model, [given])["decoder.layers.1.self_attn"], own)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_and_loaded_again_it_is_the_same_model(case, tmp_path):
+    model, batch = make(case), inputs(case)
+    made = hf.to_collaborative(model, 12, calibration=[batch])
+    expected = outputs(made, batch).logits
+    made.save_pretrained(tmp_path)
+    loaded, info = type(made).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    auto = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert auto.model_type == f"collaborative_{model.config.model_type}"
+    assert set(auto.attention_shapes) == {name for name, _ in hf.attention_layers(made)}
+    for again in (loaded, hf.from_pretrained(tmp_path, attn_implementation="eager")):
+        assert type(again) is type(made)
+        assert torch.equal(outputs(again, batch).logits, expected)
+        assert again.num_parameters() == made.num_parameters()
+    assert made.num_parameters() < model.num_parameters()
+    assert torch.equal(outputs(pickle.loads(pickle.dumps(made)), batch).logits, expected)
+    base = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(base).__name__ == f"Collaborative{type(model.base_model).__name__}"
+    shared = {k: v for k, v in base.state_dict().items() if k in made.base_model.state_dict()}
+    assert len(shared) > 20
+    assert all(torch.equal(tensor, made.base_model.state_dict()[name]) for name, tensor in shared.items())
+
+
+def test_auto_classes_load_what_was_saved_and_damage_is_named(tmp_path):
+    made = hf.to_collaborative(make("bert"), {"encoder.layer.0.attention.self": 12})
+    made.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(loaded) is type(made)
+    # a transformers without this package takes none of the weights
+    load = f"import transformers; transformers.AutoModel.from_pretrained({str(tmp_path)!r})"
+    assert "model type `collaborative_bert`" in run("python", "-c", load, check=False).stderr
+    kinds = [isinstance(layer, hf.CollaborativeHeads) for _, layer in hf.attention_layers(loaded)]
+    assert kinds == [True, False]  # the layer that was not named has standard heads
+
+    state = {name: tensor for name, tensor in made.state_dict().items() if not name.endswith("mixing")}
+    made.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ReparamError, match=r"missing: bert\.encoder\.layer\.0\.attention\.self\.mixing"):
+        hf.from_pretrained(tmp_path)
+
+    config = made.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}})
+    with pytest.raises(ReparamError, match=r"must have key_dim \(int\), scale \(float\).*but is \{'key_dim': 12\}"):
+        type(made)(config)
+    config = made.config_class(**BERT, attention_shapes={"encoder.layer.9": {}})
+    with pytest.raises(ReparamError, match=r"expected one of encoder\.layer\.0.*got encoder\.layer\.9"):
+        type(made)(config)
+
+    make("bert").save_pretrained(tmp_path / "standard")
+    with pytest.raises(ReparamError, match="must hold a collaborative model, but its model_type is bert"):
+        hf.from_pretrained(tmp_path / "standard")
+
+
+def test_the_scale_of_the_source_is_kept_and_scores_are_given_by_name():
+    """The paper's own code changes the scale with the key dim, which multiplies the damage."""
+    model = make("bert")
+    sources = dict(hf.score_weights(model))
+    assert list(sources) == [name for name, _ in hf.attention_layers(model)]
+    first = model.bert.encoder.layer[0].attention.self
+    assert torch.equal(sources["encoder.layer.0.attention.self"].heads.query, first.query.weight)
+    assert torch.equal(sources["encoder.layer.0.attention.self"].heads.mixing, block_mixing([8] * HEADS))
+    for key_dim in (WIDTH, 12):
+        made = hf.to_collaborative(model, key_dim)
+        for name, weights in hf.score_weights(made):
+            assert weights.scale == made.get_submodule(f"bert.{name}").scaling == (WIDTH / HEADS) ** -0.5
+            assert weights.heads.rank == key_dim
+            expected = fit_scores(sources[name], key_dim).weights
+            torch.testing.assert_close(weights.heads, expected.heads)
+    # recompressing a collaborative model goes on from its scores
+    again = hf.to_collaborative(hf.to_collaborative(model, WIDTH), 12, calibration=[inputs("bert")])
+    direct = hf.to_collaborative(model, 12, calibration=[inputs("bert")])
+    torch.testing.assert_close(outputs(again, inputs("bert")).logits, outputs(direct, inputs("bert")).logits)
+
+
+def test_a_converted_model_can_be_fine_tuned():
+    model, batch = make("bert"), {**inputs("bert", 8), "labels": torch.arange(8) % 2}
+    made = hf.to_collaborative(model, 12, calibration=[batch])
+    before = float(outputs(made, batch).loss)
+    optimizer = torch.optim.Adam(made.train().parameters(), lr=3e-3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        made(**batch).loss.backward()
+        optimizer.step()
+    assert float(outputs(made.eval(), batch).loss) < 0.5 * before
+    layer = made.bert.encoder.layer[0].attention.self
+    assert all(float(p.grad.abs().max()) > 0 for p in (layer.mixing, layer.content_bias, layer.query.weight))
+
+
+def test_dtype_mode_ties_and_random_numbers_are_kept():
+    model = make("marian", dtype=torch.bfloat16).train()
+    torch.manual_seed(3)
+    made = hf.to_collaborative(model, 12)
+    expected = torch.manual_seed(3).initial_seed()
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(expected)))
+    assert made.training
+    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
+    assert made.get_output_embeddings().weight is made.get_input_embeddings().weight
+    assert made.generation_config.to_dict() == model.generation_config.to_dict()
+    assert math.isfinite(float(outputs(made, inputs("marian")).loss))
+
+
+def refused(name, **fields):
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=WORDS, hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=1, intermediate_size=64,
+        num_key_value_heads=HEADS, **fields,
+    )  # fmt: skip
+    return getattr(transformers, f"{name}Model")(config)
+
+
+def test_models_that_cannot_be_converted_are_refused_with_the_reason():
+    with pytest.raises(ReparamError, match=r"llama turns queries and keys by their positions \(RoPE\) between"):
+        hf.to_collaborative(refused("Llama"), 16)
+    reason = r"qwen3 turns .* \(RoPE\) and normalises queries and keys \(QK-norm\)"
+    with pytest.raises(ReparamError, match=reason):
+        hf.to_collaborative(refused("Qwen3", head_dim=8), 16)
+    known = "must be one of bert, distilbert, albert, marian, but is "
+    with pytest.raises(ReparamError, match=known + "roberta"):
+        hf.to_collaborative(refused("Roberta"), 16)
+    with pytest.raises(ReparamError, match=r"must be built on BertConfig, .* but RobertaModel is built on Roberta"):
+        hf.collaborative_class(transformers.RobertaModel)
+    with pytest.raises(ReparamError, match="expected a model of transformers, but got Linear"):
+        hf.to_collaborative(nn.Linear(2, 2), 16)
+
+
+def test_bad_requests_are_named():
+    model = make("bert")
+    with pytest.raises(ReparamError, match="must be between 1 and 32, the key dim of the source, but is 33"):
+        hf.to_collaborative(model, 33)
+    with pytest.raises(ReparamError, match=r"key_dim names bert\.encoder$"):
+        hf.to_collaborative(model, {"bert.encoder": 16})
+    with pytest.raises(ReparamError, match=r"calibration must be a list of batches .* but is one batch"):
+        hf.to_collaborative(model, 16, calibration=inputs("bert"))
+    with pytest.raises(ReparamError, match="calibration batch 0 must be a dictionary, but is a Tensor"):
+        hf.to_collaborative(model, 16, calibration=[torch.ones(2, 2)])
+    with pytest.raises(ReparamError, match="at least one query position that is not masked, but saw none"):
+        hf.to_collaborative(model, 16, calibration=[])
+    model.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(ReparamError, match=r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear, but"):
+        hf.to_collaborative(model, 16)
+
+
+def test_flash_and_flex_attention_are_refused():
+    made = hf.to_collaborative(make("bert", "sdpa"), 16)
+    for name in ("flash_attention_2", "flex_attention"):
+        with pytest.raises((ValueError, ImportError)):
+            made.set_attn_implementation(name)
+    made.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ReparamError, match="need attn_implementation eager or sdpa, but it is flash_attention_2"):
+        outputs(made, inputs("bert"))
