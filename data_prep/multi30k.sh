@@ -13,13 +13,16 @@ url=${MULTI30K_URL:-https://raw.githubusercontent.com/multi30k/dataset/master/da
 source_dir=${MULTI30K_DIR:-}
 output=$root/data/multi30k
 vocab_size=6000
+spm=
+dict=
 manifest=$here/multi30k.tsv
 python=${PYTHON:-python}
 force=no
 
 usage() {
     cat <<EOF
-usage: data_prep/multi30k.sh [--source DIR] [--output DIR] [--vocab-size N] [--manifest FILE] [--python PROGRAM] [--force]
+usage: data_prep/multi30k.sh [--source DIR] [--output DIR] [--vocab-size N | --spm FILE [--dict FILE]]
+                             [--manifest FILE] [--python PROGRAM] [--force]
 
 Check the gzipped raw files of Multi30K English-German, train a joint SentencePiece BPE model on the training
 text, encode all splits and binarise them for fairseq.
@@ -29,6 +32,9 @@ text, encode all splits and binarise them for fairseq.
                     download is continued)
   --output DIR      where the result goes (default: data/multi30k of the repository)
   --vocab-size N    SentencePiece pieces, both languages together (default: 6000)
+  --spm FILE        encode with this SentencePiece model instead of training one, for a translation model that was
+                    trained with it
+  --dict FILE       that translation model's joint dictionary (dict.*.txt of its data)
   --manifest FILE   expected files: name, SHA-256, lines, split (default: data_prep/multi30k.tsv)
   --python PROGRAM  Python with fairseq and sentencepiece (default: \$PYTHON, else python)
   --force           rebuild an output that is there already
@@ -53,13 +59,23 @@ while [ $# -gt 0 ]; do
     case $1 in
         --source) source_dir=$2 ;;
         --vocab-size) vocab_size=$2 && need_number "$1" "$2" ;;
+        --spm) spm=$2 ;;
+        --dict) dict=$2 ;;
         *) common_option "$1" "$2" ;;
     esac
     shift 2
 done
 
+[ -z "$dict" ] || [ -n "$spm" ] || die "--dict needs the SentencePiece model that goes with it (--spm)"
+for file in "$spm" "$dict"; do
+    [ -z "$file" ] || [ -f "$file" ] || die "there is no file $file"
+done
+[ -z "$spm" ] || spm=$(absolute "$spm")
+[ -z "$dict" ] || dict=$(absolute "$dict")
+
 recipe_of() { # what determines the result
-    echo "vocab_size $vocab_size"
+    if [ -z "$spm" ]; then echo "vocab_size $vocab_size"; else echo "spm $(sum_files "$spm" | cut -d ' ' -f 1)"; fi
+    [ -z "$dict" ] || echo "dict $(sum_files "$dict" | cut -d ' ' -f 1)"
     grep -v '^#' "$manifest"
 }
 is_prepared() {
@@ -87,10 +103,14 @@ say "checking the files of $source_dir"
 mkdir "$work/raw" "$work/bpe"
 "$python" "$here/unpack_corpus.py" unpack "$manifest" "$source_dir" "$work/raw" || give_up
 
-say "training SentencePiece BPE with $vocab_size pieces"
-# relative names: the model stores them
-(cd "$work/raw" && "$python" "$here/sentencepiece_bpe.py" train --vocab-size "$vocab_size" \
-    --model ../sentencepiece.model train.en train.de) || give_up
+if [ -n "$spm" ]; then
+    cp "$spm" "$work/sentencepiece.model"
+else
+    say "training SentencePiece BPE with $vocab_size pieces"
+    # relative names: the model stores them
+    (cd "$work/raw" && "$python" "$here/sentencepiece_bpe.py" train --vocab-size "$vocab_size" \
+        --model ../sentencepiece.model train.en train.de) || give_up
+fi
 
 say "encoding"
 prefixes=()
@@ -108,7 +128,8 @@ while IFS=$'\t' read -r base split; do
     esac
 done < <("$python" "$here/unpack_corpus.py" splits "$manifest")
 
-preprocess --source-lang en --target-lang de "${prefixes[@]}" --testpref "$tests" --workers 1
+preprocess --source-lang en --target-lang de "${prefixes[@]}" --testpref "$tests" --workers 1 \
+    ${dict:+--srcdict "$dict"}
 rm -r "$work/bpe"
 recipe_of >"$work/prepared.txt"
 keep_output

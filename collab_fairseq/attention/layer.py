@@ -154,7 +154,7 @@ class AttentionLayer(nn.Module):
             attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: not seen) or additive; not with beams.
             average_attn_weights: average the returned weights over heads.
             is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch; not with beams.
-            head_multiplier: (H) or (R, H), factor on every head's context.
+            head_multiplier: (H), (R, H) or (R, T, H), factor on every head's context.
             dropout: probability for attention weights; None: the layer's in training, 0 otherwise.
 
         Returns:
@@ -225,15 +225,14 @@ class AttentionLayer(nn.Module):
         if time_first(query):
             context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
-            expected = [self.num_heads] if head_multiplier.dim() == 1 else [query_rows, self.num_heads]
-            if list(head_multiplier.shape) != expected:
+            shape, sizes = list(head_multiplier.shape), [query_rows, query_len, self.num_heads]
+            if shape != sizes and shape != [query_rows, self.num_heads] and shape != [self.num_heads]:
                 raise ValueError(
-                    f"head_multiplier must have shape ({self.num_heads}) or ({query_rows}, {self.num_heads}), "
-                    f"but is {list(head_multiplier.shape)}"
+                    f"head_multiplier must have shape ({self.num_heads}), ({query_rows}, {self.num_heads}) or "
+                    f"({query_rows}, {query_len}, {self.num_heads}), but is {shape}"
                 )
-            shared = head_multiplier.dim() == 1
-            factor = head_multiplier.view(1, 1, -1, 1) if shared else head_multiplier[:, None, :, None]
-            context = context * factor.to(context.dtype)
+            factor = head_multiplier.unsqueeze(1) if len(shape) == 2 else head_multiplier
+            context = context * factor.unsqueeze(-1).to(context.dtype)
         joined = context.flatten(2)
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             output = self.out_proj(joined)

@@ -62,7 +62,7 @@ def reference_attention(
         scale: factor on the scores.
         key_padding_mask: (N, S); attn_mask: (T, S), (N·H, T, S) or (N, H, T, S); boolean (True: hidden) or additive.
         causal: hide keys after the query's position.
-        head_multiplier: (H) or (N, H).
+        head_multiplier: (H), (N, H) or (N, T, H).
     """
     parameters = {name: tensor.double() for name, tensor in parameters.items()}
     query, key, value = query.double(), key.double(), value.double()
@@ -106,7 +106,8 @@ def reference_attention(
             weights = torch.stack(head_weights)
             context = weights @ v_head
             if head_multiplier is not None:
-                context = context * (head_multiplier if head_multiplier.dim() == 1 else head_multiplier[n])[h].double()
+                factor = head_multiplier if head_multiplier.dim() == 1 else head_multiplier[n]
+                context = context * factor[..., h, None].double()
             contexts.append(context)
             sentence_weights.append(weights)
         outputs.append(_affine(torch.cat(contexts, dim=-1), parameters, "out_proj"))

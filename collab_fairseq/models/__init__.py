@@ -1,6 +1,6 @@
-"""What ``--user-dir`` imports: registers ``transformer_collab`` and its presets with fairseq.
+"""What ``--user-dir`` imports: registers ``transformer_collab``, its presets and its criterion with fairseq.
 
 fairseq imports every file here by itself; whoever uses the model without ``--user-dir`` imports this package.
 """
 
-from . import presets  # noqa: F401  (registers the model, then the presets)
+from . import criterions, presets  # noqa: F401  (registers the model, then the presets)

@@ -1,17 +1,19 @@
-"""Configuration of ``transformer_collab``: fairseq's transformer config and five flags.
+"""Configuration of ``transformer_collab``: fairseq's transformer config and flags of its own.
 
 The model is registered *without* this dataclass: fairseq loses nested flags (``--encoder-layers``) of models registered
 with one. Flags, presets and Hydra configs all become a flat namespace first (:func:`flatten`), then this config.
 """
 
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
+from collab_fairseq.modules.gates import OPEN
+from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
     KERNELS,
     KERNELS_OF_STANDARD_HEADS,
@@ -52,12 +54,48 @@ class TransformerCollabConfig(TransformerConfig):
             "sdpa (torch's fused attention), or auto, the fastest for device, type and size; same results"
         },
     )
+    mask_heads: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "heads whose output is zero: E (encoder), A (encoder-decoder) or D (decoder), layer and heads, "
+            "counted from 1; several separated by blanks, such as 'E:1:3,5 A:2:1'"
+        },
+    )
+    head_gates: str = field(
+        default="none",
+        metadata={
+            "help": "sites whose heads have stochastic gates (for the criterion "
+            "label_smoothed_cross_entropy_with_gates), as in --collaborative-heads"
+        },
+    )
+    head_gates_init: float = field(
+        default=2.4,
+        metadata={"help": f"log alpha that the gates start from; from {OPEN:.2f} on a mean gate is exactly open"},
+    )
+    head_gates_freeze_decoder: bool = field(
+        default=False,
+        metadata={"help": "train no parameter of the decoder, nor embeddings that it shares, so that the encoder's "
+                  "gates are not made up for there"},
+    )
+    attention_from: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "take --collaborative-heads, --key-dim, --attention-content-bias and what single layers have of "
+            "their own from this checkpoint; to train on what `collab reparam` or `collab heads prune` has made"
+        },
+    )
     # written by conversion and pruning, typed by nobody: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
 
     def _get_all_attributes(self) -> List[str]:
         """Fields that become command-line flags."""
         return [name for name in super()._get_all_attributes() if name != "attention_shapes"]
+
+
+#: what this config has beyond fairseq's
+OWN_FIELDS = tuple(
+    f.name for f in fields(TransformerCollabConfig) if f.name not in TransformerConfig.__dataclass_fields__
+)
 
 
 def flatten(cfg: DictConfig) -> None:
@@ -108,6 +146,9 @@ def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
         dropout=cfg.attention_dropout,
         kernel=str(cfg.attention_kernel),
         shapes=parse_shapes(cfg.attention_shapes),
+        masked=parse_heads(cfg.mask_heads),
+        gated=parse_sites(cfg.head_gates, "--head-gates"),
+        gates_init=cfg.head_gates_init,
     )
 
 
@@ -152,3 +193,21 @@ def _check_sizes(cfg: TransformerCollabConfig) -> None:
                 f"--mixing-init blocks gives each of the {heads} heads a key dimension of its own, "
                 f"but --key-dim is {key_dim}"
             )
+    _check_heads(cfg)
+
+
+def _check_heads(cfg: TransformerCollabConfig) -> None:
+    """Masked heads are there, and gates do not freeze what they are in."""
+    settings = attention_settings(cfg)
+    counts = {}
+    for site in SITES:
+        side = cfg.encoder if site == "encoder" else cfg.decoder
+        for layer in range(side.layers):
+            own = settings.shape(site, layer).num_heads
+            counts[f"{site}.{layer}"] = side.attention_heads if own is None else own
+    check_heads(settings.masked, counts)
+    frozen = settings.gated - {"encoder"}
+    if cfg.head_gates_freeze_decoder and (frozen or not settings.gated):
+        raise ConfigurationError(
+            f"--head-gates-freeze-decoder goes with --head-gates encoder, but that is {cfg.head_gates!r}"
+        )

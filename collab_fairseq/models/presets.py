@@ -7,7 +7,7 @@ from fairseq.models.transformer import transformer_legacy
 from omegaconf import OmegaConf
 
 from . import transformer_collab as model
-from .config import TransformerCollabConfig, flatten
+from .config import OWN_FIELDS, TransformerCollabConfig, flatten
 
 _NAME = "transformer_collab"
 assert model  # the model is registered before its presets
@@ -18,9 +18,8 @@ def _defaults(args: Any, **values: Any) -> None:
     if OmegaConf.is_config(args):
         flatten(args)
     own = TransformerCollabConfig()
-    for name in ("collaborative_heads", "key_dim", "mixing_init", "attention_content_bias"):
+    for name in OWN_FIELDS:
         values.setdefault(name, getattr(own, name))
-    values.update(attention_kernel=own.attention_kernel, attention_shapes=own.attention_shapes)
     for name, value in values.items():
         if not hasattr(args, name):
             setattr(args, name, value)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 
 from .config import TransformerCollabConfig, attention_settings, resolve
+from .inherit import inherit_attention
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
@@ -107,7 +108,12 @@ class TransformerCollabModel(TransformerModelBase):
         Raises:
             ConfigurationError: values that cannot be.
         """
-        return super().build_model(resolve(args), task)
+        inherit_attention(args)
+        cfg = resolve(args)
+        model = super().build_model(cfg, task)
+        if cfg.head_gates_freeze_decoder:
+            model.decoder.requires_grad_(False)
+        return model
 
     @classmethod
     def build_encoder(

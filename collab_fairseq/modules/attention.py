@@ -13,7 +13,7 @@ What decoding keeps for a layer, a dict of optional tensors under fairseq's incr
 ``prev_beams``             cross-attention only: B as a scalar; rows are sentences where B > 1, hypotheses where B = 1
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
@@ -24,6 +24,7 @@ from torch import Tensor
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue
 from collab_fairseq.attention.cache import GrowingCache, append, reorder, visible
 
+from .gates import HeadGates
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
 
 
@@ -90,18 +91,46 @@ class IncrementalAttention(FairseqIncrementalState):
     Args (besides those of the layer):
         cross: encoder–decoder attention: keys are projected once per sentence and do not grow.
         noise: probability of quantization noise on the projections (``--quant-noise-pq``); noise_block: its block size.
+        masked: heads, from 0, whose context is zero (``--mask-heads``).
+        gates: log α that :class:`.HeadGates` start from (``--head-gates``); None: no gates.
+
+    Attributes:
+        head_multiplier: factor on the heads' context, (H), (R, H) or (R, T, H), or None. Whoever masks heads of a model
+            in memory, or wants the gradient of a mask, sets it; it is not saved.
     """
 
     # fairseq's own renaming of the fused projections of old checkpoints
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
 
-    def __init__(self, *args: Any, cross: bool, noise: float = 0.0, noise_block: int = 8, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        cross: bool,
+        noise: float = 0.0,
+        noise_block: int = 8,
+        masked: Sequence[int] = (),
+        gates: Optional[float] = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.cross = cross
         self.beam_size = 1
         self.dropout_in_inference = False
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
             setattr(self, name, quant_noise(getattr(self, name), noise, noise_block))
+        mask = torch.tensor([float(head not in masked) for head in range(self.num_heads)]) if masked else None
+        self.register_buffer("head_multiplier", mask, persistent=False)
+        self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
+
+    def multiplier(self) -> Optional[Tensor]:
+        """What the heads' contexts are multiplied by, mask and gates together, or None."""
+        fixed = self.head_multiplier
+        if self.head_gates is not None:  # under a shorter name TorchScript could not call it
+            drawn: Tensor = self.head_gates()
+            if fixed is not None:
+                drawn = drawn * fixed
+            return drawn
+        return fixed
 
     def forward(
         self,
@@ -141,6 +170,7 @@ class IncrementalAttention(FairseqIncrementalState):
             need_weights or need_head_weights,
             attn_mask,
             average_attn_weights=not need_head_weights,
+            head_multiplier=self.multiplier(),
             dropout=drop,
         )
         if need_head_weights and weights is not None:
@@ -290,6 +320,8 @@ def build_attention(
         "cross": site == "cross",
         "noise": noise,
         "noise_block": noise_block,
+        "masked": settings.masked.get(f"{site}.{layer}", ()),
+        "gates": settings.gates_init if site in settings.gated else None,
     }
     collaborative = site in settings.collaborative if shape.collaborative is None else shape.collaborative
     if not collaborative:

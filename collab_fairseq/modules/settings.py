@@ -1,7 +1,7 @@
 """Which attention of a transformer is collaborative, and how large each one is."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, FrozenSet, Mapping, Optional
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, STANDARD_KERNELS
 
@@ -24,8 +24,8 @@ class ConfigurationError(ValueError):
     user_error = True
 
 
-def parse_sites(flag: str) -> FrozenSet[str]:
-    """Sites of ``--collaborative-heads``: names of :data:`SITES` joined by ``_`` in any order, or ``none``.
+def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> FrozenSet[str]:
+    """Sites of a flag: names of :data:`SITES` joined by ``_`` in any order, or ``none``.
 
     Raises:
         ConfigurationError: anything else, naming the part that is wrong.
@@ -36,11 +36,11 @@ def parse_sites(flag: str) -> FrozenSet[str]:
     for name in names:
         if name not in SITES:
             raise ConfigurationError(
-                f"--collaborative-heads must be sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), "
+                f"{name_of_flag} must be sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), "
                 f"or none, but {name!r} in {flag!r} is not a site"
             )
     if len(set(names)) != len(names):
-        raise ConfigurationError(f"--collaborative-heads must name each site once, but is {flag!r}")
+        raise ConfigurationError(f"{name_of_flag} must name each site once, but is {flag!r}")
     return frozenset(names)
 
 
@@ -77,6 +77,8 @@ class AttentionSettings:
         dropout: probability of dropping an attention weight in training.
         kernel: one of :data:`KERNELS`; sites that it cannot compute, because their heads are standard, take ``auto``.
         shapes: what single layers have of their own, keyed ``encoder.0``, ``cross.3``, …
+        masked: heads whose context is zero, from 0, under the same keys.
+        gated: sites whose heads have stochastic gates. gates_init: log α that these start from.
     """
 
     collaborative: FrozenSet[str]
@@ -86,6 +88,9 @@ class AttentionSettings:
     dropout: float = 0.0
     kernel: str = "auto"
     shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
+    masked: Mapping[str, Tuple[int, ...]] = field(default_factory=dict)
+    gated: FrozenSet[str] = frozenset()
+    gates_init: float = 0.0
 
     def shape(self, site: str, layer: int) -> AttentionShape:
         """What the attention of that site and layer (counted from 0) has of its own."""

@@ -190,9 +190,11 @@ def fit_layers(
 
 def scores_of(layer: AttentionLayer) -> ScoreWeights:
     """The scores of a layer of :mod:`collab_fairseq.attention`, standard or collaborative."""
-    query, key, bias = layer.q_proj.weight, layer.k_proj.weight, layer.q_proj.bias
+    query, key = layer.q_proj.weight.detach(), layer.k_proj.weight.detach()
+    bias = None if layer.q_proj.bias is None else layer.q_proj.bias.detach()
     if isinstance(layer, CollaborativeAttention):
-        return ScoreWeights(HeadFactors(query, key, layer.mixing), layer.scale, bias, layer.content_bias)
+        content = None if layer.content_bias is None else layer.content_bias.detach()
+        return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
     return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
 
 

@@ -190,6 +190,23 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(corpus, case):
     assert not (corpus / "data").exists() or list((corpus / "data").iterdir()) == []
 
 
+def test_text_is_prepared_for_a_model_with_pieces_and_a_dictionary_of_its_own(prepared, corpus):
+    """With the pieces and words of an earlier preparation the same comes out, from other words as well."""
+    earlier = prepared / "data" / "mini"
+    words = (earlier / "data-bin" / "dict.en.txt").read_text(encoding="utf-8")
+    (corpus / "dict.txt").write_text(f"extra 1\n{words}", encoding="utf-8")
+    given = ["--spm", earlier / "sentencepiece.model"]
+    for dictionary, output in ((earlier / "data-bin" / "dict.de.txt", "same"), (corpus / "dict.txt", "more")):
+        prepare(corpus, *given, "--dict", dictionary, "--output", corpus / output)
+    for file in (earlier / "data-bin").iterdir():
+        assert (corpus / "same" / "data-bin" / file.name).read_bytes() == file.read_bytes()
+    assert (corpus / "more" / "data-bin" / "dict.en.txt").read_bytes() == (corpus / "dict.txt").read_bytes()
+    assert "spm " in (corpus / "same" / "prepared.txt").read_text(encoding="utf-8")
+    other = prepare(corpus, *given, "--output", corpus / "same", check=False)
+    assert fails(other, "was prepared with other options")
+    assert fails(prepare(corpus, "--dict", corpus / "dict.txt", check=False), "--dict needs the SentencePiece model")
+
+
 def test_a_vocabulary_that_the_text_cannot_fill_leaves_nothing(corpus):
     done = prepare(corpus, "--vocab-size", 5000, check=False)
     assert fails(done, "Vocabulary size too high")

@@ -92,12 +92,14 @@ def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
         "everything-hidden": {"attn_mask": torch.ones(T, key_len, dtype=torch.bool)},
         "multiplier": {"head_multiplier": torch.linspace(0.0, 1.5, heads)},
         "multiplier-per-sentence": {"head_multiplier": torch.rand(N, heads, generator=random)},
+        "multiplier-per-token": {"head_multiplier": torch.rand(N, T, heads, generator=random)},
     }[name]
 
 
 MASKS = [
     "none", "padding", "padding-additive", "boolean", "additive", "per-head", "per-head-4d", "causal", "causal-padding",
     "empty-rows", "everything-hidden", "multiplier", "multiplier-per-sentence",
+    "multiplier-per-token",
 ]  # fmt: skip
 
 

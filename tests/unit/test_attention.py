@@ -264,8 +264,8 @@ def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
         (lambda: run_with(attn_mask=torch.zeros(T, 7)), r"attn_mask must have shape \(4, 5\), but is \[4, 7\]"),
         (lambda: run_with(key_padding_mask=torch.zeros(N, 7)), r"key_padding_mask must have shape \(3, 5\)"),
         (lambda: run_with(attn_mask=torch.zeros(T, 5).int()), "boolean or floating-point, but got torch.int32"),
-        (lambda: run_with(head_multiplier=torch.ones(4)), r"\(3\) or \(3, 3\), but is \[4\]"),
-        (lambda: run_with(head_multiplier=torch.ones(2, 3)), r"\(3\) or \(3, 3\), but is \[2, 3\]"),
+        (lambda: run_with(head_multiplier=torch.ones(4)), r"\(3\), \(3, 3\) or \(3, 4, 3\), but is \[4\]"),
+        (lambda: run_with(head_multiplier=torch.ones(2, 3)), r"or \(3, 4, 3\), but is \[2, 3\]"),
         (lambda: run_with(is_causal=True), "as many queries as keys, but there are 4 and 5"),
     ],
 )  # fmt: skip

@@ -17,9 +17,10 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "scoring": set(),
     "reporting": set(),
     "modules": {"attention"},
-    "models": {"modules", "heads.gates"},
-    "reparam": {"attention", "modules", "checkpoints"},
-    "heads": {"attention", "modules", "checkpoints", "scoring"},
+    "models": {"modules", "heads.gates", "checkpoints"},
+    "translation": {"checkpoints", "scoring", "modules"},
+    "reparam": {"attention", "modules", "checkpoints", "translation"},
+    "heads": {"attention", "modules", "checkpoints", "scoring", "reporting", "translation"},
     "bench": {"attention", "modules", "models", "reporting"},
 }
 

@@ -1,0 +1,71 @@
+"""Heads that stochastic gates have closed, and the model without them (Voita et al. 2019).
+
+    fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab … --finetune-from-model averaged.pt \\
+        --head-gates encoder_cross_decoder --criterion label_smoothed_cross_entropy_with_gates --gate-penalty 0.02
+    collab heads gates checkpoint_last.pt                                    # log alpha and P(open) of every head
+    collab heads gates checkpoint_last.pt --finalise pruned.pt               # without gates and closed heads
+
+A gate is open where log alpha > 0. The finalised model computes exactly what the gated one does in evaluation, and is
+trained on as one of `collab heads prune --remove` is.
+"""
+
+import argparse
+import sys
+
+from collab_fairseq.cli.heads_options import (
+    add_output,
+    check_distinct,
+    check_figure,
+    check_files,
+    make_record,
+    show_table,
+)
+
+HELP = "show what gates have closed, and remove it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The gated checkpoint, and what to make of it."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates")
+    parser.add_argument("--finalise", metavar="FILE", help="where the checkpoint without gates and closed heads goes")
+    parser.add_argument("--empty-layers", action="store_true", help="with --finalise: layers may lose all their heads")
+    add_output(parser, "draw P(open) as heat maps")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the gates, and write the finalised checkpoint."""
+    check_files(args.output, args.finalise)
+    check_figure(args.figure)
+    check_distinct(args.finalise, args.checkpoint, "--finalise")
+    import importlib
+
+    importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
+    from collab_fairseq import checkpoints
+    from collab_fairseq.heads import closing, figures
+    from collab_fairseq.modules.heads import describe
+
+    state = checkpoints.load(args.checkpoint)
+    gates = closing.read_gates(state)
+    if args.output:
+        make_record(args, "gates", {}).part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
+    rows = [["head", "log alpha", "P(open)", ""]]
+    for head, gate in gates.items():
+        state_of = "open" if gate.is_open else "closed"
+        rows.append([head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", state_of])
+    show_table(rows)
+    counts = []
+    for letter in "EAD":
+        own = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]
+        counts.append(f"{letter} {sum(own)} of {len(own)}" if own else f"{letter} has no gates")
+    sys.stdout.write(f"\nopen: {', '.join(counts)}\n")
+    if args.figure:
+        values = {head: gate.open_probability for head, gate in gates.items()}
+        figures.draw_grids({"": values}, args.figure, label="P(open)", limits=(0.0, 1.0))
+    if args.finalise:
+        result = closing.finalise(state, empty_layers=args.empty_layers)
+        checkpoints.save(result.state, args.finalise)
+        sys.stdout.write(
+            f"removed {describe(result.removed) or 'no head'}\nparameters of attention: {result.parameters_before:,} "
+            f"before, {result.parameters_after:,} after\n{args.finalise}\n"
+        )
+    return 0

@@ -1,0 +1,105 @@
+"""What the loss would lose with each head: |∂L/∂ξ_h| of a multiplier on the head (Michel et al. 2019).
+
+    collab heads importance averaged.pt --data data-bin --output importance.json --figure importance.svg
+    torchrun --nproc-per-node 4 -m collab_fairseq.cli.main heads importance averaged.pt …     # on four GPUs
+
+--form sentence is the paper's (the gradient of a sentence, then the absolute value), --form token that of its authors'
+code (the absolute value of every token's part). Values are divided by their ℓ2 norm over the heads of a layer. For
+collaborative heads the result also has the importance of every shared key dimension.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from typing import Any
+
+from collab_fairseq.cli.heads_options import (
+    add_model,
+    add_output,
+    check_figure,
+    check_files,
+    choose_device,
+    data_setting,
+    load,
+    make_record,
+    show_table,
+)
+
+HELP = "rank heads by the gradient of the loss"
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the text and the form."""
+    add_model(parser, "valid")
+    parser.add_argument("--form", choices=("sentence", "token"), default="sentence", help="default: sentence")
+    parser.add_argument("--criterion", metavar="NAME", help="of fairseq (default: the one of the training)")
+    add_output(parser, "draw heat maps")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute, print, draw; of several processes the first one prints."""
+    check_files(args.output)
+    check_figure(args.figure)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    first = _join(args) if several else True
+    try:
+        return _analyse(args, first)
+    finally:
+        if several:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+
+def _join(args: argparse.Namespace) -> bool:
+    """Take part in torchrun's processes, each on its own GPU if there are any; whether this is the first."""
+    import torch
+    import torch.distributed as dist
+
+    device = choose_device(args)
+    if device == "cuda":
+        args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(args.device)
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return dist.get_rank() == 0
+
+
+def _analyse(args: argparse.Namespace, first: bool) -> int:
+    trained = load(args)
+    from collab_fairseq.heads import figures, importance
+
+    def compute() -> Any:
+        def progress(done: int) -> None:
+            if first:
+                logger.info("%d sentences", done)
+
+        found = importance.importance(
+            trained, args.split, form=args.form, criterion=args.criterion, max_tokens=args.max_tokens,
+            sentences=args.sentences, progress=progress,
+        )  # fmt: skip
+        return importance.as_json(found)
+
+    settings = {**data_setting(args, trained), "form": args.form, "criterion": args.criterion}
+    if not first:  # the sums need every process, unless the first one has the result already
+        record = make_record(args, "importance", settings, str(trained.device))
+        if "importance" not in record.parts:
+            compute()
+        return 0
+    record = make_record(args, "importance", settings, str(trained.device))
+    result = record.part("importance", compute)
+    heads = result["heads"]
+    rows = sorted(heads, key=lambda name: -heads[name]["normalised"])
+    cells = [[name, f"{heads[name]['normalised']:.4f}", f"{heads[name]['raw']:.5g}"] for name in rows]
+    show_table([["head", "importance", "not normalised"], *cells])
+    sys.stdout.write(
+        f"\n{result['sentences']:,} sentences, {result['source_tokens']:,} source and {result['target_tokens']:,} "
+        "target tokens\n"
+    )
+    if args.figure:
+        values = {name: head["normalised"] for name, head in heads.items()}
+        label = "importance, normalised in the layer"
+        figures.draw_grids({"": values}, args.figure, label=label, limits=(0.0, 1.0))
+    return 0

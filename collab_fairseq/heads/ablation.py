@@ -1,0 +1,96 @@
+"""BLEU without one head, and with one head alone in its layer (Michel, Levy, Neubig 2019, sections 3.2 and 3.3)."""
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import torch
+
+from collab_fairseq.modules.heads import Heads, head_name, in_model
+from collab_fairseq.modules.settings import SITES
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import TrainedModel
+
+from .evaluation import Result, Search, TestSet, as_json, compare, evaluate
+from .record import Record
+
+#: ``without``: that head is masked; ``only``: all others of its layer are
+MODES = ("without", "only")
+#: differences with a p below are called significant, as in the paper
+SIGNIFICANT = 0.05
+
+Progress = Callable[[str, str, str, Dict[str, Any]], None]
+
+
+def conditions(counts: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
+    """Head → the heads to mask, for every head at the sites; ``only`` leaves out layers of a single head."""
+    found: Dict[str, Heads] = {}
+    for place, number in counts.items():
+        if place.split(".")[0] not in sites or (mode == "only" and number == 1):
+            continue
+        for head in range(number):
+            others = tuple(other for other in range(number) if other != head)
+            found[head_name(place, head)] = {place: (head,) if mode == "without" else others}
+    return found
+
+
+def ablate(
+    trained: TrainedModel,
+    tests: Sequence[TestSet],
+    record: Record,
+    *,
+    modes: Sequence[str] = MODES,
+    sites: Sequence[str] = SITES,
+    search: Search = Search(),  # noqa: B008  (frozen)
+    samples: int = 1000,
+    progress: Optional[Progress] = None,
+) -> None:
+    """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``bleu``, ``difference`` and ``p_value``.
+
+    Args:
+        modes: among :data:`MODES`. sites: whose heads.
+        samples: of the bootstrap.
+        progress: called with split, mode, head and its result.
+    """
+    counts = {place: layer.num_heads for place, layer in attention_layers(trained.model).items()}
+    for test in tests:
+        whole = whole_model(trained, test, record, search)
+        for mode in modes:
+            for head, heads in conditions(counts, mode, sites).items():
+
+                def measure(t: TestSet = test, heads: Heads = heads, whole: Result = whole) -> Dict[str, Any]:
+                    result = evaluate(trained, t, search, heads)
+                    return as_json(compare(result, whole, samples), result.score)
+
+                found = record.part(f"{test.split}/{mode}/{head}", measure)
+                if progress is not None:
+                    progress(test.split, mode, head, found)
+
+
+def whole_model(trained: TrainedModel, test: TestSet, record: Record, search: Search) -> Result:
+    """The result with all heads, under ``whole/SPLIT`` in the record."""
+    return Result(**record.part(f"whole/{test.split}", lambda: evaluate(trained, test, search)._asdict()))
+
+
+def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[str, Any]]:
+    """Head → its result, of one split and mode, in the order of the model."""
+    prefix = f"{split}/{mode}/"
+    heads = [key.removeprefix(prefix) for key in parts if key.startswith(prefix)]
+    return {head: parts[prefix + head] for head in sorted(heads, key=in_model)}
+
+
+def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> Dict[str, float]:
+    """Pearson's r of the heads' differences on two test sets: of each site's heads (by letter) and of ``all``."""
+    first, second = (results(parts, split, mode) for split in splits)
+    groups: Dict[str, List[str]] = {"all": list(first)}
+    for head in first:
+        groups.setdefault(head.split(":")[0], []).append(head)
+    found = {}
+    for name, heads in groups.items():
+        pairs = torch.tensor([[side[head]["difference"] for head in heads] for side in (first, second)])
+        if len(heads) > 2 and bool((pairs.std(dim=1) > 0).all()):
+            found[name] = float(torch.corrcoef(pairs.double())[0, 1])
+    return found
+
+
+def significant(found: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """Heads whose difference has a p below :data:`SIGNIFICANT`."""
+    return [head for head, result in found.items() if result["p_value"] < SIGNIFICANT]

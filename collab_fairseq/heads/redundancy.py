@@ -1,0 +1,238 @@
+"""How much of what heads look at is shared: captured energy of their projections.
+
+Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, section 2 and Figure 1. With the singular values
+σ_1 ≥ σ_2 ≥ … of a matrix, its first n principal components capture (σ_1² + … + σ_n²) / Σ σ² of its energy.
+
+Heads come as query (K, E), key (K, kdim) and mixing (H, K) weights: W_Q^(i) = query' diag(m_i), W_K^(i) = key';
+standard heads have blocks of ones for a mixing matrix. What belongs to the layer is made of the heads':
+
+    W_Q = [W_Q^(1) … W_Q^(H)]        W_K = [W_K^(1) … W_K^(H)]        W_Q W_K' = Σ_i W_Q^(i) W_K^(i)'
+
+A shared dimension can be scaled in the mixing vectors or in the projections without any effect. Mixing vectors are
+therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths of the rows of query and key.
+"""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+import torch
+from fairseq.models.transformer import TransformerConfig
+from torch import Tensor
+
+from collab_fairseq.attention import block_mixing
+from collab_fairseq.attention.mixing import even_sizes
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.heads import in_order, layer_name
+from collab_fairseq.modules.settings import SITES, AttentionShape, parse_shapes
+from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.modules.stock import as_transformer_collab, model_config
+
+from .errors import HeadsError
+from .figures import DIVERGING, SITE_TITLES, drawing, heat_map
+
+#: what is decomposed, as in the columns of Figure 1
+KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
+SHARES = (0.90, 0.95, 0.99)
+
+
+class HeadWeights(NamedTuple):
+    """query (K, E), key (K, kdim), mixing (H, K); collaborative: the mixing matrix is the model's."""
+
+    query: Tensor
+    key: Tensor
+    mixing: Tensor
+    collaborative: bool
+
+
+def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
+    """Place (``encoder.0``, …) → weights, of a checkpoint of fairseq's ``transformer`` or ``transformer_collab``.
+
+    Raises:
+        HeadsError: parameters are not where they belong. ConfigurationError: another model.
+    """
+    made = as_transformer_collab(dict(state))
+    parameters = made["model"]
+    found = {}
+    for place, number in head_counts(made).items():
+        prefix = parameter_prefix(place)
+        query, key = (parameters[f"{prefix}{name}_proj.weight"].double() for name in "qk")
+        mixing = parameters.get(f"{prefix}mixing")
+        collaborative = mixing is not None
+        if mixing is None:
+            mixing = block_mixing(even_sizes(number, query.size(0)))
+        found[place] = HeadWeights(query, key, mixing.double(), collaborative)
+    return found
+
+
+def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
+    """Place → number of heads, of a checkpoint of ``transformer_collab``.
+
+    Raises:
+        HeadsError: it has no attention layers.
+    """
+    config, parameters = model_config(dict(state)), state["model"]
+    shapes = parse_shapes(config.get("attention_shapes"))
+    found = {}
+    for site in SITES:
+        side = "encoder" if site == "encoder" else "decoder"
+        heads = config.get(f"{side}_attention_heads") or getattr(TransformerConfig(), side).attention_heads
+        layer = 0
+        while f"{parameter_prefix(f'{site}.{layer}')}q_proj.weight" in parameters:
+            place = f"{site}.{layer}"
+            found[place] = shapes.get(place, AttentionShape()).num_heads or heads
+            layer += 1
+    if not found:
+        raise HeadsError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
+    return found
+
+
+def captured(values: Tensor) -> List[float]:
+    """Cumulative share of the energy of singular values in descending order; zeros for a matrix of zeros, or empty."""
+    if values.numel() == 0:
+        return [0.0]
+    energy = values.square().cumsum(0)
+    return (energy / energy[-1].clamp_min(torch.finfo(energy.dtype).tiny)).tolist()
+
+
+def product_values(left: Tensor, right: Tensor) -> Tensor:
+    """The singular values of left' right, (K, E) and (K, F), that can differ from zero: at most K."""
+    first, second = torch.linalg.qr(left.T, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1]
+    return torch.linalg.svdvals(first @ second.T)
+
+
+def redundancy(weights: HeadWeights) -> Dict[str, Any]:
+    """Of one layer.
+
+    Returns:
+        JSON data: ``heads``, ``key_dim``, ``collaborative``; ``captured``: kind (:data:`KINDS`) → ``layer`` (cumulative
+        shares) and ``heads`` (a list of them); ``dimensions``: kind → how many components hold the :data:`SHARES`, in
+        the same form. For collaborative heads ``effective_dims``, (Σ_d v_id²)² / Σ_d v_id⁴ for every head, and
+        ``overlap``, the cosine of every two heads' v_i, (H, H).
+    """
+    query, key, mixing, collaborative = weights
+    curves: Dict[str, Any] = {kind: {"heads": []} for kind in KINDS}
+    for row in mixing:
+        own = row != 0
+        q, k = query[own] * row[own, None], key[own]
+        for kind, values in zip(KINDS, _values(q, k, q, k), strict=True):
+            curves[kind]["heads"].append(captured(values))
+    used = (mixing != 0).double()
+    layer = _values(
+        # Σ_i W^(i) W^(i)' = query' diag(Σ_i m_i²) query has the squared singular values of the concatenation
+        query * mixing.square().sum(0).sqrt()[:, None],
+        key * used.sum(0).sqrt()[:, None],
+        query * mixing.sum(0)[:, None],
+        key,
+    )
+    for kind, values in zip(KINDS, layer, strict=True):
+        curves[kind]["layer"] = captured(values)
+    result: Dict[str, Any] = {
+        "heads": mixing.size(0),
+        "key_dim": mixing.size(1),
+        "collaborative": collaborative,
+        "captured": curves,
+        "dimensions": {
+            kind: {"layer": _dimensions(c["layer"]), "heads": [_dimensions(head) for head in c["heads"]]}
+            for kind, c in curves.items()
+        },
+    }
+    if collaborative:
+        weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
+        energy = weighted.square()
+        result["effective_dims"] = (energy.sum(1).square() / energy.square().sum(1).clamp_min(1e-300)).tolist()
+        directions = torch.nn.functional.normalize(weighted, dim=1)
+        result["overlap"] = (directions @ directions.T).tolist()
+    return result
+
+
+def _values(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Sequence[Tensor]:
+    return torch.linalg.svdvals(query), torch.linalg.svdvals(key), product_values(left, right)
+
+
+def _dimensions(curve: Sequence[float]) -> List[int]:
+    # rounding can leave the last share a little below 1
+    return [next(n for n, x in enumerate(curve, 1) if x >= share - 1e-12 or n == len(curve)) for share in SHARES]
+
+
+def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
+    """Rows of a table: dimensions that hold 90, 95 and 99 % of the energy, in the layer and in the mean head."""
+    kinds = [f"{kind}, {part} (90 95 99 %)" for kind in KINDS for part in ("layer", "head")]
+    rows = [["layer", "heads", "key dim", *kinds]]
+    for name, layer in layers.items():
+        cells = []
+        for kind in KINDS:
+            counts = layer["dimensions"][kind]
+            cells.append(" ".join(map(str, counts["layer"])))
+            cells.append(" ".join(f"{sum(column) / len(column):.1f}" for column in zip(*counts["heads"], strict=True)))
+        rows.append([_short_name(name), str(layer["heads"]), str(layer["key_dim"]), *cells])
+    return rows
+
+
+def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
+    """Figure 1: cumulative captured energy, one row per site, thin lines for heads, thick ones for layers.
+
+    Raises:
+        PlotError: see :func:`.figures.drawing`.
+    """
+    groups = _by_site(layers)
+    with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:
+        from matplotlib import colormaps
+        from matplotlib.lines import Line2D
+
+        axes = figure.subplots(len(groups), len(KINDS), squeeze=False, sharey=True)
+        for line, (site, names) in zip(axes, groups.items(), strict=True):
+            for axis, (kind, title) in zip(line, KINDS.items(), strict=True):
+                for number, name in enumerate(names):
+                    colour = colormaps["viridis"](number / max(1, len(names) - 1) * 0.9)
+                    curves = layers[name]["captured"][kind]
+                    for head in curves["heads"]:
+                        axis.plot(range(len(head) + 1), [0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
+                    layer = curves["layer"]
+                    axis.plot(range(len(layer) + 1), [0.0, *layer], color=colour, linewidth=1.8)
+                axis.set_title(f"{title}, {SITE_TITLES.get(site, site)}", fontsize="medium")
+            line[0].set_ylabel("captured energy")
+        for axis in axes[-1]:
+            axis.set_xlabel("principal components")
+        looks = (("layer (first to last: dark to light)", 1.8, 1.0), ("one head", 0.6, 0.6))
+        handles = [Line2D([], [], color="#444444", linewidth=w, alpha=a, label=text) for text, w, a in looks]
+        figure.legend(handles=handles, loc="outside upper center", ncols=2)
+
+
+def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
+    """Cosines of the heads' mixing vectors, a square for every collaborative layer.
+
+    Raises:
+        HeadsError: no layer is collaborative. PlotError: see :func:`.figures.drawing`.
+    """
+    groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
+    if not groups:
+        raise HeadsError("there is no overlap to draw: the model has no collaborative heads")
+    columns = max(map(len, groups.values()))
+    with drawing(path, (0.8 + 1.7 * columns, 0.4 + 1.8 * len(groups))) as figure:
+        axes = figure.subplots(len(groups), columns, squeeze=False)
+        for line, names in zip(axes, groups.values(), strict=True):
+            for axis in line[len(names) :]:
+                axis.set_visible(False)
+            for axis, name in zip(line[: len(names)], names, strict=True):
+                image = heat_map(axis, layers[name]["overlap"], limits=(-1.0, 1.0), colours=DIVERGING, form=".1f")
+                ticks = range(layers[name]["heads"])
+                axis.set_xticks(ticks, [str(n + 1) for n in ticks])
+                axis.set_yticks(ticks, [str(n + 1) for n in ticks])
+                axis.set_title(_short_name(name), fontsize="small")
+        figure.colorbar(image, ax=axes, label="cosine of mixing vectors", shrink=0.6)
+
+
+def _is_place(name: str) -> bool:
+    site, _, layer = name.partition(".")
+    return site in SITES and layer.isdigit()
+
+
+def _short_name(name: str) -> str:
+    return layer_name(name) if _is_place(name) else name
+
+
+def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:
+    known = all(map(_is_place, layers))
+    groups: Dict[str, List[str]] = {}
+    for name in in_order(layers) if known else layers:
+        groups.setdefault(name.split(".")[0] if known else "attention", []).append(name)
+    return groups

@@ -1,0 +1,188 @@
+"""Layer-wise relevance propagation: how much each encoder head contributes to what the model predicts.
+
+Voita et al. (2019), section 3.1, with the rules of Ali et al. (2022, https://arxiv.org/abs/2202.07304), which conserve
+relevance in transformers. From the largest logit f of a generation step relevance goes back to the inputs:
+
+    linear layers       ε-rule: R_i = Σ_j x_i w_ji / (z_j + ε sign z_j) · R_j
+    attention           weights are constants: a context is a weighted sum, relevance goes to the values
+    layer norm          the standard deviation is a constant
+    activation          f(z)/z is a constant
+    residual, products  in the proportion of the summands
+
+All of these are gradient × input in a network whose constants are cut off from the gradient, ε scaling the gradient
+at the outputs z of linear layers. With ε = 0 nothing is lost: the relevances of all inputs and biases add up to f.
+
+The relevance of a head is Σ context · ∂f/∂context; its absolute value is divided by the sum over the heads of the
+layer, and averaged over generation steps and sentences. The decoder reads the reference.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from collab_fairseq.attention import KeyValue
+from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import TrainedModel, batches
+
+from .taps import Attended, Read, frozen, multiplied, reading
+
+
+class Relevance(NamedTuple):
+    """heads: encoder head → mean relevance in its layer; lost: mean |f − Σ R| / |f| over steps; steps: their number."""
+
+    heads: Dict[str, float]
+    lost: float
+    steps: int
+
+
+class Step(NamedTuple):
+    """One generation step of N sentences: f (N); place → R (N, H) of encoder heads; Σ R of inputs and biases, ()."""
+
+    logits: Tensor
+    heads: Dict[str, Tensor]
+    total: Tensor
+
+
+@contextlib.contextmanager
+def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
+    """Let gradient × input be relevance; yields the outputs of all embeddings, which are the inputs then."""
+    inputs: List[Tensor] = []
+    handles = []
+    before: List[Tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+
+    def embed(module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        inputs.append(output.detach().requires_grad_(True))
+        return inputs[-1]
+
+    def linear(module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        if output.requires_grad:
+            z = output.detach()
+            output.register_hook(lambda gradient: gradient * _share(z, z + epsilon * z.sign()))
+        return output
+
+    def norm(module: Any, given: Tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x = given[0]
+        deviation = (x.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt().detach()
+        return (x - x.mean(-1, keepdim=True)) / deviation * module.weight + module.bias
+
+    try:
+        for module in model.modules():
+            name = type(module).__name__
+            if isinstance(module, nn.Embedding) or name.endswith("PositionalEmbedding"):
+                handles.append(module.register_forward_hook(embed))
+            elif isinstance(module, nn.Linear) and epsilon:
+                handles.append(module.register_forward_hook(linear))
+            elif name.endswith("LayerNorm"):
+                handles.append(module.register_forward_hook(norm))
+            activation = module.__dict__.get("activation_fn")
+            if activation is not None:
+                before.append((module, activation))
+                setattr(module, "activation_fn", _as_share(activation))  # noqa: B010  (a module, to mypy)
+        yield inputs
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, activation in before:
+            setattr(module, "activation_fn", activation)  # noqa: B010
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, 0 where both are 0."""
+    nothing = whole == 0
+    return (part / whole.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+
+
+def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def share(z: Tensor) -> Tensor:
+        constant = z.detach()
+        return z * _share(activation(constant), constant)
+
+    return share
+
+
+def _values_only(
+    place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need: bool
+) -> Attended:
+    with torch.no_grad():
+        weights = read(query, entry, mask, 0.0, True)[1]
+    assert weights is not None
+    return weights.matmul(entry.value), weights if need else None
+
+
+def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
+    """Relevances at every generation step of a batch, one after the other."""
+    model, layers = trained.model, attention_layers(trained.model)
+    encoder = {place: layer for place, layer in layers.items() if place.startswith("encoder")}
+    rows = sample["net_input"]["src_tokens"].size(0)
+    dtype = next(model.parameters()).dtype
+    ones = {
+        place: torch.ones(rows, layer.num_heads, dtype=dtype, device=trained.device, requires_grad=True)
+        for place, layer in encoder.items()
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(frozen(model))
+        inputs = stack.enter_context(linearised(model, epsilon))
+        stack.enter_context(reading(layers, _values_only))
+        stack.enter_context(multiplied(encoder, ones))
+        biases = [p for name, p in model.named_parameters() if name.endswith(".bias")]
+        for bias in biases:
+            bias.requires_grad_(True)
+        try:
+            logits = model(**sample["net_input"])[0]
+            for step in range(logits.size(1)):
+                top = logits[:, step].max(dim=-1).values
+                wanted = [*ones.values(), *inputs, *biases]
+                found = torch.autograd.grad(top.sum(), wanted, retain_graph=True, allow_unused=True)
+                parts = [(x.detach() * g).sum() for x, g in zip(wanted, found, strict=True) if g is not None]
+                of_heads = found[: len(ones)]
+                used = len([gradient for gradient in of_heads if gradient is not None])
+                heads = {place: torch.zeros_like(one) if g is None else g
+                         for (place, one), g in zip(ones.items(), of_heads, strict=True)}  # fmt: skip
+                yield Step(top.detach(), heads, torch.stack(parts[used:]).sum())
+        finally:
+            for bias in biases:
+                bias.requires_grad_(False)
+
+
+def relevance(
+    trained: TrainedModel,
+    split: str,
+    *,
+    epsilon: float = 0.0,
+    max_tokens: int = 1000,
+    sentences: Optional[int] = 100,
+    progress: Any = None,
+) -> Relevance:
+    """Of the encoder's heads on a split; one backward pass for every target position.
+
+    Args:
+        epsilon: of the ε-rule.
+        max_tokens, sentences: see :func:`collab_fairseq.translation.batches`.
+        progress: called with the number of sentences done.
+    """
+    sums: Dict[str, Tensor] = {}
+    lost, counted, passes, done = 0.0, 0, 0, 0
+    pad = trained.task.target_dictionary.pad()
+    for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
+        real = sample["target"].ne(pad)
+        for number, step in enumerate(steps(trained, sample, epsilon)):
+            keep = real[:, number]
+            counted, passes = counted + int(keep.sum()), passes + 1
+            whole = step.logits.sum()
+            lost += float((whole - step.total).abs() / whole.abs())
+            for place, values in step.heads.items():
+                shares = nn.functional.normalize(values[keep].abs(), p=1.0, dim=1)
+                sums[place] = sums.get(place, 0.0) + shares.double().sum(0).cpu()
+        done += sample["nsentences"]
+        if progress is not None:
+            progress(done)
+    heads = {
+        head_name(place, head): value / counted
+        for place, total in sums.items()
+        for head, value in enumerate(total.tolist())
+    }
+    return Relevance(heads, lost / max(1, passes), counted)

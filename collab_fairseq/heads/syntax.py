@@ -1,0 +1,201 @@
+"""Heads that follow dependency relations: any parser's CoNLL-U output, aligned to the model's subwords.
+
+Voita et al. (2019), section 5.2.2: for a relation and a direction, how often the head points from the one word (its
+last subword) to the other (any of its subwords); beside it the same for the one offset that serves the relation best. A
+head is called syntactic where it is right at least 10 % more often than that.
+"""
+
+import os
+import unicodedata
+from collections import Counter
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.heads import head_name
+from collab_fairseq.translation import TrainedModel, batches
+
+from .errors import HeadsError
+from .roles import attention, pointed
+
+#: relations of Universal Dependencies and their names in older schemes
+RELATIONS = {"nsubj": "nsubj", "obj": "obj", "dobj": "obj", "amod": "amod", "advmod": "advmod"}
+MARGIN = 1.1
+#: fewer instances of a relation tell nothing
+ENOUGH = 20
+
+
+class Word(NamedTuple):
+    """A word of a parse: its form, the number of its head (0: the root) and its relation, without subtype."""
+
+    form: str
+    head: int
+    relation: str
+
+
+class Sentence(NamedTuple):
+    """words, from 1; units: surface text, and the words (from 0) that it is (several for multiword tokens)."""
+
+    words: List[Word]
+    units: List[Tuple[str, List[int]]]
+
+
+def read_conllu(path: PathLike) -> List[Sentence]:
+    """The sentences of a CoNLL-U file (https://universaldependencies.org/format.html).
+
+    Raises:
+        HeadsError: a line that cannot be; the message says which and why.
+    """
+    name = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8", newline="\n") as stream:
+            lines = stream.read().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadsError(f"cannot read the parses {name}: {error}") from error
+    sentences: List[Sentence] = []
+    block: List[Tuple[int, List[str]]] = []
+    for number, line in enumerate([*lines, ""], 1):
+        if line.startswith("#"):
+            continue
+        if line.strip():
+            block.append((number, line.rstrip("\r").split("\t")))
+        elif block:
+            sentences.append(_sentence(block, name))
+            block = []
+    if not sentences:
+        raise HeadsError(f"{name} has no sentences, expected CoNLL-U")
+    return sentences
+
+
+def _sentence(block: Sequence[Tuple[int, List[str]]], name: str) -> Sentence:
+    words: List[Word] = []
+    units: List[Tuple[str, List[int]]] = []
+    covered: Set[int] = set()
+    for number, fields in block:
+        if len(fields) != 10:
+            raise HeadsError(f"{name}, line {number}: expected 10 fields between tabs, got {len(fields)}")
+        index, form, head, relation = fields[0], fields[1], fields[6], fields[7]
+        if "." in index:  # an empty node, which is not in the text
+            continue
+        if "-" in index:
+            first, _, last = index.partition("-")
+            members = list(range(int(first) - 1, int(last)))
+            units.append((form, members))
+            covered.update(members)
+            continue
+        if index != str(len(words) + 1) or not head.isdigit():
+            raise HeadsError(
+                f"{name}, line {number}: expected word {len(words) + 1} and its head's number, got {index}, {head!r}"
+            )
+        if len(words) not in covered:
+            units.append((form, [len(words)]))
+        words.append(Word(form, int(head), relation.split(":")[0]))
+    if any(word.head > len(words) for word in words):
+        raise HeadsError(f"{name}, line {block[0][0]}: a head beyond the {len(words)} words of the sentence")
+    return Sentence(words, units)
+
+
+def _plain(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def align(sentence: Sentence, pieces: Sequence[str]) -> Optional[List[List[int]]]:
+    """The subwords (positions, from 0) of every word; None where the texts differ.
+
+    Args:
+        pieces: subwords of SentencePiece (``▁``) or BPE (``@@``), without </s>.
+    """
+    owners: List[int] = []  # of every character, the piece
+    characters = ""
+    for place, piece in enumerate(pieces):
+        text = _plain(piece.replace("▁", "").removesuffix("@@"))
+        characters += text
+        owners += [place] * len(text)
+    if characters != "".join(_plain(text) for text, _ in sentence.units):
+        return None
+    found: List[List[int]] = [[] for _ in sentence.words]
+    start = 0
+    for text, members in sentence.units:
+        end = start + len(_plain(text))
+        for member in members:
+            found[member] = sorted(set(owners[start:end]))
+        start = end
+    return found
+
+
+def relations(sentence: Sentence) -> Iterator[Tuple[str, int, int]]:
+    """Name, word that looks and word that is looked at (from 0), in both directions."""
+    for number, word in enumerate(sentence.words):
+        if word.relation in RELATIONS and word.head > 0:
+            name = RELATIONS[word.relation]
+            yield f"{name} dependent→head", number, word.head - 1
+            yield f"{name} head→dependent", word.head - 1, number
+
+
+class Syntax(NamedTuple):
+    """heads: encoder head → relation → its result (:func:`_result`); how many sentences were used and skipped."""
+
+    heads: Dict[str, Dict[str, Dict[str, Any]]]
+    sentences: int
+    skipped: int
+
+
+def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max_tokens: int = 4000) -> Syntax:
+    """How well encoder heads follow relations on the first sentences of a split, of which these are the parses.
+
+    Sentences whose text is not that of the parse are skipped.
+
+    Raises:
+        HeadsError: none of the texts agree.
+    """
+    dictionary = trained.task.source_dictionary
+    hits: Dict[str, Counter] = {}
+    instances: Counter = Counter()
+    offsets: Dict[str, Counter] = {}
+    used = skipped = 0
+    for sample in batches(trained, split, max_tokens=max_tokens, sentences=len(parses)):
+        seen = {place: s for place, s in attention(trained, sample).items() if place.startswith("encoder")}
+        points = {}
+        for place, layer in seen.items():
+            _, keys, places = pointed(layer)
+            points[place] = {tuple(where): row for where, row in zip(places.tolist(), keys.tolist(), strict=True)}
+        any_layer = next(iter(seen.values()))
+        for row, number in enumerate(sample["id"].tolist()):
+            positions = any_layer.keys[row].nonzero().flatten().tolist()
+            pieces = [dictionary[token] for token in any_layer.tokens[row][positions].tolist()]
+            words = align(parses[number], pieces)
+            if words is None:
+                skipped += 1
+                continue
+            used += 1
+            for name, source, target in relations(parses[number]):
+                if not (words[source] and words[target]):
+                    continue
+                query, wanted = positions[words[source][-1]], {positions[place] for place in words[target]}
+                instances[name] += 1
+                offsets.setdefault(name, Counter()).update(place - query for place in wanted)
+                for place, rows in points.items():
+                    counts = hits.setdefault(place, Counter())
+                    counts.update((name, head) for head, key in enumerate(rows[row, query]) if key in wanted)
+    if not used:
+        raise HeadsError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
+    best = {name: max(counts.items(), key=lambda pair: pair[1]) for name, counts in offsets.items()}
+    heads: Dict[str, Dict[str, Dict[str, Any]]] = {}
+    for place, counts in hits.items():
+        number_of = next(layer.weights.size(1) for name, layer in seen.items() if name == place)
+        for head in range(number_of):
+            heads[head_name(place, head)] = {
+                name: _result(counts[name, head], *best[name], total) for name, total in sorted(instances.items())
+            }
+    return Syntax(heads, used, skipped)
+
+
+def _result(hits: int, offset: int, offset_hits: int, instances: int) -> Dict[str, Any]:
+    """``accuracy`` of a head, ``baseline`` of the best ``offset``, ``instances``, and whether it is ``syntactic``."""
+    accuracy, baseline = hits / instances, offset_hits / instances
+    return {
+        "accuracy": accuracy,
+        "baseline": baseline,
+        "offset": offset,
+        "instances": instances,
+        "syntactic": instances >= ENOUGH and accuracy >= MARGIN * baseline,
+    }

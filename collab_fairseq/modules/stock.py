@@ -1,0 +1,79 @@
+"""Checkpoints of fairseq's own transformer as checkpoints of ours: what it computes stays the same."""
+
+import copy
+import re
+from argparse import Namespace
+from typing import Any, Dict, MutableMapping, Union
+
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from omegaconf import OmegaConf
+
+from .settings import ConfigurationError
+
+# what the encoder layers of fairseq as published hold besides their parameters: eight tensors for a fast path
+_SURPLUS = re.compile(r"encoder\.layers\.\d+\.((in_proj|out_proj|fc1|fc2)_(weight|bias))")
+
+_SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
+_STANDARD_HEADS: Dict[str, Any] = {
+    "collaborative_heads": "none",
+    "key_dim": None,
+    "mixing_init": "xavier",
+    "attention_content_bias": False,
+    "attention_kernel": "auto",
+    "attention_shapes": {},
+}
+
+
+def model_config(state: Dict[str, Any]) -> MutableMapping[str, Any]:
+    """The model's settings in a checkpoint, as a mapping whose changes are changes of the checkpoint."""
+    model = state["cfg"]["model"]
+    return vars(model) if isinstance(model, Namespace) else model
+
+
+def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The same model as ``transformer_collab``: standard heads stay standard heads, every output stays what it was.
+
+    Args:
+        state: a checkpoint of fairseq's ``transformer`` in any size, or of ``transformer_collab``; not modified.
+
+    Returns:
+        A checkpoint with settings of its own that shares the tensors of ``state``, as plain containers: ``cfg`` of the
+        whole run, the model's part being flat; ``args``, where fairseq before 0.10 had that, is gone.
+
+    Raises:
+        ConfigurationError: another model.
+    """
+    made = dict(state)
+    cfg = made.get("cfg")
+    if cfg is None:
+        if not isinstance(made.get("args"), Namespace):
+            raise ConfigurationError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
+        cfg = convert_namespace_to_omegaconf(made["args"])
+    made["args"] = None
+    made["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
+    made["cfg"]["model"] = _flat(made["cfg"].get("model"))
+    model = model_config(made)
+    arch = model.get("_name") or model.get("arch")
+    kind = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    if kind == "transformer":
+        model.update(copy.deepcopy(_STANDARD_HEADS), _name="transformer_collab", arch="transformer_collab")
+    elif kind != "transformer_collab":
+        raise ConfigurationError(
+            f"expected a checkpoint of fairseq's transformer or of transformer_collab, got one of {arch}"
+        )
+    parameters = type(made["model"])()  # an OrderedDict stays one
+    parameters.update((name, tensor) for name, tensor in made["model"].items() if not _SURPLUS.fullmatch(name))
+    made["model"] = parameters
+    return made
+
+
+def _flat(model: Union[Namespace, Dict[str, Any], None]) -> Union[Namespace, Dict[str, Any]]:
+    """Settings with ``encoder_layers`` in the place of Hydra's ``encoder: {layers: …}``."""
+    if isinstance(model, Namespace):
+        return model
+    flat = dict(model or {})
+    for name in _SUB_CONFIGS:
+        nested = flat.pop(name, None)
+        flat.update({f"{name}_{key}": value for key, value in (nested or {}).items()})
+    return flat

@@ -1,0 +1,253 @@
+"""How many shared dimensions each layer gets out of a budget for all of them.
+
+Some layers can do with far fewer dimensions than others. What counts is what their lack does in the end: for each layer
+alone and each key dim of a grid the divergence KL(p ‖ p') of the model's predictions p' from the source's p is measured
+on calibration text, and these divergences are taken to add up. From full size on, dimensions are taken away where that
+costs least divergence per dimension or parameter saved. On the lower convex hull of every layer's curve this greedy way
+is the best one (Fox 1966, "Discrete optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
+"""
+
+import itertools
+import logging
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from collab_fairseq.modules.sites import attention_layers, swapped
+from collab_fairseq.translation import TrainedModel, batches, with_state
+
+from .calibrate import Calibration
+from .factors import ReparamError
+from .fairseq import converted, sources
+from .scores import ScoreWeights, fit_layers
+
+logger = logging.getLogger(__name__)
+
+#: parts of a layer's key dim at which it is measured
+GRID = (1 / 8, 3 / 16, 1 / 4, 5 / 16, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+
+Curve = Dict[int, float]
+
+
+class Budget(NamedTuple):
+    """How much the layers may have together.
+
+    Attributes:
+        mean: key dim, averaged over the layers; None: ``parameters`` is given.
+        parameters: of the whole model, shared ones counted once.
+    """
+
+    mean: Optional[float] = None
+    parameters: Optional[int] = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """``mean:85`` or ``parameters:1500000``.
+
+        Raises:
+            ReparamError: anything else.
+        """
+        kind, _, number = text.partition(":")
+        try:
+            if kind == "mean" and float(number) >= 1:
+                return cls(mean=float(number))
+            if kind == "parameters" and int(number) >= 1:
+                return cls(parameters=int(number))
+        except ValueError:
+            pass
+        raise ReparamError(f"the budget must be mean:KEY_DIM or parameters:NUMBER, but is {text!r}")
+
+
+def parameters_of(state: Mapping[str, Any]) -> int:
+    """Parameters of the model in a checkpoint; shared ones count once, fairseq's markers do not."""
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.numel()
+        for name, tensor in state["model"].items()
+        if not name.endswith((".version", "._float_tensor"))
+    }
+    return sum(sizes.values())
+
+
+def per_dimension(source: ScoreWeights) -> int:
+    """Parameters of one shared dimension: a row of both projections and one weight per head."""
+    return source.heads.query.size(1) + source.heads.key.size(1) + source.heads.num_heads
+
+
+@torch.no_grad()
+def divergences(
+    trained: TrainedModel,
+    variants: Mapping[Any, Mapping[str, torch.nn.Module]],
+    split: str,
+    *,
+    sentences: Optional[int] = None,
+    max_tokens: int = 4000,
+) -> Dict[Any, float]:
+    """KL(p ‖ p') per target token, in bits, of the model's predictions with other attention layers from its own.
+
+    Args:
+        trained: the source; the decoder reads the reference.
+        variants: name of a variant → ``site.layer`` → the layer that takes the place there.
+        split, sentences, max_tokens: the text, see :func:`collab_fairseq.translation.batches`.
+    """
+    totals = dict.fromkeys(variants, 0.0)
+    tokens = 0
+    pad = trained.task.target_dictionary.pad()
+    model: Any = trained.model
+    for sample in batches(trained, split, sentences=sentences, max_tokens=max_tokens):
+        inputs = sample["net_input"]
+        counted = sample["target"].ne(pad)
+        encoded = model.encoder(inputs["src_tokens"], src_lengths=inputs["src_lengths"])
+
+        def predict(before: Any, inputs: Any = inputs, counted: Tensor = counted) -> Tensor:
+            logits = model.decoder(inputs["prev_output_tokens"], encoder_out=before)[0]
+            return torch.log_softmax(logits[counted].float(), dim=-1)
+
+        reference = predict(encoded)
+        for name, layers in variants.items():
+            with swapped(model, layers):
+                before = encoded
+                if any(place.startswith("encoder") for place in layers):
+                    before = model.encoder(inputs["src_tokens"], src_lengths=inputs["src_lengths"])
+                other = predict(before)
+            totals[name] += float((reference.exp() * (reference - other)).sum(dtype=torch.float64))
+        tokens += int(counted.sum())
+    bit = float(torch.log(torch.tensor(2.0)))
+    return {name: total / tokens / bit for name, total in totals.items()}
+
+
+def measure_curves(
+    trained: TrainedModel,
+    names: Sequence[str],
+    split: str,
+    calibrations: Optional[Mapping[str, Calibration]] = None,
+    *,
+    grid: Sequence[float] = GRID,
+    sentences: Optional[int] = 100,
+    max_tokens: int = 4000,
+    fits: Optional[Dict[Tuple[str, int], ScoreWeights]] = None,
+    **options: Any,
+) -> Dict[str, Curve]:
+    """For each layer: key dim → divergence of the predictions where that layer alone has so many dimensions.
+
+    Args:
+        names: of the layers. split, sentences, max_tokens: the text.
+        calibrations: for the fits. grid: parts of a layer's key dim.
+        fits: (layer, key dim) → scores; the fits that are made are added, those that are there are taken from it.
+        options: of :func:`.fit_layers`.
+    """
+    cache = {} if fits is None else fits
+    origin = sources(trained, names)
+    curves: Dict[str, Curve] = {name: {origin[name].heads.rank: 0.0} for name in names}
+    for number, part in enumerate(sorted(grid)):
+        dims = {name: max(1, round(part * origin[name].heads.rank)) for name in names}
+        missing = {name: origin[name] for name in names if (name, dims[name]) not in cache}
+        found = fit_layers(missing, dims, calibrations, progress=lambda *_: None, **options)
+        cache.update({(name, dims[name]): fit.weights for name, fit in found.items()})
+        model = with_state(trained, converted(trained, {name: cache[name, dims[name]] for name in names})).model
+        variants = {name: {name: layer} for name, layer in attention_layers(model).items() if name in dims}
+        measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
+        for name, value in measured.items():
+            curves[name][dims[name]] = value
+        logger.info("divergences at %.3g of the key dim (%d of %d)", part, number + 1, len(grid))
+    return curves
+
+
+def convex(curve: Curve) -> List[Tuple[int, float]]:
+    """Lower convex hull of a curve, made to fall, from the smallest key dim to the largest."""
+    falling: List[Tuple[int, float]] = []
+    lowest = float("inf")
+    for dim in sorted(curve):  # noise can make a larger key dim look worse
+        lowest = min(lowest, curve[dim])
+        falling.append((dim, lowest))
+    hull: List[Tuple[int, float]] = []
+    for dim, value in falling:
+        while len(hull) > 1 and (value - hull[-1][1]) * (hull[-1][0] - hull[-2][0]) <= (hull[-1][1] - hull[-2][1]) * (
+            dim - hull[-1][0]
+        ):
+            hull.pop()
+        hull.append((dim, value))
+    return hull
+
+
+def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: float, step: int = 1) -> Dict[str, int]:
+    """Key dims of least total divergence whose total cost is within the budget.
+
+    Args:
+        curves: layer → key dim → divergence; the largest key dim is where the layer starts.
+        costs: layer → cost of one dimension.
+        budget: for the sum over layers of key dim times cost.
+        step: key dims are multiples of it, but for the largest and smallest of a curve.
+
+    Raises:
+        ReparamError: even the smallest key dims cost more.
+    """
+    hulls = {name: convex(curve) for name, curve in curves.items()}
+    dims = {name: hull[-1][0] for name, hull in hulls.items()}
+    least = sum(hull[0][0] * costs[name] for name, hull in hulls.items())
+    if least > budget:
+        raise ReparamError(f"the budget is too small: the layers need at least {least} and may have {budget:g}")
+    spent = sum(dims[name] * costs[name] for name in dims)
+    while spent > budget:
+        options = []
+        for name, hull in hulls.items():
+            dim = dims[name]
+            if dim > hull[0][0]:
+                lower = max(hull[0][0], (dim - 1) // step * step)
+                loss = _at(hull, lower) - _at(hull, dim)
+                options.append((loss / ((dim - lower) * costs[name]), name, lower))
+        _, name, lower = min(options)
+        spent -= (dims[name] - lower) * costs[name]
+        dims[name] = lower
+    return dims
+
+
+def _at(hull: Sequence[Tuple[int, float]], dim: int) -> float:
+    """The value between the corners of a hull."""
+    if len(hull) == 1:
+        return hull[0][1]
+    for (low, left), (high, right) in itertools.pairwise(hull):
+        if low <= dim <= high:
+            return left + (right - left) * (dim - low) / (high - low)
+    raise ValueError(f"{dim} lies outside of {hull[0][0]} to {hull[-1][0]}")
+
+
+def spend(
+    trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *, step: Optional[int] = None
+) -> Dict[str, int]:
+    """Key dims of the layers whose curves were measured, within a budget.
+
+    Args:
+        step: key dims are multiples of it; default: 1/32 of the largest.
+
+    Raises:
+        ReparamError: the budget is too small.
+    """
+    origin = sources(trained, list(curves))
+    if step is None:
+        step = max(1, max(max(curve) for curve in curves.values()) // 32)
+    if budget.mean is not None:
+        return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
+    costs = {name: per_dimension(origin[name]) for name in curves}
+    smallest = {name: min(curve) for name, curve in curves.items()}
+    # what the model has apart from the dimensions: from a model whose scores have some number of dimensions and no more
+    cut = {name: truncated(origin[name], smallest[name]) for name in curves}
+    rest = parameters_of(converted(trained, cut)) - sum(smallest[name] * costs[name] for name in curves)
+    return allocate(curves, costs, (budget.parameters or 0) - rest, step)
+
+
+def check_budget(trained: TrainedModel, names: Sequence[str], budget: Budget, grid: Sequence[float] = GRID) -> None:
+    """Refuse a budget that is too small before anything is measured.
+
+    Raises:
+        ReparamError: it does not allow the smallest key dims of the grid.
+    """
+    ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
+    spend(trained, {name: {max(1, round(min(grid) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}, budget)
+
+
+def truncated(source: ScoreWeights, key_dim: int) -> ScoreWeights:
+    """Scores of the shapes that a fit with calibration has; only good for counting."""
+    heads = source.heads
+    few = heads._replace(query=heads.query[:key_dim], key=heads.key[:key_dim], mixing=heads.mixing[:, :key_dim])
+    return ScoreWeights(few, source.scale, None, heads.key.new_zeros(heads.num_heads, heads.key.size(1)))

@@ -1,0 +1,141 @@
+"""From a checkpoint to a model that runs, with standard heads of fairseq's own transformer as heads of ours."""
+
+import copy
+import importlib
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, Optional
+
+import torch
+from fairseq import tasks
+from fairseq.data import Dictionary
+from omegaconf import OmegaConf, open_dict
+from torch import nn
+
+from collab_fairseq import checkpoints
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.stock import as_transformer_collab
+
+
+class TranslationError(ValueError):
+    """A model, its data or its text cannot be used. The message is one sentence."""
+
+    user_error = True  # shown to users without a traceback
+
+
+@dataclass
+class TrainedModel:
+    """A model in evaluation mode, and what it takes to run it.
+
+    Attributes:
+        model: a ``transformer_collab``.
+        cfg: settings of the whole training run, from the checkpoint; ``cfg.task.data`` is the data-bin in use.
+        task: fairseq's translation task, with the dictionaries.
+        criterion: what the model was trained with.
+        state: the checkpoint as one of ``transformer_collab``; never modified.
+        device: where the model is.
+        seed: of the order of sentences of equal length.
+    """
+
+    model: nn.Module
+    cfg: Any
+    task: Any
+    criterion: Any
+    state: Dict[str, Any] = field(repr=False)
+    device: torch.device
+    seed: int
+
+
+def load_model(
+    checkpoint: PathLike, data: Optional[PathLike] = None, *, device: str = "cpu", seed: int = 1, text: bool = True
+) -> TrainedModel:
+    """Load a translation model of fairseq, whatever the sizes of its transformer.
+
+    Args:
+        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``, in float32 or less: it is run in float32.
+        data: data-bin folder with the model's dictionaries; default: the one that the checkpoint names.
+        device: ``cpu``, ``cuda``, …
+        seed: as of fairseq-generate.
+        text: False: the weights are all that matters; no data-bin is needed, words have no names.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+        ConfigurationError: another kind of model.
+        TranslationError: another task, no data-bin, or dictionaries of another model.
+    """
+    return run_state(checkpoints.load(checkpoint), os.fspath(checkpoint), data, device=device, seed=seed, text=text)
+
+
+def run_state(
+    state: Dict[str, Any],
+    name: str,
+    data: Optional[PathLike] = None,
+    *,
+    device: str = "cpu",
+    seed: int = 1,
+    text: bool = True,
+) -> TrainedModel:
+    """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
+    # registers the models: fairseq's --user-dir would skip a package that is imported already
+    importlib.import_module("collab_fairseq.models")
+    if not isinstance(state.get("model"), dict):
+        raise TranslationError(f"{name} holds no model parameters under 'model', as fairseq's checkpoints do")
+    state = as_transformer_collab(state)
+    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    with open_dict(cfg):
+        if cfg.task is None or cfg.task.get("_name") != "translation":
+            task_name = None if cfg.task is None else cfg.task.get("_name")
+            raise TranslationError(f"{name} must be a model of the task translation, but is one of {task_name}")
+        if text:
+            cfg.task.data = _data_folder(cfg.task.data if data is None else os.fspath(data), name, data is None)
+        cfg.task.eval_bleu = False  # would translate in every validation
+    task = tasks.setup_task(cfg.task) if text else _task_without_text(cfg.task, state["model"])
+    rows = state["model"].get("decoder.embed_tokens.weight")
+    if rows is not None and rows.size(0) != len(task.target_dictionary):
+        raise TranslationError(
+            f"{name} has {rows.size(0)} target types, but the dictionary in {cfg.task.data} has "
+            f"{len(task.target_dictionary)}: it is the data of another model"
+        )
+    model = _build(state, name, cfg, task).to(device).eval()
+    criterion = task.build_criterion(cfg.criterion).to(device).eval()
+    return TrainedModel(model, cfg, task, criterion, state, torch.device(device), seed)
+
+
+def with_state(trained: TrainedModel, state: Dict[str, Any]) -> TrainedModel:
+    """The model of another checkpoint of ``transformer_collab`` in memory, with the same task, text and criterion."""
+    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    with open_dict(cfg):
+        cfg.task = trained.cfg.task
+    model = _build(state, "the model", cfg, trained.task).to(trained.device).eval()
+    return replace(trained, model=model, cfg=cfg, state=state)
+
+
+def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
+    model: nn.Module = task.build_model(copy.deepcopy(cfg.model))  # building completes the settings
+    try:
+        model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
+    except RuntimeError as error:
+        raise TranslationError(f"{name} does not fit its own settings: {' '.join(str(error).split())}") from error
+    return model
+
+
+def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
+    """fairseq's task with numbered words, as many as the model has embeddings for."""
+
+    def dictionary(side: str) -> Dictionary:
+        made = Dictionary()
+        for number in range(len(made), parameters[f"{side}.embed_tokens.weight"].size(0)):
+            made.add_symbol(f"word{number}")
+        return made
+
+    return tasks.get_task(cfg._name)(cfg, dictionary("encoder"), dictionary("decoder"))
+
+
+def _data_folder(path: str, checkpoint: str, named_there: bool) -> str:
+    folder = os.path.abspath(path.split(os.pathsep)[0])
+    if os.path.isdir(folder) and any(f.startswith("dict.") for f in os.listdir(folder)):
+        return folder
+    missing = "has no dictionaries (dict.*.txt)" if os.path.isdir(folder) else "is not there"
+    if named_there:
+        raise TranslationError(f"{path}, the data-bin that {checkpoint} names, {missing}; give another one with --data")
+    raise TranslationError(f"the data-bin {path} {missing}; expected the output folder of fairseq-preprocess")

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""What fine-tuning of converted checkpoints needs besides fairseq-train.
+
+    finetune.py flags CHECKPOINT               one per line: fairseq-train's flags for a model of these sizes
+    finetune.py score CHECKPOINT --data DIR --output FILE
+                                               loss on valid, sacreBLEU of the test splits (beam 5), as JSON
+    finetune.py equal ONE OTHER --output FILE  what differs between model and optimizer of two checkpoints, as JSON;
+                                               status 1 where anything does
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+import torch
+
+from collab_fairseq import checkpoints, translation
+from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.reporting.files import write_json
+
+SWITCHES = (
+    "share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before", "decoder_normalize_before",
+    "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding",
+)  # fmt: skip
+
+
+def flags(path: Path) -> List[str]:
+    """fairseq-train's flags for a model of the sizes of a checkpoint."""
+    config: Mapping[str, Any] = model_config(as_transformer_collab(checkpoints.load(path)))
+    found = ["--arch", "transformer_collab"]
+    for side in ("encoder", "decoder"):
+        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
+            found += [f"--{side}-{name.replace('_', '-')}", str(config[f"{side}_{name}"])]
+    for name in ("dropout", "attention_dropout", "activation_dropout", "activation_fn"):
+        found += [f"--{name.replace('_', '-')}", str(config.get(name) or ("relu" if name == "activation_fn" else 0))]
+    for name in SWITCHES:
+        if config.get(name):
+            found.append(f"--{name.replace('_', '-')}")
+    return found
+
+
+def score(path: Path, data: str, references: Mapping[str, str]) -> Dict[str, Any]:
+    trained = translation.load_model(path, data)
+    found: Dict[str, Any] = {"file": path.name, "updates": checkpoints.num_updates(trained.state)}
+    found["valid"] = translation.loss(trained, "valid")._asdict()
+    found["bleu"] = {}
+    for split in translation.splits(trained):
+        if split.startswith("test"):
+            lines = references.get(split) or translation.references(trained, split)
+            result = translation.bleu(translation.translate(trained, split), lines, trained.task.cfg.target_lang)
+            found["bleu"][split] = {"score": result.score, "signature": result.signature}
+    return found
+
+
+def differences(one: Any, other: Any, name: str = "") -> List[str]:
+    """Names of what differs in a bit in two checkpoints."""
+    if isinstance(one, torch.Tensor):
+        # `_float_tensor` is a marker of fairseq that holds whatever was in its memory
+        same = name.endswith("_float_tensor") or (isinstance(other, torch.Tensor) and torch.equal(one, other))
+        return [] if same else [name]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{name}.{key}")]
+    return [] if one == other else [name]
+
+
+def pair(text: str) -> "tuple[str, str]":
+    split, _, file = text.partition("=")
+    if not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"expected SPLIT=FILE, got {text!r}")
+    return split, file
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("flags", "score", "equal"):
+        command = commands.add_parser(name)
+        command.add_argument("checkpoint", type=Path)
+        if name != "flags":
+            command.add_argument("--output", required=True, type=Path)
+        if name == "score":
+            command.add_argument("--data", required=True, help="data-bin")
+            command.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
+        if name == "equal":
+            command.add_argument("other", type=Path)
+    args = parser.parse_args()
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    if args.command == "flags":
+        sys.stdout.write("\n".join(flags(args.checkpoint)) + "\n")
+    elif args.command == "score":
+        write_json(score(args.checkpoint, args.data, dict(args.reference)), args.output)
+    else:
+        states = (checkpoints.load(path) for path in (args.checkpoint, args.other))
+        found = differences(*({key: state[key] for key in ("model", "last_optimizer_state")} for state in states))
+        write_json({"checkpoint": args.other.parent.name, "different": found}, args.output)
+        return 1 if found else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Tables and figures from the records of run.sh: the same records give the same files.
+
+    report.py RECORD... [--table FILE] [--time FILE.svg] [--quality FILE.svg]
+    report.py --collect FOLDER --name NAME --updates N --output FILE    one record of the fine-tuned models
+
+Records are NAME.json of study.py and NAME.finetuned.json; several models may be given. --time draws the CPU time of the
+decomposition against the rank (Figure 4 of the paper), --quality the validation loss against the rank with and without
+fine-tuning (Figure 5). Without files the table is printed.
+"""
+
+import argparse
+import io
+import json
+import statistics
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from collab_fairseq.reporting.environment import hardware, versions
+from collab_fairseq.reporting.figures import COLOURS, MARKS, STYLE
+from collab_fairseq.reporting.files import write_bytes, write_json, write_text
+
+METHODS = {
+    "authors": "paper's method, scale of its code",
+    "paper": "paper's method, source's scale",
+    "plain": "ours, plain",
+    "calibrated": "ours, calibrated",
+    "allocated": "ours, calibrated, rank allocated (mean)",
+    "distilled": "ours, … and distilled",
+}
+# goals: no more than half of the paper's method; for 8 heads also these increases of the loss
+HALF = 0.5
+EIGHT_HEADS = {
+    "calibrated": {"3/4": 0.0025, "1/2": 0.010, "1/3": 0.025, "1/4": 0.040},
+    "distilled": {"1/3": 0.015, "1/4": 0.026},
+}
+BLEU = 0.2
+
+Record = Dict[str, Any]
+
+
+def load(paths: List[Path]) -> Tuple[List[Record], Dict[str, Record]]:
+    """Records of studies in order, and of fine-tuned models by name."""
+    studies, tuned = [], {}
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if "finetuned" in record:
+            tuned[record["name"]] = record
+        else:
+            studies.append(record)
+    return studies, tuned
+
+
+def parts(record: Record) -> List[str]:
+    return sorted({result["part"] for result in record["results"]}, key=Fraction, reverse=True)
+
+
+def chosen(record: Record, method: str, part: str) -> List[Record]:
+    return [r for r in record["results"] if r["method"] == method and r["part"] == part]
+
+
+def increases(record: Record, method: str, part: str) -> List[float]:
+    """Of the validation loss, one for each seed."""
+    before = record["source"]["valid"]["loss"]
+    return [result["valid"]["loss"] - before for result in chosen(record, method, part)]
+
+
+def spread(values: List[float], digits: int) -> str:
+    if not values:
+        return "–"
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) < 2 or max(values) == min(values) else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def table(header: List[str], rows: List[List[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def goals(record: Record) -> Iterator[Tuple[str, str, bool]]:
+    """Name of a goal, what was found, whether it was met (by the mean over seeds)."""
+    for part in parts(record):
+        theirs = increases(record, "paper", part)
+        for method in ("calibrated", "allocated"):
+            ours = increases(record, method, part)
+            if ours and theirs:
+                ratio = statistics.mean(ours) / statistics.mean(theirs)
+                name = f"{METHODS[method]}, R = {part}: at most half of the increase by the paper's method"
+                yield name, f"{ratio:.2f} of it", ratio <= HALF
+    if record["model"]["sizes"]["encoder_attention_heads"] == 8:
+        for method, limits in EIGHT_HEADS.items():
+            for part, limit in limits.items():
+                found = increases(record, method, part)
+                if found:
+                    mean = statistics.mean(found)
+                    yield f"{METHODS[method]}, R = {part}: at most {limit}", f"{mean:.4f}", mean <= limit
+    part = record["settings"]["bleu_rank"]
+    for split, before in record["source"]["bleu"].items():
+        for method in ("calibrated", "allocated"):
+            scores = [r["bleu"][split]["score"] for r in chosen(record, method, part) if "bleu" in r]
+            if scores:
+                gap = statistics.mean(scores) - before["score"]
+                name = f"{METHODS[method]}, R = {part}: BLEU on {split} within {BLEU}"
+                yield name, f"{gap:+.2f}", abs(gap) <= BLEU
+    full = record["source"]["full"]
+    gap = abs(full["valid"]["loss"] - record["source"]["valid"]["loss"])
+    same = all(full["bleu"][s]["translations"] == b["translations"] for s, b in record["source"]["bleu"].items())
+    error = max(full["errors"].values())
+    found_text = f"error {error:.0e}, loss {gap:.0e}, translations {'equal' if same else 'differ'}"
+    met = error <= 1e-5 and same and gap < 1e-5
+    yield "full rank: error at most 1e-5, loss and translations unchanged", found_text, met
+
+
+def page(studies: List[Record], tuned: Dict[str, Record]) -> str:
+    """All tables, in Markdown."""
+    text = ""
+    for record in studies:
+        model, source, ranks = record["model"], record["source"], parts(record)
+        sizes = model["sizes"]
+        text += (
+            f"### {record['name']}: {sizes['encoder_layers']}+{sizes['decoder_layers']} layers, width "
+            f"{sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads\n\n"
+            f"{model['updates']:,} updates, validation loss {source['valid']['loss']:.4f}. Increase of the loss by "
+            f"conversion, calibrated on {record['settings']['sentences']} sentences: mean and standard deviation over "
+            f"the seeds {', '.join(map(str, record['settings']['seeds']))} of the decomposition, where they make a "
+            "difference.\n\n"
+        )
+        there = {result["method"] for result in record["results"]}
+        methods = {method: label for method, label in METHODS.items() if method in there}
+        rows = [[label, *(spread(increases(record, m, part), 4) for part in ranks)] for m, label in methods.items()]
+        text += table(["method", *(f"R = {part}" for part in ranks)], rows)
+        rows = [
+            [label, *(spread([r["cpu_seconds"] for r in chosen(record, m, part)], 1) for part in ranks)]
+            for m, label in methods.items() if m != "authors"
+        ]  # fmt: skip
+        text += "CPU seconds for the whole model, calibration and allocation not counted:\n\n"
+        text += table(["method", *(f"R = {part}" for part in ranks)], rows)
+        part, splits = record["settings"]["bleu_rank"], list(source["bleu"])
+        rows = [["source", *(f"{source['bleu'][split]['score']:.2f}" for split in splits)]]
+        for method, label in methods.items():
+            found = [r["bleu"] for r in chosen(record, method, part) if "bleu" in r]
+            if found:
+                rows.append([label, *(spread([bleu[split]["score"] for bleu in found], 2) for split in splits)])
+        signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
+        text += f"sacreBLEU at R = {part}, without any training (`{signature}`):\n\n"
+        text += table(["model", *splits], rows)
+        if record["name"] in tuned:
+            text += f"After fine-tuning for {tuned[record['name']]['updates']} updates:\n\n"
+            rows = [
+                [label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][split]['score']:.2f}" for split in splits)]
+                for label, run in tuned_runs(tuned[record["name"]])
+            ]
+            text += table(["model", "validation loss", *splits], rows)
+            resumed = tuned[record["name"]]["resumed"]
+            text += (
+                "Interrupted half-way and continued, the first of them ended "
+                f"{'the same, bit for bit' if not resumed['different'] else 'differently'}.\n\n"
+            )
+        rows = [[name, found_text, "yes" if met else "**no**"] for name, found_text, met in goals(record)]
+        text += table(["goal", "found", "met"], rows)
+    return text
+
+
+def tuned_runs(record: Record) -> List[Tuple[str, Record]]:
+    """Label and scores of every fine-tuned model, the unchanged one first."""
+    runs = record["finetuned"].items()
+    ordered = sorted(runs, key=lambda item: -(rank_of(item[0]) or Fraction(2)))
+    return [("unchanged" if rank_of(n) is None else f"calibrated, R = {rank_of(n)}", run) for n, run in ordered]
+
+
+def rank_of(name: str) -> Optional[Fraction]:
+    """3/4 of ``tiny-calibrated-3of4``; None of ``tiny-full``."""
+    last = name.rsplit("-", 1)[-1]
+    return None if last == "full" else Fraction(last.replace("of", "/"))
+
+
+def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: bool) -> None:
+    """Figure 5 of the paper, or 4: one panel for each model."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(4.2 * len(studies), 3.6), layout="constrained")
+        for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
+            ranks = parts(record)
+            shown = ("paper", "plain", "calibrated", "allocated", "distilled")
+            for number, method in enumerate(shown):
+                points = [(Fraction(part), [r["valid"]["loss"] if quality else r["cpu_seconds"]
+                                            for r in chosen(record, method, part)]) for part in ranks]  # fmt: skip
+                points = [(part, values) for part, values in points if values]
+                if points and (quality or method in ("paper", "plain", "calibrated")):
+                    axis.errorbar(
+                        [float(part) for part, _ in points], [statistics.mean(values) for _, values in points],
+                        yerr=[statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in points],
+                        label=METHODS[method], color=COLOURS[number], marker=MARKS[number],
+                    )  # fmt: skip
+            if quality:
+                runs = tuned.get(record["name"], {}).get("finetuned", {})
+                after = sorted((rank_of(name), run["valid"]["loss"]) for name, run in runs.items() if rank_of(name))
+                if after:
+                    axis.plot(*zip(*after, strict=True), label="calibrated, fine-tuned", color="black", marker="x")
+                axis.axhline(record["source"]["valid"]["loss"], color="#777777", linestyle=":", label="source")
+            else:
+                axis.set_yscale("log")
+                for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                    formatter("{x:g}")
+            axis.set_xticks([float(Fraction(part)) for part in ranks], ranks)
+            axis.set_title(record["name"], fontsize="medium")
+            axis.set_xlabel("key dim, as a part of the source's")
+            axis.set_ylabel("validation loss" if quality else "CPU seconds, whole model")
+        handles = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper center", ncols=len(studies), fontsize="small")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=path.suffix[1:], metadata={"Date": None, "Creator": None})
+    write_bytes(buffer.getvalue(), path)
+
+
+def collect(folder: Path, name: str, updates: int) -> Record:
+    runs = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+    resumed = json.loads((folder / "resumed" / "equal.json").read_text(encoding="utf-8"))
+    return {
+        "name": name, "updates": updates, "finetuned": runs, "resumed": resumed,
+        "versions": versions(), "hardware": hardware(),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="*", type=Path, metavar="RECORD")
+    for name in ("table", "time", "quality", "output"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE")
+    parser.add_argument("--collect", type=Path, metavar="FOLDER")
+    parser.add_argument("--name")
+    parser.add_argument("--updates", type=int)
+    args = parser.parse_args()
+    if args.collect:
+        if not (args.name and args.updates and args.output):
+            parser.error("--collect needs --name, --updates and --output")
+        write_json(collect(args.collect, args.name, args.updates), args.output)
+        return 0
+    studies, tuned = load(args.records)
+    if not studies:
+        parser.error("no record of a study was given")
+    for path in (args.time, args.quality):
+        if path and path.suffix != ".svg":
+            parser.error(f"figures are SVG files, got {path}")
+    if args.table:
+        write_text(page(studies, tuned), args.table)
+    if args.time:
+        draw(args.time, studies, tuned, quality=False)
+    if args.quality:
+        draw(args.quality, studies, tuned, quality=True)
+    if not (args.table or args.time or args.quality):
+        sys.stdout.write(page(studies, tuned))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

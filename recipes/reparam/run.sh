@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# What it costs a trained translation model to get collaborative heads, with and without fine-tuning. See --help.
+set -euo pipefail
+
+recipe=reparam
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=recipes/lib/common.sh
+. "$root/recipes/lib/common.sh"
+
+finetune_updates=300
+threads=1
+seed=1
+optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.0003 --lr-scheduler fixed
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 4096)
+
+usage() {
+    cat <<EOF
+usage: recipes/reparam/run.sh --model CHECKPOINT --data DIR --name NAME [options] [-- OPTIONS of study.py ...]
+
+Convert a trained fairseq transformer at several key dims: the paper's method (TensorLy) beside ours, plain, with
+calibration text, with the rank spread over the layers, and with local distillation; three seeds; loss, BLEU and time.
+Then fine-tune the calibrated models, and the unchanged one for comparison, and check that a fine-tuning that is
+interrupted ends like one that is not. Needs the extras reparam and plots of this project.
+
+  --model FILE      checkpoint of fairseq's transformer
+  --data DIR        its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)
+  --name NAME       of the model in records, tables and figures
+  --reference SPLIT=FILE
+                    raw references of a test split, such as test=test_2016_flickr.de (default: the data-bin's own);
+                    repeatable
+  --finetune-updates N
+                    length of each fine-tuning (default: $finetune_updates; 0: none)
+  --seed N          of the fine-tuning (default: $seed)
+  --threads N       CPU threads (default: $threads)
+  --output DIR      (default: runs/reparam/NAME)
+  --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
+
+Options of study.py: --ranks, --seeds, --sentences, --distill, ... (see its --help).
+The same command continues an interrupted run; what is finished is skipped.
+OUTPUT: NAME.json and NAME.finetuned.json (the records), table.md, time.svg and quality.svg (Figures 4 and 5 of the
+paper) made from them, converted and fine-tuned checkpoints, parts/. Several models in one table and figure:
+  python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --table table.md --time time.svg --quality quality.svg
+EOF
+}
+
+python=${PYTHON:-python}
+model='' data='' name='' output=''
+references=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage && exit 0 ;;
+        --) shift && break ;;
+        --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
+    esac
+    case $1 in
+        --model) model=$2 ;;
+        --data) data=$2 ;;
+        --name) name=$2 ;;
+        --reference)
+            [ -f "${2#*=}" ] || die "--reference must be SPLIT=FILE, got '$2'"
+            references+=(--reference "${2%%=*}=$(absolute "${2#*=}")")
+            ;;
+        --finetune-updates) finetune_updates=$2 && { [ "$2" = 0 ] || need_number "$1" "$2"; } ;;
+        --seed) seed=$2 && need_number "$1" "$2" ;;
+        --threads) threads=$2 && need_number "$1" "$2" ;;
+        --output) output=$2 ;;
+        --python) python=$2 ;;
+        *) die "unknown argument '$1' (see --help)" ;;
+    esac
+    shift 2
+done
+[ -n "$model" ] && [ -n "$data" ] && [ -n "$name" ] || die "--model, --data and --name are needed (see --help)"
+case $name in *[!A-Za-z0-9_-]*) die "--name must be made of letters, digits, _ and -, got '$name'" ;; esac
+[ -f "$model" ] || die "there is no checkpoint $model"
+[ -d "$data" ] || die "there is no data-bin $data"
+find_tools
+model=$(absolute "$model") data=$(absolute "$data") output=$(absolute "${output:-$root/runs/reparam/$name}")
+mkdir -p "$output"
+keep_settings "$output/settings.txt" <<EOF
+name $name
+model $(basename "$model")
+seed $seed
+finetune_updates $finetune_updates
+study $*
+EOF
+export OMP_NUM_THREADS=$threads
+
+if ! finished study; then
+    "$python" "$root/recipes/reparam/study.py" --name "$name" --model "$model" --data "$data" --output "$output" \
+        --threads "$threads" ${references[@]+"${references[@]}"} "$@" || die "the study was not finished (see above)"
+    finish study
+fi
+
+fine_tune() { # CHECKPOINT FOLDER UPDATES
+    local status=0
+    say "fine-tuning $(basename "$1") for $3 updates"
+    "$scripts/fairseq-train" "$data" --task translation --user-dir "$("$scripts/collab" user-dir)" "${flags[@]}" \
+        --attention-from "$1" --finetune-from-model "$1" "${optimisation_flags[@]}" --cpu --distributed-world-size 1 \
+        --num-workers 0 --seed "$seed" --max-update "$3" --save-dir "$2" --no-epoch-checkpoints --save-interval-updates 50 \
+        --keep-interval-updates 1 --log-format json --log-interval 25 >>"$2.log" 2>&1 &
+    attend $! || status=$?
+    [ "$status" -eq 0 ] || die "the fine-tuning failed or was stopped, see $2.log; run again to continue"
+}
+
+if [ "$finetune_updates" -gt 0 ] && ! finished finetune; then
+    mkdir -p "$output/finetuned"
+    mapfile -t flags < <("$python" "$root/recipes/reparam/finetune.py" flags "$model")
+    [ ${#flags[@]} -gt 0 ] || die "the sizes of $model could not be read"
+    for checkpoint in "$output/$name"-full.pt "$output/$name"-calibrated-*.pt; do
+        run=$(basename "$checkpoint" .pt)
+        folder=$output/finetuned/$run
+        [ ! -f "$folder.json" ] || continue
+        fine_tune "$checkpoint" "$folder" "$finetune_updates"
+        "$python" "$root/recipes/reparam/finetune.py" score "$folder/checkpoint_last.pt" --data "$data" \
+            ${references[@]+"${references[@]}"} --output "$folder.json"
+    done
+    # interrupted half-way and continued: the same as in one go
+    checkpoint=$(printf '%s\n' "$output/$name"-calibrated-*.pt | head -n 1)
+    resumed=$output/finetuned/resumed
+    fine_tune "$checkpoint" "$resumed" $((finetune_updates / 2))
+    fine_tune "$checkpoint" "$resumed" "$finetune_updates"
+    "$python" "$root/recipes/reparam/finetune.py" equal "$resumed/checkpoint_last.pt" \
+        "$output/finetuned/$(basename "$checkpoint" .pt)/checkpoint_last.pt" --output "$resumed/equal.json" ||
+        die "a fine-tuning that was interrupted differs from one that was not"
+    "$python" "$root/recipes/reparam/report.py" --collect "$output/finetuned" --name "$name" \
+        --updates "$finetune_updates" --output "$output/$name.finetuned.json"
+    finish finetune
+fi
+
+records=("$output/$name.json")
+[ ! -f "$output/$name.finetuned.json" ] || records+=("$output/$name.finetuned.json")
+"$python" "$root/recipes/reparam/report.py" "${records[@]}" --table "$output/table.md" --time "$output/time.svg" \
+    --quality "$output/quality.svg"
+say "results: $output/$name.json, table.md, time.svg, quality.svg"

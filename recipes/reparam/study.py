@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""What conversion costs a trained translation model: our fits beside the paper's method, in one process.
+
+    study.py --name NAME --model CHECKPOINT --data DIR --output DIR [--reference test=FILE ...]
+
+For each rank (a part of the key dim of the source) and each seed of the decomposition:
+  paper        TensorLy's parafac on the dense tensor of every layer, random start, tolerance 1e-6, at most 100
+               iterations; the query biases become content biases and the scores keep the source's scale
+  authors      the same factors with the scale of the authors' code, (rank / heads)^-1/2
+  plain        our solver, all inputs counting alike
+  calibrated   our solver, weighted by the covariances of --sentences sentences of train
+  allocated    the same with the rank spread over the layers by the divergence of the predictions on 100 of them
+  distilled    the allocated model after --distill steps on 2,000 sentences of train (at --distill-ranks)
+
+For every one the loss on valid; at --bleu-rank also sacreBLEU of every test split (beam 5). Every result is a file of
+OUTPUT/parts that a second run does not make again; OUTPUT/NAME.json is made of all of them. CPU seconds are those of
+this process on --threads threads. The checkpoints of `calibrated` of the first seed stay in OUTPUT as
+NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative heads as NAME-full.pt.
+"""
+
+import argparse
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import logging
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+
+from collab_fairseq import checkpoints, translation
+from collab_fairseq.modules.stock import model_config
+from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
+from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
+from collab_fairseq.reparam.distill import distill
+from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
+from collab_fairseq.reporting.environment import commit, hardware, versions
+from collab_fairseq.reporting.files import write_json
+
+logger = logging.getLogger("study")
+
+METHODS = ("paper", "authors", "plain", "calibrated", "allocated", "distilled")
+MEASURED, UNLABELLED = 100, 2000  # sentences for allocation and for distillation
+
+Weights = Dict[str, ScoreWeights]
+
+
+def parafac(source: ScoreWeights, rank: int, seed: int) -> ScoreWeights:
+    """The paper's decomposition of one layer."""
+    import tensorly
+    from tensorly.decomposition import parafac as cp
+
+    tensorly.set_backend("pytorch")
+    heads = source.heads
+    dense = torch.einsum("hk,kd,ke->hde", heads.mixing, heads.query, heads.key)
+    sizes, (mixing, query, key) = cp(dense, rank, n_iter_max=100, init="random", tol=1e-6, random_state=seed)
+    content = None if source.query_bias is None else heads.content(source.query_bias)
+    return ScoreWeights(HeadFactors(query.T, key.T, mixing * sizes), source.scale, None, content)
+
+
+def slug(part: Fraction) -> str:
+    return f"{part.numerator}of{part.denominator}"
+
+
+class Study:
+    """One model. Results are files of ``output/parts``, named after what they are."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.parts = args.output / "parts"
+        self.parts.mkdir(parents=True, exist_ok=True)
+        self.trained = translation.load_model(args.model, args.data)
+        self.names = places(self.trained)
+        self.origin = sources(self.trained, self.names)
+        self.tests = [split for split in translation.splits(self.trained) if split.startswith("test")]
+        self._text: Any = None
+        self._curves: Any = None
+        self._fits: Dict[Tuple[str, int], ScoreWeights] = {}
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        """What a file of an earlier run says, or what ``make`` finds now."""
+        file = self.parts / f"{name}.json"
+        if file.exists():
+            return json.loads(file.read_text(encoding="utf-8"))
+        began = time.perf_counter()
+        result = make()
+        write_json(result, file)
+        logger.info("%s: %.0f s", name, time.perf_counter() - began)
+        return result
+
+    def ranks(self, part: Fraction) -> Dict[str, int]:
+        return {name: round(self.origin[name].heads.rank * part) for name in self.names}
+
+    def calibrations(self) -> Any:
+        if self._text is None:
+            self._text = calibrate(self.trained, "train", self.names, sentences=self.args.sentences)
+        return self._text
+
+    def curves(self) -> Any:
+        if self._curves is None:
+            made = self.part("curves", lambda: measure_curves(
+                self.trained, self.names, "train", self.calibrations(), sentences=MEASURED, fits=self._fits
+            ))  # fmt: skip
+            self._curves = {name: {int(dim): value for dim, value in curve.items()} for name, curve in made.items()}
+        return self._curves
+
+    def weights(self, method: str, part: Fraction, seed: int) -> Weights:
+        """The scores that a method makes."""
+        dims = self.ranks(part)
+        if method in ("paper", "authors"):
+            found = {name: parafac(self.origin[name], dims[name], seed) for name in self.names}
+            if method == "authors":
+                found = {n: w._replace(scale=(dims[n] / w.heads.num_heads) ** -0.5) for n, w in found.items()}
+            return found
+        if method in ("allocated", "distilled"):
+            dims = spend(self.trained, self.curves(), Budget(mean=sum(dims.values()) / len(dims)))
+        calibrations = None if method == "plain" else self.calibrations()
+        fits = fit_layers(self.origin, dims, calibrations, progress=lambda *_: None, seed=seed)
+        found = {name: fit.weights for name, fit in fits.items()}
+        if method == "distilled":
+            done = distill(self.trained, found, "train", self.args.distill, sentences=UNLABELLED, seed=seed)
+            found = {name: one.weights for name, one in done.items()}
+        return found
+
+    def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
+        """One conversion and what it loses."""
+        if method != "plain":
+            self.calibrations()  # the same text for all of them: not in anybody's time
+        if method in ("allocated", "distilled"):
+            self.curves()
+        began = time.process_time()
+        weights = self.weights(method, part, seed)
+        seconds = time.process_time() - began
+        state = converted(self.trained, weights)
+        model = translation.with_state(self.trained, state)
+        digest = hashlib.sha256()
+        for name in sorted(weights):
+            for tensor in (*weights[name].parameters().values(), torch.tensor(weights[name].scale)):
+                digest.update(tensor.contiguous().numpy().tobytes())
+        key = digest.hexdigest()[:16]  # seeds that make no difference are not evaluated again
+        loss = self.part(f"loss-{key}", lambda: translation.loss(model, "valid")._asdict())
+        result = {
+            "method": method, "part": str(part), "seed": seed, "cpu_seconds": seconds, "weights": key,
+            "key_dims": {name: scores.heads.rank for name, scores in weights.items()},
+            "errors": {n: relative_error(self.origin[n].heads, w.heads) for n, w in weights.items()},
+            "output_errors": output_errors(self.trained, model, "train", self.names, sentences=MEASURED),
+            "parameters": parameters_of(state), "valid": loss,
+        }  # fmt: skip
+        if part == self.args.bleu_rank:
+            result["bleu"] = self.bleu(model, key)
+        if method == "calibrated" and seed == self.args.seeds[0]:
+            checkpoints.save(state, self.args.output / f"{self.args.name}-{method}-{slug(part)}.pt")
+        return result
+
+    def bleu(self, model: translation.TrainedModel, key: str) -> Dict[str, Any]:
+        """sacreBLEU of every test split, with the translations beside it."""
+
+        def score(split: str) -> Dict[str, Any]:
+            given = dict(self.args.reference).get(split)
+            lines = given or translation.references(self.trained, split)
+            hypotheses = translation.translate(model, split)
+            result = translation.bleu(hypotheses, lines, self.trained.task.cfg.target_lang)
+            return {
+                "score": result.score, "signature": result.signature,
+                "references": Path(given).name if given else "of the data-bin",
+                "translations": hashlib.sha256("\n".join(hypotheses).encode()).hexdigest(),
+            }  # fmt: skip
+
+        return {split: self.part(f"bleu-{split}-{key}", lambda split=split: score(split)) for split in self.tests}
+
+    def source(self) -> Dict[str, Any]:
+        """The model as it came, and as converted at its full key dim."""
+        state = converted(self.trained, self.origin)
+        full = translation.with_state(self.trained, state)
+        if not (self.args.output / f"{self.args.name}-full.pt").exists():
+            checkpoints.save(state, self.args.output / f"{self.args.name}-full.pt")
+        return {
+            "valid": self.part("loss-source", lambda: translation.loss(self.trained, "valid")._asdict()),
+            "bleu": self.bleu(self.trained, "source"),
+            "full": {
+                "valid": self.part("loss-full", lambda: translation.loss(full, "valid")._asdict()),
+                "bleu": self.bleu(full, "full"),
+                "errors": {n: fit.error for n, fit in fit_layers(
+                    self.origin, self.ranks(Fraction(1)), progress=lambda *_: None).items()},
+            },
+        }  # fmt: skip
+
+    def run(self) -> Dict[str, Any]:
+        args = self.args
+        results: List[Dict[str, Any]] = []
+        source = self.source()
+        for part in args.ranks:
+            for method in METHODS:
+                if method == "distilled" and (part not in args.distill_ranks or not args.distill):
+                    continue
+                for seed in args.seeds:
+                    name = f"{method}-{slug(part)}-seed{seed}"
+                    results.append(self.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s)))
+                    gap = results[-1]["valid"]["loss"] - source["valid"]["loss"]
+                    logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, results[-1]["cpu_seconds"])
+        config = model_config(self.trained.state)
+        kept = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim",
+                "encoder_attention_heads", "decoder_attention_heads")  # fmt: skip
+        return {
+            "name": args.name,
+            "model": {
+                "file": args.model.name, "sha256": checkpoints.sha256(args.model),
+                "updates": checkpoints.num_updates(self.trained.state), "parameters": parameters_of(self.trained.state),
+                "sizes": {name: config[name] for name in kept},
+            },
+            "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
+            "settings": {
+                "sentences": args.sentences, "distill": args.distill, "seeds": args.seeds, "threads": args.threads,
+                "ranks": [str(part) for part in args.ranks], "bleu_rank": str(args.bleu_rank),
+            },
+            "source": source,
+            "divergences": self.curves() if "curves.json" in {f.name for f in self.parts.iterdir()} else None,
+            "results": results,
+            "versions": {**versions(), "tensorly": importlib.metadata.version("tensorly")},
+            "commit": commit(str(Path(__file__).parent)),
+            "hardware": hardware(),
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }  # fmt: skip
+
+
+def pair(text: str) -> Tuple[str, str]:
+    split, _, file = text.partition("=")
+    if not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"expected SPLIT=FILE, got {text!r}")
+    return split, file
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--model", type=Path, required=True, metavar="CHECKPOINT")
+    parser.add_argument("--data", required=True, metavar="DIR", help="data-bin")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
+    quarters = [Fraction(3, 4), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)]
+    parser.add_argument("--ranks", type=Fraction, nargs="+", default=quarters)
+    parser.add_argument("--bleu-rank", type=Fraction, default=Fraction(1, 2))
+    parser.add_argument("--distill-ranks", type=Fraction, nargs="*", default=quarters[2:])
+    parser.add_argument("--distill", type=int, default=200, metavar="STEPS")
+    parser.add_argument("--sentences", type=int, default=400)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    try:
+        # fairseq has set up logging of its own by now
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
+        logging.getLogger("fairseq").setLevel(logging.WARNING)
+        importlib.metadata.version("tensorly")
+        torch.set_num_threads(args.threads)
+        write_json(Study(args).run(), args.output / f"{args.name}.json")
+    except importlib.metadata.PackageNotFoundError:
+        parser.exit(1, "study.py: error: TensorLy is not installed: pip install 'collab_fairseq[reparam]'\n")
+    except Exception as error:
+        if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
+            raise
+        parser.exit(1, f"study.py: error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

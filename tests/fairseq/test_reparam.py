@@ -1,0 +1,286 @@
+"""Whole models converted: calibration, checkpoints, `collab reparam`, fine-tuning."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.modules.stock import model_config
+from collab_fairseq.reparam import ReparamError
+from collab_fairseq.reparam.fairseq import calibrate, convert, converted, output_errors, places
+from collab_fairseq.scoring.generate_log import read_generate_log
+from collab_fairseq.translation import batches, load_model, loss, translate, with_state
+from collab_fairseq.translation.load import run_state
+from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
+
+PLACES = ["encoder.0", "cross.0", "decoder.0"]
+E, H = 16, 2
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_run):
+    return tiny_run / "checkpoint_best.pt"
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, tiny_data):
+    """The tiny model, its attention sharpened so that something is lost with every dimension."""
+    state = copy.deepcopy(checkpoints.load(checkpoint))
+    for name, tensor in state["model"].items():
+        if "attn.q_proj" in name or "attn.k_proj" in name:
+            tensor.mul_(2.0)
+        if "attn.q_proj.bias" in name:
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
+    return run_state(state, "sharp.pt", tiny_data)
+
+
+@pytest.fixture(scope="module")
+def calibrations(trained):
+    return calibrate(trained, "train", PLACES, sentences=100)
+
+
+@pytest.fixture(scope="module")
+def command_line(checkpoint, tiny_data, tmp_path_factory):
+    """Folder of a conversion by the command, at key dim 6 of 16; its standard output is in `table`."""
+    folder = tmp_path_factory.mktemp("reparam")
+    before = checkpoints.sha256(checkpoint)
+    done = run(
+        "collab", "reparam", checkpoint, "--output", folder / "six.pt", "--key-dim", 6, "--data", tiny_data,
+        "--calibration", "train:100", "--distill", 9, "--evaluate", "--report", folder / "report.json",
+    )  # fmt: skip
+    (folder / "table").write_text(done.stdout, encoding="utf-8")
+    (folder / "log").write_text(done.stderr, encoding="utf-8")
+    assert checkpoints.sha256(checkpoint) == before
+    return folder
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_calibration_is_that_of_the_inputs_one_by_one(trained, calibrations, causal):
+    """Inputs of the first layers are embeddings: their statistics by loops over sentences and positions."""
+    side = trained.model.decoder if causal else trained.model.encoder
+    rows, spreads = [], []
+    for sample in batches(trained, "train", sentences=100, max_tokens=37):
+        tokens = sample["net_input"]["prev_output_tokens" if causal else "src_tokens"]
+        with torch.no_grad():
+            places_ = side.embed_positions(tokens)
+            embedded = (side.embed_tokens(tokens) * E**0.5 + places_).double()
+        for sentence, row in zip(tokens, embedded, strict=True):
+            own = row[sentence != 1]
+            for position in range(len(own)):
+                seen = own[: position + 1] if causal else own
+                rows.append(own[position])
+                spreads.append(torch.cov(seen.T, correction=0) if len(seen) > 1 else torch.zeros(E, E).double())
+    found = calibrations["decoder.0" if causal else "encoder.0"]
+    x = torch.stack(rows)
+    assert found.queries == len(rows)
+    torch.testing.assert_close(found.query_mean, x.mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.query_covariance, torch.cov(x.T, correction=0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.key_covariance, torch.stack(spreads).mean(0), atol=1e-5, rtol=0)
+    assert float((found.key_covariance - found.query_covariance).abs().max()) > 1e-2  # the control
+
+
+def test_at_full_size_nothing_changes(trained, calibrations):
+    for calibration in (None, calibrations):
+        state, fits = convert(trained, E, calibration)
+        model = with_state(trained, state)
+        assert all(fit.error < 1e-5 for fit in fits.values())
+        assert loss(model, "test").loss == pytest.approx(loss(trained, "test").loss, abs=FLOAT32)
+        options = {"max_len_a": 0, "max_len_b": 12}
+        assert translate(model, "test", **options) == translate(trained, "test", **options)
+        assert all(layer.k_proj.bias is None for layer in attention_layers(model.model).values())
+
+
+def test_calibration_and_size_matter(trained, calibrations):
+    """Errors of the outputs fall with the key dim and with calibration; the source is left alone."""
+    before = {name: tensor.clone() for name, tensor in trained.state["model"].items()}
+    errors = {}
+    for dim, calibration in ((12, calibrations), (6, calibrations), (6, None)):
+        state, _ = convert(trained, dim, calibration)
+        found = output_errors(trained, with_state(trained, state), "valid", PLACES)
+        errors[dim, calibration is not None] = sum(found.values()) / len(found)
+    assert 0 < errors[12, True] < errors[6, True] < 0.75 * errors[6, False] < 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in trained.state["model"].items())
+    assert trained.state["last_optimizer_state"] is not None
+
+
+def test_the_scale_is_the_source_s(trained, calibrations):
+    """The authors' code divides by √(key dim / heads) after the conversion: the damage is a multiple of ours."""
+    state, fits = convert(trained, 12, calibrations)
+    own = [layer.scale for layer in attention_layers(with_state(trained, state).model).values()]
+    assert own == [layer.scale for layer in attention_layers(trained.model).values()] == [(E / H) ** -0.5] * 3
+    shrunk = {name: fit.weights._replace(scale=(12 / H) ** -0.5) for name, fit in fits.items()}
+    ours = output_errors(trained, with_state(trained, state), "valid", PLACES)
+    theirs = output_errors(trained, with_state(trained, converted(trained, shrunk)), "valid", PLACES)
+    assert all(0 < ours[name] < 0.8 * theirs[name] for name in PLACES)
+
+
+def test_only_the_chosen_sites_change(trained):
+    state, fits = convert(trained, 6, sites="cross_decoder")
+    assert list(fits) == places(trained, "decoder_cross") == ["cross.0", "decoder.0"]
+    kept = [name for name in trained.state["model"] if name.startswith("encoder")]
+    assert all(state["model"][name] is trained.state["model"][name] for name in kept)
+    assert sorted(model_config(state)["attention_shapes"]) == ["cross.0", "decoder.0"]
+    kinds = {place: type(layer).__name__ for place, layer in attention_layers(with_state(trained, state).model).items()}
+    assert kinds["encoder.0"] == "IncrementalConcatenatedAttention"
+    assert kinds["cross.0"] == kinds["decoder.0"] == "IncrementalCollaborativeAttention"
+
+
+def test_a_collaborative_model_becomes_smaller_again(trained, calibrations):
+    half = with_state(trained, convert(trained, 8, calibrations)[0])
+    state, fits = convert(half, {"encoder.0": 5}, {"encoder.0": calibrations["encoder.0"]})
+    assert fits["encoder.0"].weights.content_bias is not None
+    quarter = with_state(half, state)
+    dims = {place: layer.key_dim for place, layer in attention_layers(quarter.model).items()}
+    assert dims == {"encoder.0": 5, "cross.0": 8, "decoder.0": 8}
+    assert 1e-4 < output_errors(half, quarter, "valid", ["encoder.0"])["encoder.0"] < 0.6
+    with pytest.raises(ReparamError, match=r"encoder\.0: the shared key dim must be between 1 and 5, .* but is 6"):
+        convert(quarter, 6)
+
+
+def test_half_precision_stays_half(trained, calibrations, tiny_data):
+    half = copy.deepcopy({key: trained.state[key] for key in ("cfg", "args", "model", "extra_state")})
+    half["model"] = {name: tensor.half() for name, tensor in half["model"].items()}
+    source = run_state(half, "half.pt", tiny_data)
+    state, _ = convert(source, 8, calibrations)
+    assert {tensor.dtype for tensor in state["model"].values()} == {torch.float16}
+    full = with_state(trained, convert(trained, 8, calibrations)[0])
+    assert loss(with_state(source, state), "valid").loss == pytest.approx(loss(full, "valid").loss, abs=2e-3)
+
+
+def test_errors(trained, calibrations):
+    with pytest.raises(ReparamError, match=r"every layer needs calibration, but there is none for cross\.0"):
+        convert(trained, 6, {"encoder.0": calibrations["encoder.0"]}, sites="cross")
+    with pytest.raises(ReparamError, match="has no attention at 'none'"):
+        places(trained, "none")
+
+
+def test_the_command_writes_what_the_functions_make(command_line, checkpoint, tiny_data):
+    report = json.loads((command_line / "report.json").read_text(encoding="utf-8"))
+    assert [layer["layer"] for layer in report["layers"]] == PLACES
+    trained = load_model(checkpoint, tiny_data)
+    small = load_model(command_line / "six.pt", tiny_data)
+    errors = output_errors(trained, small, "train", PLACES, sentences=100)
+    sizes = {model: sum(p.numel() for p in one.model.parameters()) for model, one in (("b", trained), ("a", small))}
+    assert report["parameters"] == {"before": sizes["b"], "after": sizes["a"]}
+    saved = 0
+    for layer in report["layers"]:
+        assert layer["key_dim"] == {"before": E, "after": 6}
+        assert 0 < layer["relative_error"] < 1
+        assert layer["output_error"] == pytest.approx(errors[layer["layer"]], rel=1e-4)
+        assert layer["parameters"]["after"] == 6 * (E + E + H) + H * E
+        saved += layer["parameters"]["before"] - layer["parameters"]["after"]
+        assert 0 < layer["attention_kl"]["after"] <= layer["attention_kl"]["before"]
+    assert any(layer["attention_kl"]["after"] < layer["attention_kl"]["before"] for layer in report["layers"])
+    assert sizes["b"] - sizes["a"] == saved
+    told = report["evaluation"]["valid loss"]
+    assert told["before"] == pytest.approx(loss(trained, "valid").loss, abs=1e-6)
+    assert told["after"] == pytest.approx(loss(small, "valid").loss, abs=1e-6)
+    assert "BLEU test" in report["evaluation"]
+    table = (command_line / "table").read_text(encoding="utf-8")
+    assert "→ 6" in table
+    assert f"{sizes['a']:,}" in table
+    assert "valid loss: " in table
+    assert "cross.0 (2 of 3): key dim 16 to 6" in (command_line / "log").read_text(encoding="utf-8")
+
+
+def test_fairseq_generate_translates_with_it(command_line, tiny_data, tmp_path):
+    user_dir = run("collab", "user-dir").stdout.strip()
+    log = tmp_path / "log"
+    options = ["--beam", 3, "--max-len-a", 0, "--max-len-b", 12, "--max-tokens", 300, "--cpu"]
+    made = run("fairseq-generate", tiny_data, "--path", command_line / "six.pt", "--user-dir", user_dir, *options)
+    log.write_text(made.stdout, encoding="utf-8")
+    small = load_model(command_line / "six.pt", tiny_data)
+    ours = translate(small, "test", beam=3, max_len_a=0, max_len_b=12, max_tokens=300)
+    assert read_generate_log([log]).hypotheses == ours
+
+
+def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
+    state = checkpoints.load(checkpoint)
+    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    checkpoints.save(state, tmp_path / "source.pt")
+    arguments = ["reparam", str(tmp_path / "source.pt"), "--output", str(tmp_path / "out.pt"), "--key-dim", "16"]
+    assert main(arguments) == 0
+    assert "no --calibration" in caplog.text
+    made = checkpoints.load(tmp_path / "out.pt")["model"]
+    assert torch.equal(made["encoder.layers.0.self_attn.q_proj.weight"],
+                       state["model"]["encoder.layers.0.self_attn.q_proj.weight"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--key-dim", "17"], "encoder.0: the shared key dim must be between 1 and 16"),
+        (["--key-dim", "0"], "--key-dim must be at least 1"),
+        (["--budget", "mean:8"], "--budget needs text"),
+        (["--budget", "half", "--calibration", "train:9"], "mean:KEY_DIM or parameters:NUMBER, but is 'half'"),
+        (["--budget", "parameters:100", "--calibration", "train:9"], "the budget is too small"),
+        (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev'; it has train, valid, test"),
+        (["--key-dim", "8", "--calibration", "a,b,c"], "SPLIT:N, SOURCE,TARGET or SOURCE"),
+        (["--key-dim", "8", "--sites", "middle"], "'middle' is not a site"),
+        (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
+        (["--key-dim", "8", "--output", "SOURCE"], "would overwrite it"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_written(checkpoint, tiny_data, tmp_path, capsys, flags, message):
+    flags = [str(checkpoint) if flag == "SOURCE" else flag for flag in flags]
+    before = checkpoints.sha256(checkpoint)
+    arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt"), *flags]
+    assert main(arguments) == 1
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("collab reparam: error: ")
+    assert message in told
+    assert list(tmp_path.iterdir()) == []
+    assert checkpoints.sha256(checkpoint) == before
+
+
+def test_text_files_calibrate_too(checkpoint, tiny_data, tmp_path, capsys):
+    """Source and target files are the same text as the split; sources alone are translated by the model."""
+    trained = load_model(checkpoint, tiny_data)
+    data = trained.task
+    data.load_dataset("valid")
+    for side, words in (("src", data.source_dictionary), ("tgt", data.target_dictionary)):
+        lines = [words.string(getattr(data.dataset("valid"), side)[number]) for number in range(20)]
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    made = {}
+    texts = {"split": "valid:20", "pair": f"{tmp_path}/src,{tmp_path}/tgt", "source": f"{tmp_path}/src"}
+    for name, text in texts.items():
+        output = tmp_path / f"{name}.pt"
+        assert main(["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(output), "--key-dim", "8",
+                     "--calibration", text]) == 0  # fmt: skip
+        made[name] = checkpoints.load(output)["model"]["decoder.layers.0.encoder_attn.content_bias"]
+    torch.testing.assert_close(made["pair"], made["split"], atol=1e-3, rtol=0)
+    assert float((made["source"] - made["split"]).abs().max()) > 1e-3
+    capsys.readouterr()
+
+
+def test_training_goes_on_from_it_and_can_be_resumed(command_line, tiny_data, tmp_path):
+    """Fine-tuning lowers the loss; stopped in the middle and started again it ends the same, bit for bit."""
+    user_dir = run("collab", "user-dir").stdout.strip()
+    model = ["--arch", "transformer_collab", *TINY_MODEL[2:]]
+    source = command_line / "six.pt"
+
+    def train(folder, updates, *start):
+        log = run(
+            "fairseq-train", tiny_data, *model, *TINY_TRAINING, "--user-dir", user_dir, "--max-update", updates,
+            "--save-dir", tmp_path / folder, "--no-epoch-checkpoints", "--attention-from", source, *start,
+        ).stdout  # fmt: skip
+        return log, checkpoints.load(tmp_path / folder / "checkpoint_last.pt")
+
+    fine_tuning = ["--finetune-from-model", source]
+    _, whole = train("whole", 40, *fine_tuning)
+    train("parts", 20, *fine_tuning)
+    log, parts = train("parts", 40, *fine_tuning)
+    assert "@ 20 updates" in log
+    assert all(torch.equal(whole["model"][n], t) for n, t in parts["model"].items() if not n.endswith("_float_tensor"))
+    assert model_config(parts)["attention_shapes"] == model_config(checkpoints.load(source))["attention_shapes"]
+    assert model_config(parts)["attention_from"] is None
+    before = loss(load_model(source, tiny_data), "valid").loss
+    after = loss(load_model(tmp_path / "whole" / "checkpoint_last.pt", tiny_data), "valid").loss
+    assert after < before - 0.02
+    _, restored = train("restored", 2, "--restore-file", source)
+    assert checkpoints.num_updates(restored) == 2
+    assert restored["extra_state"]["train_iterator"]["epoch"] == 1

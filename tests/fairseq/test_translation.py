@@ -1,0 +1,161 @@
+"""Trained models run on text: against fairseq-validate and fairseq-generate, from checkpoints of every kind."""
+
+import copy
+import itertools
+import json
+import re
+from argparse import Namespace
+
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import attention_layers, parameter_prefix
+from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.scoring.generate_log import read_generate_log
+from collab_fairseq.translation import TranslationError, batches, bleu, load_model, loss, translate
+from collab_fairseq.translation.load import run_state
+from tests.common import FLOAT32, run
+from tests.fairseq.models import SMALL, batch, build
+
+PLACES = ["encoder.0", "encoder.1", "cross.0", "cross.1", "decoder.0", "decoder.1"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_run):
+    return tiny_run / "checkpoint_best.pt"
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, tiny_data):
+    return load_model(checkpoint, tiny_data)
+
+
+def test_a_stock_model_computes_what_it_did():
+    random = torch.Generator().manual_seed(3)
+    stock = build("transformer", **SMALL).eval()
+    with torch.no_grad():
+        for parameter in stock.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=random))
+    state = {"cfg": {"model": Namespace(arch="transformer", share_all_embeddings=True, **SMALL)}}
+    state["model"] = {**stock.state_dict(), "encoder.layers.1.fc1_weight": torch.zeros(20, 16)}
+    made = as_transformer_collab(state)
+    flags = dict(model_config(made))
+    assert flags.pop("arch") == flags.pop("_name") == "transformer_collab"
+    ours = build(**flags).eval()
+    assert list(attention_layers(ours)) == PLACES
+    ours.load_state_dict(made["model"], strict=True)
+    source, lengths, target = batch()
+    with torch.no_grad():
+        ours_out, stock_out = ours(source, lengths, target)[0], stock(source, lengths, target)[0]
+        torch.testing.assert_close(ours_out, stock_out, atol=FLOAT32, rtol=0)
+        ours.encoder.layers[1].self_attn.q_proj.weight.mul_(1.1)
+        assert float((ours(source, lengths, target)[0] - stock_out).abs().max()) > 100 * FLOAT32
+
+
+def test_renaming_leaves_the_source_alone(checkpoint):
+    state = checkpoints.load(checkpoint)
+    before = copy.deepcopy(state)
+    made = as_transformer_collab(state)
+    model_config(made)["attention_shapes"]["encoder.0"] = {"key_dim": 3}
+    made["cfg"]["task"]["data"] = "elsewhere"
+    assert state["cfg"] == before["cfg"]
+    assert state["model"].keys() == before["model"].keys()
+    assert as_transformer_collab(made)["cfg"] == made["cfg"]
+
+
+def test_settings_of_hydra_and_of_old_fairseq_become_flat(trained, checkpoint, tiny_data):
+    nested = {"_name": "transformer", "encoder": {"layers": 2, "embed_dim": 16}, "dropout": 0.1}
+    made = as_transformer_collab({"cfg": {"model": nested}, "model": {}})
+    assert made["cfg"]["model"]["encoder_layers"] == 2
+    assert "encoder" not in made["cfg"]["model"]
+    state = checkpoints.load(checkpoint)
+    old = {**state, "cfg": None, "args": state["cfg"]["model"]}
+    torch.testing.assert_close(loss(run_state(old, "old.pt", tiny_data), "valid"), loss(trained, "valid"))
+
+
+def test_loss_is_that_of_fairseq_validate(trained, checkpoint, tiny_data):
+    log = run(
+        "fairseq-validate", tiny_data, "--task", "translation", "--path", checkpoint, "--max-tokens", 300, "--cpu",
+        "--log-format", "json",
+    ).stdout  # fmt: skip
+    told = json.loads(re.findall(r"\{.*\"valid_loss\".*\}", log)[-1])
+    found = loss(trained, "valid", max_tokens=300)
+    assert found.loss == pytest.approx(float(told["valid_loss"]), abs=6e-4)
+    assert found.nll_loss == pytest.approx(float(told["valid_nll_loss"]), abs=6e-4)
+    assert abs(found.loss - found.nll_loss) > 0.1  # label smoothing counts
+    # the batches do not matter, the text does
+    assert loss(trained, "valid", max_tokens=60).loss == pytest.approx(found.loss, abs=1e-5)
+    assert abs(loss(trained, "test").loss - found.loss) > 1e-3
+
+
+def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_data, tmp_path):
+    log = tmp_path / "generate.log"
+    log.write_text(
+        run(
+            "fairseq-generate", tiny_data, "--path", checkpoint, "--beam", 3, "--lenpen", 0.6, "--max-len-b", 12,
+            "--max-len-a", 0, "--max-tokens", 300, "--cpu",
+        ).stdout, encoding="utf-8",
+    )  # fmt: skip
+    told = read_generate_log([log])
+    options = {"beam": 3, "lenpen": 0.6, "max_len_b": 12, "max_len_a": 0}
+    seen = []
+    found = translate(trained, "test", max_tokens=300, progress=lambda *n: seen.append(n), **options)
+    assert found == told.hypotheses
+    assert seen[-1] == (20, 20)
+    assert translate(trained, "test", sentences=4, **options) == found[:4]
+    references = tmp_path / "references"
+    references.write_text("".join(f"{line}\n" for line in told.references), encoding="utf-8")
+    assert bleu(told.references, references).score == pytest.approx(100)
+    assert 0 <= bleu(found, references).score < 90
+    with pytest.raises(TranslationError, match="20 lines, expected 3"):
+        bleu(found[:3], references)
+
+
+def test_batches_are_the_same_every_time(trained):
+    def numbers(**options):
+        return [sample["id"].tolist() for sample in batches(trained, "valid", **options)]
+
+    first = numbers(max_tokens=60)
+    assert first == numbers(max_tokens=60)
+    assert len(first) > 1
+    assert sorted(itertools.chain(*first)) == list(range(20))
+    assert sorted(itertools.chain(*numbers(sentences=7))) == list(range(7))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_parameters_are_found_by_the_name_of_their_layer(place):
+    model = build(**SMALL)
+    own = attention_layers(model)[place].q_proj.weight
+    assert model.state_dict()[parameter_prefix(place) + "q_proj.weight"].data_ptr() == own.data_ptr()
+
+
+def test_errors_name_what_is_wrong(trained, checkpoint, tiny_data, tmp_path):
+    with pytest.raises(TranslationError, match=r"no split 'dev'; there are train, valid, test$"):
+        loss(trained, "dev")
+    with pytest.raises(TranslationError, match="at least one sentence"):
+        loss(trained, "valid", sentences=0)
+    with pytest.raises(TranslationError, match="is not there; expected the output folder"):
+        load_model(checkpoint, tmp_path / "nothing")
+    with pytest.raises(TranslationError, match="has no dictionaries"):
+        load_model(checkpoint, tmp_path)
+    state = checkpoints.load(checkpoint)
+    other = copy.deepcopy({**state, "last_optimizer_state": None})
+    other["cfg"]["model"].arch = other["cfg"]["model"]._name = "lstm"
+    with pytest.raises(ConfigurationError, match=r"expected .* transformer_collab, got one of lstm"):
+        run_state(other, "other.pt", tiny_data)
+    other = copy.deepcopy({**state, "last_optimizer_state": None})
+    other["cfg"]["task"]["_name"] = "language_modeling"
+    with pytest.raises(TranslationError, match=r"other.pt .* is one of language_modeling"):
+        run_state(other, "other.pt", tiny_data)
+    lacking = {**state, "model": {k: v for k, v in state["model"].items() if not k.endswith("fc1.bias")}}
+    with pytest.raises(TranslationError, match=r"does not fit its own settings.*fc1\.bias"):
+        run_state(lacking, "lacking.pt", tiny_data)
+    smaller = tmp_path / "smaller"
+    smaller.mkdir()
+    for file in tiny_data.iterdir():
+        content = file.read_bytes()
+        (smaller / file.name).write_bytes(content.split(b"\n", 1)[1] if file.name.startswith("dict") else content)
+    with pytest.raises(TranslationError, match="the data of another model"):
+        load_model(checkpoint, smaller)
