@@ -2,7 +2,7 @@
 # The second trained model of the conversion study: fairseq's own transformer with 2+2 layers, width 256, 8 heads.
 # Settings for `recipes/multi30k/run.sh --stock --config recipes/reparam/eight_heads.sh`.
 
-updates=3500
+updates=5000
 warmup=1000
 stock_flags=(--arch transformer
     --encoder-layers 2 --encoder-embed-dim 256 --encoder-ffn-embed-dim 512 --encoder-attention-heads 8
