@@ -26,7 +26,7 @@ import torch
 
 from collab_fairseq.checkpoints import load
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, decompose, fit_layers, standard_heads
-from collab_fairseq.reporting.environment import commit, hardware, versions
+from collab_fairseq.reporting.environment import circumstances
 from collab_fairseq.reporting.files import write_json
 
 logger = logging.getLogger("benchmark")
@@ -188,10 +188,12 @@ def main() -> int:
         "sweeps": measure_sweeps(args, large),
         "race": [measure_race(args, kind, seed) for kind in KINDS for seed in args.race_seeds],
         "errors": measure_errors(args),
-        "settings": {name: value for name, value in vars(args).items() if name != "output"},
-        "versions": {**versions(), "tensorly": tensorly},
-        "commit": commit(str(Path(__file__).parent)),
-        "hardware": hardware(),
+        "settings": {
+            **{name: value for name, value in vars(args).items() if name != "output"},
+            "checkpoint": args.checkpoint and Path(args.checkpoint).name,
+        },
+        "tensorly": tensorly,
+        **circumstances(str(Path(__file__).parent), device="cpu", threads=1),
     }
     write_json(results, args.output)
     return 0

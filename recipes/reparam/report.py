@@ -4,9 +4,9 @@
     report.py RECORD... [--table FILE] [--time FILE.svg] [--quality FILE.svg]
     report.py --collect FOLDER --name NAME --updates N --output FILE    one record of the fine-tuned models
 
-Records are NAME.json of study.py and NAME.finetuned.json; several models may be given. --time draws the CPU time of the
-decomposition against the rank (Figure 4 of the paper), --quality the validation loss against the rank with and without
-fine-tuning (Figure 5). Without files the table is printed.
+Records are NAME.json of study.py, NAME.finetuned.json, and that of benchmark.py; several models may be given. --time
+draws the CPU time of the decomposition against the rank (Figure 4 of the paper), --quality the validation loss against
+the rank with and without fine-tuning (Figure 5). Without files the table is printed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from collab_fairseq.reporting.environment import hardware, versions
+from collab_fairseq.reporting.environment import circumstances
 from collab_fairseq.reporting.figures import COLOURS, MARKS, STYLE
 from collab_fairseq.reporting.files import write_bytes, write_json, write_text
 
@@ -41,16 +41,18 @@ BLEU = 0.2
 Record = Dict[str, Any]
 
 
-def load(paths: List[Path]) -> Tuple[List[Record], Dict[str, Record]]:
-    """Records of studies in order, and of fine-tuned models by name."""
-    studies, tuned = [], {}
+def load(paths: List[Path]) -> Tuple[List[Record], Dict[str, Record], List[Record]]:
+    """Records of studies in order, of fine-tuned models by name, of benchmarks."""
+    studies, tuned, benchmarks = [], {}, []
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
         if "finetuned" in record:
             tuned[record["name"]] = record
+        elif "race" in record:
+            benchmarks.append(record)
         else:
             studies.append(record)
-    return studies, tuned
+    return studies, tuned, benchmarks
 
 
 def parts(record: Record) -> List[str]:
@@ -113,9 +115,43 @@ def goals(record: Record) -> Iterator[Tuple[str, str, bool]]:
     yield "full rank: error at most 1e-5, loss and translations unchanged", found_text, met
 
 
-def page(studies: List[Record], tuned: Dict[str, Record]) -> str:
+def solver_goals(record: Record) -> Iterator[Tuple[str, str, bool]]:
+    """As :func:`goals`, of benchmark.py."""
+    settings, sweeps, layers = record["settings"], record["sweeps"], record["layers"]
+    size = f"{settings['heads']}×{settings['width']}×{settings['width']}"
+    ratio = sweeps["ratio_of_medians"]
+    yield (
+        f"CPU per sweep against TensorLy, {size}, R = {sweeps['key_dim']}: at least 20 times less",
+        f"{ratio:.1f} times less", ratio >= 20,
+    )  # fmt: skip
+    for kind in sorted({race["heads"] for race in record["race"]}):
+        races = [race for race in record["race"] if race["heads"] == kind]
+        least, reached = min(race["ratio"] for race in races), all(r["ours_to_that_error"]["reached"] for r in races)
+        name = f"time to TensorLy's error after {settings['iterations']} iterations, {size}, R = {races[0]['key_dim']}, "
+        text = f"at least {least:.0f} times less in {len(races)} runs" if reached else "not reached"
+        yield f"{name}{kind} heads: at least 50 times less", text, reached and least >= 50
+    below = [entry["ours"] <= entry["tensorly"] + 1e-5 for entry in record["errors"]]
+    yield "error at every tested R, never above TensorLy's", f"in {sum(below)} of {len(below)}", all(below)
+    seconds, memory = layers["cpu_seconds"], layers["peak_memory_bytes"]
+    yield (
+        f"{layers['layers']} layers of {size} at R = {layers['key_dim']}: at most 60 s on one core, less than 1 GB",
+        f"{seconds:.1f} CPU s, {memory / 1e6:.0f} MB", seconds <= 60 and memory < 1e9,
+    )  # fmt: skip
+    error = record["full_rank_error"]
+    yield "full rank: error at most 1e-5", f"{error:.0e}", error <= 1e-5
+
+
+def goals_table(found: Iterator[Tuple[str, str, bool]]) -> str:
+    return table(["goal", "found", "met"], [[name, text, "yes" if met else "**no**"] for name, text, met in found])
+
+
+def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Record]) -> str:
     """All tables, in Markdown."""
     text = ""
+    for record in benchmarks:
+        text += f"### The solver\n\nAgainst TensorLy {record['tensorly']}, one CPU thread, generated heads"
+        text += f" and those of {record['settings']['checkpoint']}" if record["settings"]["checkpoint"] else ""
+        text += ".\n\n" + goals_table(solver_goals(record))
     for record in studies:
         model, source, ranks = record["model"], record["source"], parts(record)
         sizes = model["sizes"]
@@ -158,8 +194,7 @@ def page(studies: List[Record], tuned: Dict[str, Record]) -> str:
                 "Interrupted half-way and continued, the first of them ended "
                 f"{'the same, bit for bit' if not resumed['different'] else 'differently'}.\n\n"
             )
-        rows = [[name, found_text, "yes" if met else "**no**"] for name, found_text, met in goals(record)]
-        text += table(["goal", "found", "met"], rows)
+        text += goals_table(goals(record))
     return text
 
 
@@ -224,7 +259,7 @@ def collect(folder: Path, name: str, updates: int) -> Record:
     resumed = json.loads((folder / "resumed" / "equal.json").read_text(encoding="utf-8"))
     return {
         "name": name, "updates": updates, "finetuned": runs, "resumed": resumed,
-        "versions": versions(), "hardware": hardware(),
+        **circumstances(str(Path(__file__).parent), device="cpu"),
     }  # fmt: skip
 
 
@@ -242,20 +277,22 @@ def main() -> int:
             parser.error("--collect needs --name, --updates and --output")
         write_json(collect(args.collect, args.name, args.updates), args.output)
         return 0
-    studies, tuned = load(args.records)
-    if not studies:
-        parser.error("no record of a study was given")
+    studies, tuned, benchmarks = load(args.records)
+    if not (studies or benchmarks):
+        parser.error("no record of a study or benchmark was given")
+    if (args.time or args.quality) and not studies:
+        parser.error("--time and --quality need the record of a study")
     for path in (args.time, args.quality):
         if path and path.suffix != ".svg":
             parser.error(f"figures are SVG files, got {path}")
     if args.table:
-        write_text(page(studies, tuned), args.table)
+        write_text(page(studies, tuned, benchmarks), args.table)
     if args.time:
         draw(args.time, studies, tuned, quality=False)
     if args.quality:
         draw(args.quality, studies, tuned, quality=True)
     if not (args.table or args.time or args.quality):
-        sys.stdout.write(page(studies, tuned))
+        sys.stdout.write(page(studies, tuned, benchmarks))
     return 0
 
 

@@ -19,7 +19,6 @@ NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative he
 """
 
 import argparse
-import datetime
 import hashlib
 import importlib.metadata
 import json
@@ -38,7 +37,7 @@ from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relati
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
-from collab_fairseq.reporting.environment import commit, hardware, versions
+from collab_fairseq.reporting.environment import circumstances
 from collab_fairseq.reporting.files import write_json
 
 logger = logging.getLogger("study")
@@ -220,10 +219,8 @@ class Study:
             "source": source,
             "divergences": self.curves() if "curves.json" in {f.name for f in self.parts.iterdir()} else None,
             "results": results,
-            "versions": {**versions(), "tensorly": importlib.metadata.version("tensorly")},
-            "commit": commit(str(Path(__file__).parent)),
-            "hardware": hardware(),
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "tensorly": importlib.metadata.version("tensorly"),
+            **circumstances(str(Path(__file__).parent), device="cpu", threads=args.threads),
         }  # fmt: skip
 
 

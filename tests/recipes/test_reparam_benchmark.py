@@ -27,8 +27,11 @@ def test_the_benchmark_measures_all_it_promises(tmp_path):
     assert len(found["errors"]) == 2 * 2 * 4 * 2  # kinds, seeds of the heads, ranks, seeds of the fit
     for entry in found["errors"]:
         assert 0 < entry["ours"] <= entry["tensorly"] + 1e-5 < 1
-    assert found["versions"]["tensorly"]
+    assert found["tensorly"]
     assert list(tmp_path.iterdir()) == [output]
+    page = run("python", SCRIPT.with_name("report.py"), output).stdout
+    assert f"{found['sweeps']['ratio_of_medians']:.1f} times less" in page
+    assert "in 32 of 32" in page
 
 
 def test_the_benchmark_says_what_is_missing(tmp_path):
