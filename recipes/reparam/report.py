@@ -127,9 +127,9 @@ def solver_goals(record: Record) -> Iterator[Tuple[str, str, bool]]:
     for kind in sorted({race["heads"] for race in record["race"]}):
         races = [race for race in record["race"] if race["heads"] == kind]
         least, reached = min(race["ratio"] for race in races), all(r["ours_to_that_error"]["reached"] for r in races)
-        name = f"time to TensorLy's error after {settings['iterations']} iterations, {size}, R = {races[0]['key_dim']}, "
+        name = f"time to TensorLy's error after {settings['iterations']} iterations, {size}, R = {races[0]['key_dim']}"
         text = f"at least {least:.0f} times less in {len(races)} runs" if reached else "not reached"
-        yield f"{name}{kind} heads: at least 50 times less", text, reached and least >= 50
+        yield f"{name}, {kind} heads: at least 50 times less", text, reached and least >= 50
     below = [entry["ours"] <= entry["tensorly"] + 1e-5 for entry in record["errors"]]
     yield "error at every tested R, never above TensorLy's", f"in {sum(below)} of {len(below)}", all(below)
     seconds, memory = layers["cpu_seconds"], layers["peak_memory_bytes"]

@@ -92,6 +92,7 @@ def test_flags_are_known():
         run("collab", "score", "--help").stdout,
         run("collab", "doctor", "--help").stdout,
         run("collab", "results", "--help").stdout,
+        run("collab", "reparam", "--help").stdout,
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
         "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]
