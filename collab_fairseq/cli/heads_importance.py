@@ -83,12 +83,11 @@ def _analyse(args: argparse.Namespace, first: bool) -> int:
         return importance.as_json(found)
 
     settings = {**data_setting(args, trained), "form": args.form, "criterion": args.criterion}
-    if not first:  # the sums need every process, unless the first one has the result already
-        record = make_record(args, "importance", settings, str(trained.device))
+    record = make_record(args, "importance", settings, str(trained.device))
+    if not first:  # the sums need every process, unless the result is there already
         if "importance" not in record.parts:
             compute()
         return 0
-    record = make_record(args, "importance", settings, str(trained.device))
     result = record.part("importance", compute)
     heads = result["heads"]
     rows = sorted(heads, key=lambda name: -heads[name]["normalised"])

@@ -54,13 +54,13 @@ def draw_maps(maps: Dict[str, Tuple[List[str], List[str], Any]], letter: str, pa
     size = (0.8 + columns * (0.5 + 0.13 * len(keys)), 0.4 + len(rows) * (0.7 + 0.13 * len(queries)))
     with drawing(path, size) as figure:
         axes = figure.subplots(len(rows), columns, squeeze=False)
-        for line, members in zip(axes, rows.values(), strict=True):
+        for number, (line, members) in enumerate(zip(axes, rows.values(), strict=True), 1):
             for axis in line[len(members) :]:
                 axis.set_visible(False)
             for axis, name in zip(line[: len(members)], members, strict=True):
                 heat_map(axis, maps[name][2].tolist(), limits=(0.0, 1.0), colours=SEQUENTIAL)
                 axis.set_title(name, fontsize="small")
-                _label(axis, queries if name == members[0] else [], keys if line is axes[-1] else [])
+                _label(axis, queries if name == members[0] else [], keys if number == len(rows) else [])
         figure.suptitle(SITE_TITLES[LETTERS[letter]], fontsize="medium")
 
 

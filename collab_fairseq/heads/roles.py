@@ -122,7 +122,7 @@ def roles(
             total.confidence = total.confidence + weights.double().sum(0).cpu()
             site = place.split(".")[0]
             if site != "cross":
-                _count_offsets(total, keys, places, seen)
+                _count_offsets(total, keys, places, seen, causal=site == "decoder")
             if site == "encoder":
                 _count_rare(total, keys, places, seen, frequency)
     found = {}
@@ -142,14 +142,13 @@ def frequencies(trained: TrainedModel) -> Tensor:
     return ranks.to(trained.device)
 
 
-def _count_offsets(total: _Sums, keys: Tensor, places: Tensor, seen: Seen) -> None:
+def _count_offsets(total: _Sums, keys: Tensor, places: Tensor, seen: Seen, causal: bool) -> None:
     distances = (keys - places[:, 1:]).tolist()
     for head in range(total.heads):
         total.offsets[head].update(row[head] for row in distances)
-    causal = seen.weights.triu(1).sum() == 0
+    words = [row.nonzero().flatten().tolist() for row in seen.keys]
     for row, step in places.tolist():
-        words = seen.keys[row].nonzero().flatten().tolist()
-        total.possible.update(key - step for key in words if not causal or key <= step)
+        total.possible.update(key - step for key in words[row] if not causal or key <= step)
 
 
 def _count_rare(total: _Sums, keys: Tensor, places: Tensor, seen: Seen, frequency: Tensor) -> None:

@@ -5,7 +5,7 @@ import torch
 from fairseq.search import Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 
-from collab_fairseq.modules.attention import one_row_per_sentence
+from collab_fairseq.modules.state import one_row_per_sentence
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, Task, batch, build
 

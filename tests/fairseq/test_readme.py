@@ -79,7 +79,7 @@ def flags_of_training():
     """fairseq-train --help leaves out what its parser learns only from --arch, --optimizer and the like."""
     parser = options.get_training_parser()
     chosen = ["--arch", "transformer_collab", "--optimizer", "adam", "--lr-scheduler", "inverse_sqrt"]
-    options.parse_args_and_arch(parser, ["data", *chosen, "--criterion", "label_smoothed_cross_entropy"])
+    options.parse_args_and_arch(parser, ["data", *chosen, "--criterion", "label_smoothed_cross_entropy_with_gates"])
     return parser.format_help()
 
 
@@ -93,6 +93,7 @@ def test_flags_are_known():
         run("collab", "doctor", "--help").stdout,
         run("collab", "results", "--help").stdout,
         run("collab", "reparam", "--help").stdout,
+        run("collab", "heads", "prune", "--help").stdout,
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
         "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]

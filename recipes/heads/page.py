@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Tables of what recipes/heads/run.sh has recorded, in Markdown, with links to its figures.
+
+    page.py FOLDER [FOLDER ...] --output table.md
+    page.py FOLDER [FOLDER ...] --output README.md --marker heads [--check]     only the part between two markers
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from collab_fairseq.heads import ablation, pruning, roles
+from collab_fairseq.heads.errors import HeadsError
+from collab_fairseq.heads.record import load
+from collab_fairseq.modules.heads import in_model
+from collab_fairseq.reporting import pages
+
+ANALYSES = ("redundancy", "importance", "ablate", "prune", "gates", "roles")
+SITES = {"E": "encoder", "A": "encoder–decoder", "D": "decoder"}
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def redundancy(parts: Dict[str, Any]) -> str:
+    """Components that hold 90 % of the energy, by site: of the layer and of a head."""
+    rows = [["attention", "key dim", "product: layer", "product: head", "query: layer", "query: head"]]
+    for site in ("encoder", "cross", "decoder"):
+        layers = [layer for place, layer in parts.items() if place.startswith(f"{site}.")]
+        cells = []
+        for kind in ("product", "query"):
+            counts = [layer["dimensions"][kind] for layer in layers]
+            heads = [head[0] for layer in counts for head in layer["heads"]]
+            cells += [f"{sum(c['layer'][0] for c in counts) / len(counts):.1f}", f"{sum(heads) / len(heads):.1f}"]
+        rows.append([site, " ".join(sorted({str(layer["key_dim"]) for layer in layers})), *cells])
+    return "Principal components that hold 90 % of the energy (means over layers, and over heads):\n\n" + table(rows)
+
+
+def importance(parts: Dict[str, Any]) -> str:
+    heads = parts["importance"]["heads"]
+    names = sorted(heads, key=lambda head: heads[head]["normalised"])
+    return f"Least important: {', '.join(names[:5])}. Most important: {', '.join(reversed(names[-5:]))}."
+
+
+def ablate(parts: Dict[str, Any]) -> str:
+    splits = [key.removeprefix("whole/") for key in parts if key.startswith("whole/")]
+    rows = [["test set", "heads", "BLEU of all heads", "heads measured", "p < 0.05", "of these better", "worst"]]
+    for split in splits:
+        for mode in ablation.MODES:
+            found = ablation.results(parts, split, mode)
+            if not found:
+                continue
+            names = ablation.significant(found)
+            worst = min(found, key=lambda head: found[head]["difference"])
+            better = sum(found[head]["difference"] > 0 for head in names)
+            rows.append([
+                split, {"without": "without one", "only": "one alone in its layer"}[mode],
+                f"{parts[f'whole/{split}']['score']:.2f}", str(len(found)), str(len(names)), str(better),
+                f"{worst}: {found[worst]['difference']:+.2f}",
+            ])  # fmt: skip
+    text = table(rows)
+    if len(splits) == 2:
+        values = ablation.correlation(parts, splits, "without")
+        shown = ", ".join(f"{group} {value:.2f}" for group, value in values.items())
+        text += f"\n\nCorrelation of the differences on both test sets: {shown}."
+    return text
+
+
+def prune(parts: Dict[str, Any]) -> str:
+    names = list(dict.fromkeys(key.rsplit("/", 1)[0] for key in parts if key.rsplit("/", 1)[-1].isdigit()))
+    splits = list(pruning.curve(parts, names[0])[0]["tests"])
+    rows = [["heads of", "test set", *(f"{percent} %" for percent in pruning.PERCENTAGES)]]
+    for name in names:
+        for split in splits:
+            found = [result["tests"][split] for result in pruning.curve(parts, name).values()]
+            cells = [f"{f['bleu']:.2f}" + ("" if f["p_value"] < ablation.SIGNIFICANT else "°") for f in found]
+            rows.append([name.replace("_", ", "), split, *cells])
+    about = "BLEU without the least important heads; °: no significant difference to all heads (p ≥ 0.05)."
+    return f"{about}\n\n{table(rows)}"
+
+
+def gates(parts: Dict[str, Any]) -> str:
+    splits = [key.removeprefix("whole/") for key in parts if key.startswith("whole/") and key != "whole/loss"]
+    scored = [c for split in splits for c in (f"BLEU {split}", "p")]
+    rows = [["λ", "heads left: encoder", "encoder–decoder", "decoder", "loss", *scored]]
+    whole = [c for split in splits for c in (f"{parts[f'whole/{split}']['score']:.2f}", "")]
+    rows.append(["before", "all", "all", "all", f"{parts['whole/loss']:.3f}", *whole])
+    for penalty in sorted((key for key in parts if "/" not in key), key=float):
+        found = parts[penalty]
+        left = []
+        for letter in SITES:
+            own = [gate["is_open"] for head, gate in found["gates"].items() if head.startswith(letter)]
+            left.append(f"{sum(own)} of {len(own)}" if own else "all")
+        scores = [found["tests"][split] for split in splits]
+        cells = [c for cell in scores for c in (f"{cell['bleu']:.2f}", f"{cell['p_value']:.3f}")]
+        rows.append([penalty, *left, f"{found['loss']:.3f}", *cells])
+    return table(rows)
+
+
+def roles_table(parts: Dict[str, Any], ranks: Dict[str, Any]) -> str:
+    rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
+    for head in sorted(parts["looks"], key=in_model):
+        found = dict(parts["looks"][head])
+        if "syntax" in parts:
+            found["syntax"] = parts["syntax"]["heads"].get(head, {})
+        offset = f"{found['offset']:+d} ({found['positional']:.0%})" if "offset" in found else ""
+        numbers = [found.get("rare"), parts.get("relevance", {}).get("heads", {}).get(head)]
+        shown = [f"{value:.3f}" if value is not None else "" for value in numbers]
+        rank = f"{ranks[head]['normalised']:.3f}" if head in ranks else ""
+        rows.append([head, f"{found['confidence']:.3f}", offset, *shown, rank, roles.role_of(found)])
+    return table(rows)
+
+
+TITLES = {
+    "redundancy": "What heads share",
+    "importance": "Importance",
+    "ablate": "One head at a time",
+    "prune": "Pruning",
+    "gates": "Gates",
+    "roles": "Roles",
+}
+
+
+def section(folder: Path, page: Path) -> str:
+    """Everything of one model."""
+    found = {path.name.split(".")[0] for path in folder.glob("*.json")}
+    if len(found) != 1:
+        raise HeadsError(f"{folder} must hold the records of one model, got {', '.join(sorted(found)) or 'none'}")
+    name = found.pop()
+    paths = {what: folder / f"{name}.{what}.json" for what in ANALYSES}
+    records = {what: load(path, what) for what, path in paths.items() if path.exists()}
+    ranks = records["importance"]["parts"]["importance"]["heads"] if "importance" in records else {}
+    writers = {"redundancy": redundancy, "importance": importance, "ablate": ablate, "prune": prune, "gates": gates}
+    texts: List[str] = [f"## {name}"]
+    for what, record in records.items():
+        parts = record["parts"]
+        texts.append(f"### {TITLES[what]}")
+        texts.append(roles_table(parts, ranks) if what == "roles" else writers[what](parts))
+        pictures = [f"{name}.{what}.svg", *([f"{name}.overlap.svg"] if what == "redundancy" else [])]
+        for picture in pictures:
+            if (folder / picture).exists():
+                texts.append(f"![{TITLES[what]}]({_link(folder / picture, page)})")
+        device, commit = record["hardware"]["device"], (record["commit"]["id"] or "unknown")[:8]
+        texts.append(f"[record]({_link(folder / f'{name}.{what}.json', page)}), {device}, commit {commit}")
+    return "\n\n".join(texts) + "\n"
+
+
+def _link(path: Path, page: Path) -> str:
+    return os.path.relpath(path, page.parent).replace(os.sep, "/")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="OUTPUT of recipes/heads/run.sh")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE.md", help="the page")
+    parser.add_argument("--marker", metavar="NAME", help="only the part between <!-- NAME --> and <!-- /NAME -->")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page would change")
+    args = parser.parse_args()
+    try:
+        text = "\n".join(section(folder, args.output) for folder in args.folders)
+        sys.stderr.write(pages.publish(text, str(args.output), args.marker, args.check) + "\n")
+    except Exception as error:
+        if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
+            raise
+        sys.stderr.write(f"page.py: error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

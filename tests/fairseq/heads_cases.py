@@ -1,0 +1,50 @@
+"""Trained models, standard and collaborative, that the tests of `collab heads` share."""
+
+import copy
+
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.attention import block_mixing
+from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.translation.load import run_state
+
+#: the attention of TINY_MODEL: one layer a side, two heads, width 16
+PLACES = ("encoder.0", "cross.0", "decoder.0")
+HEADS = [f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)]
+
+
+def standard_state(run):
+    """The checkpoint of the run as one of transformer_collab, with weights large enough to make a difference."""
+    state = as_transformer_collab(checkpoints.load(run / "checkpoint_best.pt"))
+    random = torch.Generator().manual_seed(0)
+    state["model"] = {
+        name: tensor + 0.3 * torch.randn(tensor.shape, generator=random) if "layers" in name else tensor
+        for name, tensor in state["model"].items()
+    }
+    return state
+
+
+def collaborative_state(run, content_bias=False, key_dim=None):
+    """The same with collaborative heads everywhere, dense mixing matrices; ``key_dim``: the first dimensions only."""
+    state = copy.deepcopy(standard_state(run))
+    config, model = model_config(state), state["model"]
+    config.update(collaborative_heads="encoder_cross_decoder", attention_content_bias=content_bias, key_dim=key_dim)
+    random = torch.Generator().manual_seed(1)
+    for place in PLACES:
+        prefix = parameter_prefix(place)
+        model[f"{prefix}mixing"] = (block_mixing([8, 8]) + 0.5 * torch.randn(2, 16, generator=random))[:, :key_dim]
+        for name in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"):
+            model[prefix + name] = model[prefix + name][:key_dim]
+        if content_bias:
+            model[f"{prefix}content_bias"] = torch.randn(2, 16, generator=random)
+    return state
+
+
+def load(state, data, double=True):
+    """The model of a state, in float64 unless told otherwise."""
+    trained = run_state(state, "state", data)
+    if double:
+        trained.model.double()
+    return trained

@@ -1,0 +1,266 @@
+"""Ablation, pruning and removal of heads: masked equals removed, and sacrebleu decides what is significant."""
+
+import copy
+import json
+
+import pytest
+import torch
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
+from collab_fairseq.heads import ablation, pruning
+from collab_fairseq.heads.errors import HeadsError
+from collab_fairseq.heads.evaluation import Search, compare, evaluate, read_test_set
+from collab_fairseq.heads.record import Record
+from collab_fairseq.heads.removal import remove_heads
+from collab_fairseq.heads.taps import masked
+from collab_fairseq.modules.heads import describe, parse_heads
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import attention_layers, parameter_prefix
+from collab_fairseq.modules.stock import model_config
+from collab_fairseq.translation import batches, loss, translate
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
+from tests.fairseq.test_training import USER_DIR
+
+KINDS = ["standard", "collaborative", "content-bias"]
+
+
+@pytest.fixture(scope="module")
+def states(tiny_run):
+    return {
+        "standard": standard_state(tiny_run),
+        "collaborative": collaborative_state(tiny_run, key_dim=11),
+        "content-bias": collaborative_state(tiny_run, content_bias=True),
+    }
+
+
+@pytest.fixture(scope="module")
+def references(tiny_data, tmp_path_factory, tiny_run):
+    """What the model itself says, a little disturbed, so that BLEU is neither 0 nor 100."""
+    hypotheses = translate(load(standard_state(tiny_run), tiny_data, double=False), "test")
+    lines = [" ".join(["dogo", *line.split(), "treeo"][n % 2 :]) for n, line in enumerate(hypotheses)]
+    path = tmp_path_factory.mktemp("references") / "test.tgt"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def logits(trained):
+    with torch.no_grad():
+        return torch.cat([trained.model(**s["net_input"])[0].flatten() for s in batches(trained, "valid", sentences=5)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1"])
+def test_removed_is_masked(states, kind, heads, tiny_data):
+    state = states[kind]
+    before = copy.deepcopy(state["model"])
+    trained = load(state, tiny_data)
+    whole = logits(trained)
+    with masked(attention_layers(trained.model), parse_heads(heads)):
+        expected = logits(trained)
+        translations = translate(trained, "test", max_len_b=20)
+    result = remove_heads(state, parse_heads(heads))
+    smaller = load(result.state, tiny_data)
+    assert (logits(smaller) - expected).abs().max() < 1e-10
+    assert (expected - whole).abs().max() > 1e-3
+    assert translate(smaller, "test", max_len_b=20) == translations
+    assert describe(result.removed) == heads == result.state["extra_state"]["removed_heads"]
+    sizes = [sum(p.numel() for layer in attention_layers(t.model).values() for p in layer.parameters())
+             for t in (trained, smaller)]  # fmt: skip
+    assert [result.parameters_before, result.parameters_after] == sizes
+    assert sizes[1] < sizes[0]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state["model"].items())
+    layer = attention_layers(smaller.model)[next(iter(result.removed))]
+    assert (layer.num_heads, layer.head_dim) == (1, 8)
+    assert layer.q_proj.out_features == {"standard": 8, "collaborative": 11, "content-bias": 16}[kind]
+
+
+def test_shared_dimensions_that_no_head_uses_go_too(states, tiny_data):
+    state = copy.deepcopy(states["content-bias"])
+    mixing = state["model"][parameter_prefix("cross.0") + "mixing"]
+    mixing[1, [2, 5, 6]] = 0.0
+    trained = load(state, tiny_data)
+    with masked(attention_layers(trained.model), parse_heads("A:1:1")):
+        expected = logits(trained)
+    smaller = load(remove_heads(state, parse_heads("A:1:1")).state, tiny_data)
+    assert attention_layers(smaller.model)["cross.0"].key_dim == 13
+    assert (logits(smaller) - expected).abs().max() < 1e-10
+    twice = remove_heads(remove_heads(state, parse_heads("A:1:1")).state, parse_heads("D:1:2"))
+    assert attention_layers(load(twice.state, tiny_data).model)["cross.0"].key_dim == 13
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_layer_gives_its_output_bias(states, kind, tiny_data):
+    heads = parse_heads("E:1:1,2 D:1:2")
+    trained = load(states[kind], tiny_data)
+    with masked(attention_layers(trained.model), heads):
+        expected = logits(trained)
+    smaller = load(remove_heads(states[kind], heads, empty_layers=True).state, tiny_data)
+    assert (logits(smaller) - expected).abs().max() < 1e-10
+    assert sum(p.numel() for p in attention_layers(smaller.model)["encoder.0"].parameters()) < 120
+
+
+def test_masked_heads_of_the_checkpoint_go_with_the_others(states, tiny_data):
+    state = copy.deepcopy(states["standard"])
+    model_config(state)["mask_heads"] = "A:1:1"
+    expected = logits(load(state, tiny_data))
+    result = remove_heads(state, {})
+    assert describe(result.removed) == "A:1:1"
+    assert (logits(load(result.state, tiny_data)) - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("heads", "kind", "message"),
+    [
+        ("", HeadsError, "there are no heads to remove"),
+        ("E:1:1,2", HeadsError, "E:1 would lose all heads; leave one, or allow it with --empty-layers"),
+        ("E:1:1,2 A:1:1,2 D:1:1,2", HeadsError, "all heads of the model would be removed"),
+        ("E:2:1", ConfigurationError, "E:2 names layer 2 of encoder attention, but the model has 1 there"),
+        ("D:1:3", ConfigurationError, "D:1:3 names head 3, but D:1 has 2 heads"),
+    ],
+)
+def test_removals_that_cannot_be(states, heads, kind, message):
+    with pytest.raises(kind, match=message):
+        remove_heads(states["standard"], parse_heads(heads))
+
+
+def test_the_bootstrap_is_sacrebleus(states, references, tiny_data):
+    trained = load(states["standard"], tiny_data, double=False)
+    test = read_test_set("test", references, "tgt")
+    whole, other = (evaluate(trained, test, Search(), heads) for heads in (None, parse_heads("E:1:1 A:1:1")))
+    found = compare(other, whole)
+    texts = [translate(trained, "test")]
+    with masked(attention_layers(trained.model), parse_heads("E:1:1 A:1:1")):
+        texts.append(translate(trained, "test"))
+    names = [("whole", texts[0]), ("other", texts[1])]
+    _, results = PairedTest(names, {"BLEU": BLEU(trg_lang="tgt")}, [list(test.references)], "bs", n_samples=1000)()
+    assert whole.score == pytest.approx(results["BLEU"][0].score)
+    assert found.difference == pytest.approx(results["BLEU"][1].score - results["BLEU"][0].score)
+    assert found.difference != 0
+    assert found.p_value == results["BLEU"][1].p_value
+    assert compare(whole, whole).p_value == 1.0
+
+
+def test_conditions_and_correlation():
+    counts = {"encoder.0": 3, "cross.0": 1}
+    assert ablation.conditions(counts, "without") == {
+        "E:1:1": {"encoder.0": (0,)}, "E:1:2": {"encoder.0": (1,)}, "E:1:3": {"encoder.0": (2,)},
+        "A:1:1": {"cross.0": (0,)},
+    }  # fmt: skip
+    assert ablation.conditions(counts, "only", ["encoder", "cross"])["E:1:2"] == {"encoder.0": (0, 2)}
+    assert "A:1:1" not in ablation.conditions(counts, "only")
+    values = [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]
+    parts = {f"{split}/without/E:1:{n}": {"difference": pair[side]}
+             for n, pair in enumerate(values, 1) for side, split in enumerate(("a", "b"))}  # fmt: skip
+    assert ablation.correlation(parts, ["a", "b"], "without") == pytest.approx({"all": 0.5, "E": 0.5})
+
+
+def test_steps_of_pruning():
+    ranks = {"E:1:1": 0.3, "E:1:2": 0.1, "A:1:1": 0.2, "D:1:1": 0.1}
+    assert pruning.ascending(ranks, ["encoder", "cross", "decoder"]) == ["E:1:2", "D:1:1", "A:1:1", "E:1:1"]
+    assert pruning.ascending(ranks, ["encoder"]) == ["E:1:2", "E:1:1"]
+    order = [f"E:1:{n}" for n in range(1, 11)]
+    assert [sum(map(len, pruning.least(order, p).values())) for p in (0, 10, 30, 90)] == [0, 1, 3, 9]
+    assert [sum(map(len, pruning.least(order[:7], p).values())) for p in (10, 50, 90)] == [1, 4, 7]
+
+
+def test_pruning_measures_the_masked_model(states, references, tiny_data):
+    trained = load(states["collaborative"], tiny_data, double=False)
+    test = read_test_set("test", references, "tgt", 12)
+    ranks = {head: float(n) for n, head in enumerate(HEADS)}
+    record = Record("prune", "collab", {})
+    pruning.prune(
+        trained, ranks, record, "all", sites=["encoder", "cross", "decoder"], tests=[test], loss_split="valid",
+        percentages=(0, 50),
+    )  # fmt: skip
+    found = pruning.curve(record.parts, "all")
+    assert found[50]["heads"] == "E:1:1,2 A:1:1"
+    assert found[50]["left"] == 3
+    assert found[0]["tests"]["test"]["p_value"] == 1.0
+    with masked(attention_layers(trained.model), parse_heads(found[50]["heads"])):
+        expected = loss(trained, "valid")
+        assert found[50]["tests"]["test"]["bleu"] == evaluate(trained, test, Search()).score
+    assert found[50]["loss"] == expected.loss != found[0]["loss"]
+
+
+def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_data, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    checkpoint, pruned = tmp_path / "model.pt", tmp_path / "pruned.pt"
+    checkpoints.save(states["standard"], checkpoint)
+    few = ["--sentences", 4]  # the model goes on until the longest length allowed
+    test = ["--data", tiny_data, "--test", f"test={references}", "--device", "cpu"]
+
+    def collab(*words):
+        assert main(["heads", *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    result, picture = tmp_path / "ablation.json", tmp_path / "ablation.svg"
+    command = ["ablate", checkpoint, *test, *few, "--output", result, "--figure", picture]
+    printed = collab(*command)
+    assert "of 6 differences have p < 0.05" in printed
+    record = json.loads(result.read_text(encoding="utf-8"))
+    assert set(record["parts"]) == {"whole/test", *(f"test/{m}/{h}" for m in ("without", "only") for h in HEADS)}
+    assert "only that head" in picture.read_text(encoding="utf-8")
+    for part in ("test/only/D:1:2", "test/without/A:1:1"):
+        del record["parts"][part]
+    result.write_text(json.dumps(record), encoding="utf-8")
+    assert collab(*command) == printed  # the missing ones are measured again
+
+    result, picture = tmp_path / "pruning.json", tmp_path / "pruning.svg"
+    printed = collab("prune", checkpoint, *test, *few, "--by-site", "--output", result, "--figure", picture)
+    assert printed.count("\n") == 2 + 4 * 10
+    printed = collab("prune", checkpoint, *test, *few, "--remove", 40, "--pruned", pruned)
+    assert "removed " in printed
+    parts = json.loads(result.read_text(encoding="utf-8"))["parts"]
+    assert checkpoints.load(pruned)["extra_state"]["removed_heads"] == parts["encoder_cross_decoder/40"]["heads"]
+
+    copied = tmp_path / "again.pt"
+    checkpoints.save(states["standard"], copied)
+    picture = tmp_path / "profile.svg"
+    printed = collab("prune", checkpoint, copied, *test, *few, "--figure", picture)
+    rows = [line.split("|")[3:] for line in printed.splitlines() if line.startswith(("| model.pt", "| again.pt"))]
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert "BLEU of all heads" in picture.read_text(encoding="utf-8")
+
+    assert main(["heads", "prune", str(checkpoint), "--remove", "40"]) == 1
+    assert "--remove and --pruned go together" in capsys.readouterr().err
+    assert main(["heads", "prune", str(checkpoint)]) == 1
+    assert "--test SPLIT=FILE is needed" in capsys.readouterr().err
+    assert main(["heads", "ablate", str(checkpoint), "--data", str(tiny_data), "--test", "test"]) == 1
+    assert "--test must be SPLIT=FILE" in capsys.readouterr().err
+    half = tmp_path / "half.tgt"
+    half.write_text("a\n", encoding="utf-8")
+    assert main(["heads", "ablate", str(checkpoint), "--data", str(tiny_data), "--test", f"test={half}"]) == 1
+    assert "test has 20 sentences, but there are 1 references" in capsys.readouterr().err
+
+
+def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tmp_path):
+    pruned = tmp_path / "pruned.pt"
+    checkpoints.save(remove_heads(states["collaborative"], parse_heads("E:1:2 A:1:1")).state, pruned)
+    log = run(
+        "fairseq-generate", tiny_data, "--path", pruned, "--user-dir", USER_DIR, "--beam", 2, "--max-tokens", 500,
+        "--gen-subset", "test", "--max-len-b", 20, "--cpu",
+    ).stdout  # fmt: skip
+    ours = translate(load(checkpoints.load(pruned), tiny_data, double=False), "test", beam=2, max_len_b=20)
+    theirs = {int(line.split("\t")[0][2:]): line.split("\t")[2] for line in log.splitlines() if line.startswith("H-")}
+    assert [theirs[n] for n in sorted(theirs)] == ours
+    assert set(PLACES) >= set(checkpoints.load(pruned)["cfg"]["model"].attention_shapes)
+
+
+def test_training_goes_on_from_a_pruned_checkpoint(states, tiny_data, tmp_path):
+    pruned = tmp_path / "pruned.pt"
+    checkpoints.save(remove_heads(states["standard"], parse_heads("E:1:2 D:1:1")).state, pruned)
+    run(
+        "fairseq-train", tiny_data, "--arch", "transformer_collab", *TINY_MODEL[2:], *TINY_TRAINING, "--user-dir",
+        USER_DIR, "--attention-from", pruned, "--finetune-from-model", pruned, "--max-update", 30, "--seed", 1,
+        "--no-epoch-checkpoints", "--save-dir", tmp_path / "run",
+    )  # fmt: skip
+    before, after = (load(checkpoints.load(path), tiny_data, double=False)
+                     for path in (pruned, tmp_path / "run" / "checkpoint_last.pt"))  # fmt: skip
+    assert attention_layers(after.model)["encoder.0"].num_heads == 1
+    assert attention_layers(after.model)["cross.0"].num_heads == 2
+    assert loss(after, "valid").loss < loss(before, "valid").loss - 0.1

@@ -1,0 +1,169 @@
+"""Importance of heads and shared key dimensions, against finite differences and one sentence at a time."""
+
+import json
+
+import pytest
+import torch
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
+from collab_fairseq.heads.figures import grids
+from collab_fairseq.heads.importance import gradients, importance, normalised
+from collab_fairseq.heads.taps import masked, multiplied, reading
+from collab_fairseq.modules.heads import parse_heads
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import batches
+from tests.common import free_port, run
+from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
+
+
+@pytest.fixture(scope="module", params=["standard", "collaborative"])
+def trained(request, tiny_run, tiny_data):
+    state = {"standard": standard_state, "collaborative": collaborative_state}[request.param](tiny_run)
+    return load(state, tiny_data)
+
+
+@pytest.fixture(autouse=True)
+def loss_in_float64(monkeypatch):
+    """fairseq takes the logarithm of probabilities in float32 whatever the model's type."""
+    monkeypatch.setattr("fairseq.utils.log_softmax", lambda x, dim, onnx_trace=False: torch.log_softmax(x, dim))
+
+
+def loss_of(trained, sample):
+    with torch.no_grad():
+        return float(trained.criterion(trained.model, sample)[0])
+
+
+def single(trained, number):
+    """A batch of one sentence of valid."""
+    data = trained.task.dataset("valid")
+    return data.collater([data[number]])
+
+
+def test_gradients_are_finite_differences(trained):
+    sample = next(iter(batches(trained, "valid", sentences=3)))
+    layers = attention_layers(trained.model)
+    found, dims = gradients(trained, sample, trained.criterion)
+    tokens, _ = gradients(trained, sample, trained.criterion, tokens=True)
+    step = 1e-5
+    for row, number in enumerate(sample["id"].tolist()):
+        alone = single(trained, number)
+        for place, layer in layers.items():
+            for head in range(layer.num_heads):
+                ends = []
+                for sign in (1, -1):
+                    factor = torch.ones(layer.num_heads, dtype=torch.float64)
+                    factor[head] += sign * step
+                    with multiplied(layers, {place: factor}):
+                        ends.append(loss_of(trained, alone))
+                slope = (ends[0] - ends[1]) / (2 * step)
+                assert abs(found[place][row, head].item() - slope) < 1e-6 * max(1, abs(slope))
+                assert abs(tokens[place][row, :, head].sum().item() - slope) < 1e-6 * max(1, abs(slope))
+    assert max(gradient.abs().max() for gradient in found.values()) > 0.01
+    for place, gradient in dims.items():
+        for dimension in (0, 5):
+            ends = []
+            for sign in (1, -1):
+                changed = {"weight": layers[place].q_proj.weight, "bias": layers[place].q_proj.bias}
+                before = {name: tensor.detach().clone() for name, tensor in changed.items()}
+                with torch.no_grad():
+                    for tensor in changed.values():
+                        tensor[dimension] *= 1 + sign * step
+                ends.append(loss_of(trained, single(trained, int(sample["id"][0]))))
+                with torch.no_grad():
+                    for name, tensor in changed.items():
+                        tensor.copy_(before[name])
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert abs(gradient[0, dimension].item() - slope) < 1e-6 * max(1, abs(slope))
+
+
+def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):
+    result = importance(trained, "valid", max_tokens=60, sentences=7)
+    sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
+    for number in range(7):
+        sample = single(trained, number)
+        ones = {place: torch.ones(2, dtype=torch.float64, requires_grad=True) for place in PLACES}
+        with multiplied(attention_layers(trained.model), ones):
+            loss = trained.criterion(trained.model, sample)[0]
+        for place, gradient in zip(PLACES, torch.autograd.grad(loss, list(ones.values())), strict=True):
+            sums[place] += gradient.abs()
+    assert result.sentences == 7
+    for place in PLACES:
+        assert torch.allclose(result.heads[place], sums[place] / 7, rtol=1e-9, atol=0)
+    signed = importance(trained, "valid", max_tokens=60, sentences=7, form="token")
+    assert all((signed.heads[place] - result.heads[place]).abs().max() > 1e-4 for place in PLACES)
+    assert all(parameter.requires_grad for parameter in trained.model.parameters())
+    assert all(layer.head_multiplier is None for layer in attention_layers(trained.model).values())
+
+
+def test_the_token_form_averages_over_the_tokens_of_the_queries(trained):
+    """One sentence a batch, so that no padding is there."""
+    result = importance(trained, "valid", max_tokens=60, sentences=4, form="token")
+    sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
+    lengths = [0, 0]
+    for number in range(4):
+        sample = single(trained, number)
+        lengths[0] += sample["net_input"]["src_tokens"].numel()
+        lengths[1] += sample["target"].numel()
+        for place, gradient in gradients(trained, sample, trained.criterion, tokens=True)[0].items():
+            sums[place] += gradient[0].abs().sum(0)
+    assert (result.source_tokens, result.target_tokens) == tuple(lengths)
+    for place in PLACES:
+        expected = sums[place] / lengths[0 if place == "encoder.0" else 1]
+        assert torch.allclose(result.heads[place], expected, rtol=1e-9, atol=0)
+
+
+def test_a_masked_head_has_no_importance_and_no_effect(trained):
+    layers = attention_layers(trained.model)
+    before = importance(trained, "valid", sentences=3)
+    with masked(layers, parse_heads("A:1:2")):
+        found = importance(trained, "valid", sentences=3)
+    assert found.heads["cross.0"][1] == 0 < found.heads["cross.0"][0]
+    assert before.heads["cross.0"][1] > 0
+    with pytest.raises(ConfigurationError, match="A:1 has 2 heads"), masked(layers, parse_heads("A:1:3")):
+        pass
+
+
+def test_another_criterion(trained):
+    own = importance(trained, "valid", sentences=3)
+    other = importance(trained, "valid", sentences=3, criterion="cross_entropy")
+    same = importance(trained, "valid", sentences=3, criterion="label_smoothed_cross_entropy")
+    assert (own.heads["cross.0"] - other.heads["cross.0"]).abs().max() > 1e-6
+    assert torch.equal(own.heads["cross.0"], same.heads["cross.0"])
+    with pytest.raises(ValueError, match="there is no criterion 'entropy'; fairseq has"):
+        importance(trained, "valid", criterion="entropy")
+
+
+def test_layers_are_left_as_they_were():
+    layer = type("Layer", (), {"read_heads": lambda self: 1})()
+    with reading({"a": layer}, lambda name, read: (name, read())):
+        assert layer.read_heads() == ("a", 1)
+    assert layer.read_heads() == 1
+
+
+def test_normalised():
+    assert torch.allclose(normalised(torch.tensor([3.0, 4.0])), torch.tensor([0.6, 0.8]))
+    assert normalised(torch.zeros(2)).tolist() == [0.0, 0.0]
+    assert dict(grids({"E:1:1": 1, "E:2:2": 4, "D:1:1": 5})) == {"encoder": [[1, None], [None, 4]], "decoder": [[5]]}
+
+
+def test_two_processes_give_what_one_gives(tiny_run, tiny_data, tmp_path, capsys, monkeypatch):
+    monkeypatch.undo()
+    checkpoint = tmp_path / "collaborative.pt"
+    checkpoints.save(collaborative_state(tiny_run), checkpoint)
+    options = ["heads", "importance", checkpoint, "--data", tiny_data, "--max-tokens", 50, "--device", "cpu"]
+    one, two, picture = tmp_path / "one.json", tmp_path / "two.json", tmp_path / "picture.svg"
+    assert main([str(word) for word in [*options, "--output", one, "--figure", picture]]) == 0
+    printed = capsys.readouterr().out
+    port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
+    done = run("torchrun", "--nproc_per_node", 2, *port, "-m", "collab_fairseq.cli.main", *options, "--output", two)
+    assert done.stdout == printed
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (one, two)]
+    first, second = (record["parts"]["importance"] for record in records)
+    assert list(first["heads"]) == HEADS
+    assert first["sentences"] == second["sentences"] == 20
+    for head in HEADS:
+        assert first["heads"][head]["raw"] == pytest.approx(second["heads"][head]["raw"], rel=1e-5)
+    assert first["shared_dims"]["cross.0"] == pytest.approx(second["shared_dims"]["cross.0"], rel=1e-5)
+    assert "normalised in the layer" in picture.read_text(encoding="utf-8")

@@ -1,0 +1,51 @@
+"""recipes/heads from a checkpoint to the page, in miniature."""
+
+import json
+
+import pytest
+
+from collab_fairseq import checkpoints
+from tests.common import ROOT, run
+from tests.fairseq.conftest import sentence_pairs
+from tests.fairseq.heads_cases import standard_state
+
+
+def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data, tmp_path):
+    pytest.importorskip("matplotlib")
+    model, references, output = tmp_path / "model.pt", tmp_path / "test.tgt", tmp_path / "output"
+    checkpoints.save(standard_state(tiny_run), model)
+    references.write_text("".join(f"{target}\n" for _, target in sentence_pairs(20, seed=2)), encoding="utf-8")
+    command = [
+        ROOT / "recipes" / "heads" / "run.sh", "--model", model, "--data", tiny_data, "--name", "small",
+        "--test", f"test={references}", "--sentences", 3, "--penalties", "20", "--gate-updates", 3, "--device", "cpu",
+        "--output", output,
+    ]  # fmt: skip
+    run("bash", *command, cwd=tmp_path)
+    page = (output / "table.md").read_text(encoding="utf-8")
+    for title in ("What heads share", "Importance", "One head at a time", "Pruning", "Gates", "Roles"):
+        assert f"### {title}" in page
+    record = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
+    assert set(record["parts"]["20"]["gates"]) == {f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)}
+    assert "| 20 | 2 of 2 | 2 of 2 | 2 of 2 |" in page
+    for picture in ("redundancy", "importance", "ablate", "prune", "roles"):
+        assert f"(small.{picture}.svg)" in page
+    assert (output / "maps" / "attention-0-encoder.svg").exists()
+    before = {path: path.stat().st_mtime_ns for path in output.glob("small.*")}
+    (output / "table.md").unlink()
+    run("bash", *command, cwd=tmp_path)
+    assert (output / "table.md").read_text(encoding="utf-8") == page
+    assert {path: path.stat().st_mtime_ns for path in output.glob("small.*")} == before
+
+
+def test_wrong_options_are_one_sentence(tmp_path):
+    script = ROOT / "recipes" / "heads" / "run.sh"
+    for options, message in (
+        (["--model", "x"], "--model, --data, --name and --test are needed"),
+        (["--test", "nothing"], "--test must be SPLIT=FILE, got 'nothing'"),
+        (["--sentences", "0"], "--sentences must be at least 1"),
+        (["--what", "0"], "unknown argument '--what'"),
+    ):
+        done = run("bash", script, *options, check=False, cwd=tmp_path)
+        assert done.returncode == 1
+        assert message in done.stderr
+    assert "usage: recipes/heads/run.sh" in run("bash", script, "--help").stdout

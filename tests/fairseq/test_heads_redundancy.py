@@ -1,0 +1,170 @@
+"""Captured energy of heads, against singular values of the matrices written out."""
+
+import json
+import sys
+from argparse import Namespace
+
+import pytest
+import torch
+
+import collab_fairseq.models  # noqa: F401  (registers the presets)
+from collab_fairseq import checkpoints
+from collab_fairseq.attention import block_mixing
+from collab_fairseq.cli.main import main
+from collab_fairseq.heads.redundancy import HeadWeights, captured, read_weights, redundancy
+from collab_fairseq.models.config import OWN_FIELDS
+from collab_fairseq.modules.stock import model_config
+from tests.common import run
+from tests.fairseq.models import SMALL, build
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def shares(matrix):
+    energy = torch.linalg.svdvals(matrix).square()
+    return energy.cumsum(0) / energy.sum()
+
+
+@pytest.mark.parametrize("mixing", ["blocks", "dense"])
+def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
+    query, key = draw(6, 10), draw(6, 8, seed=1)
+    weights = block_mixing([2, 2, 2]).double() if mixing == "blocks" else draw(3, 6, seed=2)
+    result = redundancy(HeadWeights(query, key, weights, mixing == "dense"))
+    heads = []
+    for row in weights:
+        own = row != 0
+        heads.append((query.T[:, own] * row[own], key.T[:, own]))
+    expected = {
+        "query": [*(q for q, _ in heads), torch.cat([q for q, _ in heads], dim=1)],
+        "key": [*(k for _, k in heads), torch.cat([k for _, k in heads], dim=1)],
+        "product": [*(q @ k.T for q, k in heads), sum(q @ k.T for q, k in heads)],
+    }
+    for kind, matrices in expected.items():
+        curves = [*result["captured"][kind]["heads"], result["captured"][kind]["layer"]]
+        for curve, matrix in zip(curves, matrices, strict=True):
+            assert torch.allclose(torch.tensor(curve, dtype=torch.float64), shares(matrix)[: len(curve)], atol=1e-12)
+            assert abs(curve[-1] - 1) < 1e-12
+    counts = result["dimensions"]["query"]["layer"]
+    curve = result["captured"]["query"]["layer"]
+    for count, share in zip(counts, (0.9, 0.95, 0.99), strict=True):
+        assert curve[count - 1] >= share > ([0.0, *curve])[count - 1]
+
+
+def test_shared_dimensions_are_seen_and_separate_ones_are_not():
+    query = draw(3, 10).repeat(2, 1)  # the second head repeats the first
+    result = redundancy(HeadWeights(query, query, block_mixing([3, 3]).double(), False))
+    assert result["captured"]["query"]["layer"][2] > 1 - 1e-12
+    control = redundancy(HeadWeights(draw(6, 10), draw(6, 10), block_mixing([3, 3]).double(), False))
+    assert control["captured"]["query"]["layer"][2] < 0.95
+    assert "overlap" not in control
+
+
+def test_mixing_vectors_are_compared_whatever_their_scale():
+    query, key, mixing = draw(6, 10), draw(6, 8, seed=1), draw(3, 6, seed=2)
+    factor = torch.linspace(0.1, 5, 6, dtype=torch.float64)
+    one = redundancy(HeadWeights(query, key, mixing, True))
+    other = redundancy(HeadWeights(query / factor[:, None], key, mixing * factor, True))
+    for name in ("effective_dims", "overlap"):
+        assert torch.allclose(torch.tensor(one[name]), torch.tensor(other[name]))
+    blocks = redundancy(HeadWeights(torch.eye(6).double(), torch.eye(6).double(), block_mixing([4, 2]).double(), True))
+    assert blocks["effective_dims"] == pytest.approx([4.0, 2.0])
+    assert torch.allclose(torch.tensor(blocks["overlap"]), torch.eye(2))
+
+
+def test_a_matrix_of_zeros_captures_nothing():
+    assert captured(torch.zeros(3, dtype=torch.float64)) == [0.0, 0.0, 0.0]
+    weights = HeadWeights(torch.zeros(2, 3).double(), torch.zeros(2, 3).double(), torch.zeros(2, 2).double(), True)
+    assert redundancy(weights)["effective_dims"] == [0.0, 0.0]
+
+
+def test_weights_are_found_by_place_with_each_layers_own_heads():
+    shapes = {"cross.1": {"num_heads": 1, "head_dim": 8, "key_dim": 4, "collaborative": False}}
+    model = build(**SMALL, key_dim=6, collaborative_heads="encoder", attention_shapes=shapes)
+    state = {"cfg": {"model": {**vars(model_args(model)), "_name": "transformer_collab"}}, "model": model.state_dict()}
+    weights = read_weights(state)
+    assert list(weights) == ["encoder.0", "encoder.1", "cross.0", "cross.1", "decoder.0", "decoder.1"]
+    assert weights["cross.1"].mixing.tolist() == [[1.0] * 4]
+    assert weights["decoder.0"].mixing.tolist() == block_mixing([3, 3]).tolist()
+    assert weights["encoder.1"].collaborative
+    assert torch.equal(weights["encoder.1"].mixing, model.encoder.layers[1].self_attn.mixing.double())
+
+
+def model_args(model):
+    flags = {f"{s}_{n}": getattr(getattr(model.cfg, s), n) for s in ("encoder", "decoder")
+             for n in ("attention_heads", "layers", "embed_dim")}  # fmt: skip
+    return Namespace(**flags, **{name: getattr(model.cfg, name) for name in OWN_FIELDS})
+
+
+def test_the_command_prints_draws_and_continues(tiny_run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    checkpoint = tiny_run / "checkpoint_best.pt"
+    result, picture = tmp_path / "result.json", tmp_path / "picture.svg"
+    command = ["collab", "heads", "redundancy", checkpoint, "--output", result, "--figure", picture]
+    printed = run(*command).stdout
+    assert printed.count("\n") == 2 + 3
+    assert "| E:1 | 2 | 16 |" in printed
+    assert "encoder–decoder" in picture.read_text(encoding="utf-8")
+    record = json.loads(result.read_text(encoding="utf-8"))
+    weights = read_weights(checkpoints.load(checkpoint))
+    assert record["parts"]["cross.0"] == redundancy(weights["cross.0"])
+    assert record["hardware"]["device"] == "cpu"
+    assert main([str(word) for word in command[1:]]) == 0
+    assert capsys.readouterr().out == printed
+    assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--output", str(result)]) == 1
+    assert "holds a result with another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
+    assert main(["heads", "redundancy", str(checkpoint), "--overlap", str(tmp_path / "o.svg")]) == 1
+    error = capsys.readouterr().err
+    assert "no collaborative heads" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.pt"], "there is no checkpoint missing.pt"),
+        (["missing.pt", "--figure", "f.pdf"], "--figure must end in .png or .svg, got f.pdf"),
+        (["missing.pt", "--output", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
+    ],
+)
+def test_errors_are_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["heads", "redundancy", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_of_another_kind_is_refused(tiny_run):
+    state = checkpoints.load(tiny_run / "checkpoint_best.pt")
+    model_config(state)["arch"] = model_config(state)["_name"] = "lstm"
+    with pytest.raises(ValueError, match="got one of lstm"):
+        read_weights(state)
+
+
+def test_hugging_face_folders(tmp_path, capsys):
+    """Figure 1 of the paper is BERT's; here a small one with random weights."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=8
+    )
+    model = transformers.BertModel(config)
+    model.save_pretrained(tmp_path / "bert")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "bert.svg"
+    assert main(["heads", "redundancy", str(tmp_path / "bert"), "--figure", str(picture)]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 2
+    assert "| 3 | 12 |" in rows[2]
+    attention = model.encoder.layer[1].attention.self
+    weights = HeadWeights(attention.query.weight.double(), attention.key.weight.double(),
+                          block_mixing([4, 4, 4]).double(), False)  # fmt: skip
+    counts = redundancy(weights)["dimensions"]["product"]["layer"]
+    assert f"| {' '.join(map(str, counts))} |" in rows[3]
+
+
+def test_a_folder_without_transformers_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["heads", "redundancy", str(tmp_path)]) == 1
+    assert "with its extra `huggingface`" in capsys.readouterr().err

@@ -1,0 +1,308 @@
+"""Roles of heads: planted attention is recognised, parses are aligned, relevance is conserved."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
+from collab_fairseq.heads import relevance, roles, syntax
+from collab_fairseq.heads.errors import HeadsError
+from collab_fairseq.heads.maps import sentence_maps
+from collab_fairseq.heads.taps import multiplied
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import batches
+from tests.fairseq.conftest import sentence_pairs
+from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
+
+KINDS = {"standard": standard_state, "collaborative": collaborative_state}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, tiny_run, tiny_data):
+    return load(KINDS[request.param](tiny_run), tiny_data)
+
+
+def valid_words():
+    return [source.split() for source, _ in sentence_pairs(20, seed=1)]
+
+
+def test_attention_is_what_every_head_computes_alone(trained):
+    sample = next(iter(batches(trained, "valid", sentences=3)))
+    layer = attention_layers(trained.model)["cross.0"]
+    calls = []
+    handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
+    seen = roles.attention(trained, sample)
+    handle.remove()
+    (arguments, keywords, _), = calls
+    given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **keywords}
+    given.update(need_weights=True, need_head_weights=True)
+    assert torch.allclose(layer(**given)[1].transpose(0, 1), seen["cross.0"].weights, atol=1e-12)
+    for place in PLACES:
+        assert torch.allclose(seen[place].weights.sum(-1), torch.ones((), dtype=torch.float64))
+    assert seen["encoder.0"].queries.sum() == sum(len(valid_words()[n]) for n in range(3))
+    assert seen["decoder.0"].queries[:, 0].sum() == 0  # </s>
+    assert "read_heads" not in vars(layer)
+
+
+def planted(words, head_of, length=None):
+    """One sentence whose head h looks at key ``head_of(h, t)`` from query t with weight 0.6, at </s> with the rest."""
+    number = len(words)
+    weights = torch.zeros(1, 2, number + 1, number + 1, dtype=torch.float64)
+    for head in range(2):
+        for step in range(number + 1):
+            key = head_of(head, step)
+            weights[0, head, step, number] += 0.4 if 0 <= key < number else 1.0
+            if 0 <= key < number:
+                weights[0, head, step, key] += 0.6
+    real = torch.tensor([[True] * number + [False]])
+    return weights, real
+
+
+def plant(monkeypatch, module, trained, head_of):
+    dictionary = trained.task.source_dictionary
+
+    def attention(_, sample):
+        (number,) = sample["id"].tolist()
+        words = valid_words()[number]
+        weights, real = planted(words, lambda head, step: head_of(number, head, step))
+        tokens = torch.tensor([[dictionary.index(word) for word in words] + [dictionary.eos()]])
+        return {"encoder.0": roles.Seen(weights, real, real, tokens)}
+
+    def one_by_one(model, split, max_tokens=0, sentences=None):
+        next(batches(model, split))
+        data = model.task.dataset(split)
+        return (data.collater([data[number]]) for number in range(sentences))
+
+    monkeypatch.setattr(module, "attention", attention)
+    monkeypatch.setattr(module, "batches", one_by_one)
+
+
+def test_planted_positions_and_rare_words_are_found(trained, monkeypatch):
+    frequency = roles.frequencies(trained)
+    dictionary = trained.task.source_dictionary
+    assert frequency[dictionary.nspecial] == 0
+    assert frequency[dictionary.eos()] > frequency[dictionary.nspecial :].max()
+    rank = {word: int(frequency[dictionary.index(word)]) for words in valid_words() for word in words}
+    monkeypatch.setattr(roles, "COMMON", 5)
+
+    def head_of(number, head, step):
+        words = valid_words()[number]
+        rarest = max(range(len(words)), key=lambda n: rank[words[n]])
+        return step - 1 if head == 0 else rarest
+
+    plant(monkeypatch, roles, trained, head_of)
+    found = roles.roles(trained, "valid", sentences=20)
+    first, second = found["E:1:1"], found["E:1:2"]
+    assert (first["offset"], first["positional"]) == (-1, 1.0)
+    assert second["rare"] == 1.0 > 0.5 > first["rare"]
+    assert second["positional"] < 0.9
+    queries = sum(len(words) for words in valid_words())
+    assert first["confidence"] == pytest.approx(0.6 * (queries - 20) / queries)
+    assert second["confidence"] == pytest.approx(0.6)
+    assert [roles.role_of(numbers) for numbers in (first, second)] == ["position -1", "rare words"]
+
+
+def parse_of(words, turn):
+    """Every second word is amod of the one after it, or before it, by turns; the last is the root."""
+    rows = []
+    for number in range(1, len(words) + 1):
+        head = number + (1 if turn % 2 == 0 else -1)
+        relation, head = ("amod", head) if number % 2 == 0 and 0 < head <= len(words) else ("dep", 0)
+        rows.append(f"{number}\t{words[number - 1]}\t_\t_\t_\t_\t{head}\t{relation}:x\t_\t_")
+    return "\n".join(["# a comment", *rows]) + "\n\n"
+
+
+@pytest.fixture
+def parses(tmp_path):
+    path = tmp_path / "valid.conllu"
+    path.write_text("".join(parse_of(words, n) for n, words in enumerate(valid_words())), encoding="utf-8")
+    return path
+
+
+def test_a_planted_syntactic_head_is_told_from_a_positional_one(trained, parses, monkeypatch):
+    read = syntax.read_conllu(parses)
+
+    def head_of(number, head, step):
+        if head == 1:
+            return step + 1
+        word = read[number].words[step] if step < len(read[number].words) else None
+        return word.head - 1 if word and word.relation == "amod" else step
+
+    plant(monkeypatch, syntax, trained, head_of)
+    found = syntax.syntax(trained, "valid", read)
+    assert (found.sentences, found.skipped) == (20, 0)
+    name = "amod dependent→head"
+    following, fixed = (found.heads[head][name] for head in ("E:1:1", "E:1:2"))
+    instances = sum(word.relation == "amod" for sentence in read for word in sentence.words)
+    forward = sum(word.relation == "amod" and word.head > n for s in read for n, word in enumerate(s.words, 1))
+    assert following["instances"] == instances >= syntax.ENOUGH
+    assert following["accuracy"] == 1.0
+    assert fixed["accuracy"] == pytest.approx(forward / instances)
+    assert following["baseline"] == pytest.approx(max(forward, instances - forward) / instances)
+    assert following["syntactic"]
+    assert not fixed["syntactic"]
+    assert not found.heads["E:1:1"]["amod head→dependent"]["syntactic"]
+    assert roles.role_of({"syntax": found.heads["E:1:1"]}) == name
+
+
+SAMPLE = """\
+# text = Don't eat the dog's 10 m² cake
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\t_\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\t_\t_\t3\tadvmod\t_\t_
+3\teat\teat\tVERB\t_\t_\t0\troot\t_\t_
+3.1\teat\teat\tVERB\t_\t_\t_\t_\t_\t_
+4\tthe\tthe\tDET\t_\t_\t7\tdet\t_\t_
+5\tm²\tm2\tNOUN\t_\t_\t7\tnmod\t_\t_
+6\tgreen\tgreen\tADJ\t_\t_\t7\tamod\t_\t_
+7\tcake\tcake\tNOUN\t_\t_\t3\tdobj\t_\t_
+"""
+
+
+def test_parses_are_aligned_to_subwords(tmp_path):
+    path = tmp_path / "sample.conllu"
+    path.write_text(SAMPLE, encoding="utf-8")
+    (sentence,) = syntax.read_conllu(path)
+    assert [word.form for word in sentence.words] == ["Do", "n't", "eat", "the", "m²", "green", "cake"]
+    pieces = ["▁Don", "'", "t", "▁eat", "▁the", "▁m", "2", "▁g", "reen", "▁ca", "ke"]
+    assert syntax.align(sentence, pieces) == [[0, 1, 2], [0, 1, 2], [3], [4], [5, 6], [7, 8], [9, 10]]
+    bpe = ["Don@@", "'t", "eat", "the", "m@@", "2", "green", "ca@@", "ke"]
+    assert syntax.align(sentence, bpe) == [[0, 1], [0, 1], [2], [3], [4, 5], [6], [7, 8]]
+    assert syntax.align(sentence, ["▁Do", "▁not", *pieces[3:]]) is None
+    assert set(syntax.relations(sentence)) == {
+        ("advmod dependent→head", 1, 2), ("advmod head→dependent", 2, 1), ("amod dependent→head", 5, 6),
+        ("amod head→dependent", 6, 5), ("obj dependent→head", 6, 2), ("obj head→dependent", 2, 6),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no sentences, expected CoNLL-U"),
+        ("1\tA\t0\n", "line 1: expected 10 fields between tabs, got 3"),
+        (SAMPLE.replace("\n2\t", "\n4\t"), "line 4: expected word 2 and its head's number, got 4, '3'"),
+        (SAMPLE.replace("\t0\troot", "\t9\troot"), "a head beyond the 7 words"),
+    ],
+)
+def test_parses_that_cannot_be(text, message, tmp_path):
+    path = tmp_path / "bad.conllu"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(HeadsError, match=message):
+        syntax.read_conllu(path)
+
+
+def test_parses_of_another_text_are_refused(trained, tmp_path):
+    path = tmp_path / "other.conllu"
+    path.write_text(SAMPLE, encoding="utf-8")
+    with pytest.raises(HeadsError, match="none of the 1 parses has the text of its sentence in valid"):
+        syntax.syntax(trained, "valid", syntax.read_conllu(path))
+
+
+class Small(nn.Module):
+    """Two linear layers, an activation, a layer norm and a residual."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.fc1, self.fc2, self.layer_norm = nn.Linear(4, 6), nn.Linear(6, 4), nn.LayerNorm(4)
+        self.activation_fn = activation
+
+    def forward(self, x):
+        return self.layer_norm(x + self.fc2(self.activation_fn(self.fc1(x))))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+@pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.gelu])
+def test_relevance_is_the_epsilon_rule_written_out(activation, epsilon):
+    torch.manual_seed(0)
+    model = Small(activation).double()
+    nn.init.normal_(model.layer_norm.weight)
+    x = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    with relevance.linearised(model, epsilon):
+        output = model(x)[2]
+        ours = x * torch.autograd.grad(output, x)[0]
+    assert model.activation_fn is activation
+    assert torch.allclose(model(x)[2], output)
+    with torch.no_grad():
+        z1 = model.fc1(x)
+        a = activation(z1)
+        z2 = model.fc2(a)
+        y = x + z2
+        deviation = (y.var(unbiased=False) + model.layer_norm.eps).sqrt()
+        # the norm's output 2 is Σ_i y_i c_i + its bias
+        c = (torch.eye(4).double()[2] - 0.25) / deviation * model.layer_norm.weight[2]
+        r_y = y * c
+        r_x, r_z2 = r_y * x / y, r_y * z2 / y
+
+        def back(layer, inputs, z, r):
+            return inputs * ((r / (z + epsilon * z.sign())) @ layer.weight)
+
+        r_z1 = back(model.fc2, a, z2, r_z2)
+        expected = r_x + back(model.fc1, x, z1, torch.where(a == 0, 0.0, r_z1))
+    assert torch.allclose(ours, expected, atol=1e-12)
+
+
+def test_relevance_is_conserved(trained):
+    sample = next(iter(batches(trained, "valid", sentences=4)))
+    wanted = {name: parameter.requires_grad for name, parameter in trained.model.named_parameters()}
+    with torch.no_grad():
+        expected = trained.model(**sample["net_input"])[0].max(-1).values
+    found = list(relevance.steps(trained, sample))
+    assert len(found) == expected.size(1)
+    for number, step in enumerate(found):
+        assert torch.allclose(step.logits, expected[:, number], atol=1e-10)
+        assert abs(float(step.total - step.logits.sum())) < 1e-9 * float(step.logits.abs().sum())
+        assert step.heads["encoder.0"].abs().min() > 0
+    lossy = next(iter(relevance.steps(trained, sample, epsilon=0.5)))
+    assert abs(float(lossy.total - lossy.logits.sum())) > 1e-3
+    assert {name: parameter.requires_grad for name, parameter in trained.model.named_parameters()} == wanted
+    with torch.no_grad():  # hooks and activations are gone
+        assert torch.equal(trained.model(**sample["net_input"])[0].max(-1).values, expected)
+
+
+def test_a_head_without_output_has_no_relevance(trained):
+    layers = attention_layers(trained.model)
+    with multiplied(layers, {"encoder.0": torch.tensor([0.0, 1.0], dtype=torch.float64)}):
+        found = relevance.relevance(trained, "valid", sentences=3)
+    assert found.heads == pytest.approx({"E:1:1": 0.0, "E:1:2": 1.0})
+    assert relevance.relevance(trained, "valid", sentences=3).heads["E:1:1"] > 0.01
+    assert found.lost < 1e-9
+
+
+def test_the_command_prints_draws_and_continues(tiny_run, tiny_data, parses, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    checkpoint, result, ranks = tmp_path / "model.pt", tmp_path / "roles.json", tmp_path / "importance.json"
+    checkpoints.save(standard_state(tiny_run), checkpoint)
+    model = [str(checkpoint), "--data", str(tiny_data), "--device", "cpu"]
+    assert main(["heads", "importance", *model, "--output", str(ranks)]) == 0
+    command = ["heads", "roles", *model, "--output", str(result), "--parses", str(parses), "--importance", str(ranks),
+               "--relevance-sentences", "3", "--figure", str(tmp_path / "f.svg")]  # fmt: skip
+    capsys.readouterr()
+    assert main([*command, "--maps", "0,4", "--maps-folder", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0][2:] for row in rows[2:]] == HEADS
+    assert "20 parsed sentences; 0 skipped" in printed
+    assert set(json.loads(result.read_text(encoding="utf-8"))["parts"]) == {"looks", "syntax", "relevance"}
+    shown = (tmp_path / "attention-4-cross.svg").read_text(encoding="utf-8")
+    assert all(f">{word}<" in shown for word in valid_words()[4])  # labels of the keys
+    assert len(list(tmp_path.glob("attention-*.svg"))) == 6
+    assert main(command) == 0
+    assert capsys.readouterr().out == printed
+    for wrong, message in (
+        (["--maps", "1"], "--maps and --maps-folder go together"),
+        (["--maps", "x", "--maps-folder", str(tmp_path)], "numbers of sentences such as 0,17, got 'x'"),
+        (["--maps", "99", "--maps-folder", str(tmp_path)], "valid has sentences 0 to 19, but not 99"),
+    ):
+        assert main([*command, *wrong]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_maps_have_the_units_of_the_sentence(trained):
+    maps = sentence_maps(trained, "valid", 2)
+    assert list(maps) == HEADS
+    queries, keys, weights = maps["A:1:2"]
+    assert keys == [*valid_words()[2], "</s>"]
+    assert weights.shape == (len(queries), len(keys))
