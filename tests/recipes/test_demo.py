@@ -143,7 +143,7 @@ def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
 
     done = demo(folder)
     assert results(done.stdout) == results(first.stdout)
-    assert "resuming from checkpoint_last.pt" in (model / "messages.txt").read_text(encoding="utf-8")
+    assert "training: resuming from checkpoint_" in (model / "messages.txt").read_text(encoding="utf-8")
     curves = [json.loads((f / model.name / "record.json").read_text())["curves"]["valid"] for f in (whole, folder)]
     assert [(p["updates"], p["loss"]) for p in curves[0]] == [(p["updates"], p["loss"]) for p in curves[1]]
     assert not [name for name in content(folder) if name.endswith((".tmp", ".partial"))]
