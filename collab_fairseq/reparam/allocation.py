@@ -18,9 +18,9 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .factors import ReparamError
+from .factors import ReparamError, ScoreWeights
 from .fairseq import converted, sources
-from .scores import ScoreWeights, fit_layers
+from .scores import fit_layers
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,20 @@
 """What a layer's queries and keys look like, so that scores are fitted where they matter.
 
 Replacing the score forms T_i of the heads by others with a difference Δ_i changes the score of query x and key y by
-``x Δ_i yᵀ``. A softmax over keys does not see what is the same for all of them, and the content bias takes up the mean
-of the queries exactly (:func:`.fit_scores`). What is left is the variance over the keys that a query sees of
-``(x − E[x]) Δ_i yᵀ``; its mean over queries, queries and keys being taken for independent, is
+``x Δ_i yᵀ`` (times the scale). To second order this moves the attention p of head i at query x by
 
-    Σ_i ‖ C_x^½ Δ_i C_y^½ ‖²       C_x = E[x xᵀ] − E[x] E[x]ᵀ       C_y = E_query[ covariance of the keys it sees ]
+    KL(p ‖ p') ≈ ½ (x − μ) Δ_i Cov_p(y) Δ_iᵀ (x − μ)ᵀ        Cov_p(y): covariance of the keys, weighted by p
 
-the Frobenius norm that :func:`.decompose` minimises, of heads whose factors are multiplied by the two roots. Weighting
-a low-rank fit by the covariance of its inputs is known for single matrices (Wang et al. 2024, "SVD-LLM",
+The content bias takes up what μ gets, exactly (:func:`.fit_scores`), and what is the same for all keys a softmax does
+not see. The mean over queries and heads, with the covariances taken for independent of the queries but for their size
+w = tr Cov_p(y), is up to a factor
+
+    Σ_i ‖ C_x^½ Δ_i C_y^½ ‖²       C_x = E[w (x − μ)ᵀ (x − μ)] / E[w]       μ = E[w x] / E[w]       C_y = E[Cov_p(y)]
+
+the Frobenius norm that :func:`.decompose` minimises, of heads whose factors are multiplied by the two roots. A query
+whose attention lies on one key has w = 0: no small change of the scores moves it. Kronecker products in place of means
+over pairs are those of Martens & Grosse (2015), "K-FAC", https://arxiv.org/abs/1503.05671; weighting a low-rank fit by
+the covariance of its inputs is known for single matrices (Wang et al. 2024, "SVD-LLM",
 https://arxiv.org/abs/2403.07378).
 """
 
@@ -19,7 +25,7 @@ from torch import Tensor
 
 from collab_fairseq.attention.masks import combine
 
-from .factors import HeadFactors, ReparamError
+from .factors import HeadFactors, ReparamError, ScoreWeights
 
 
 class Calibration(NamedTuple):
@@ -27,8 +33,8 @@ class Calibration(NamedTuple):
 
     Attributes:
         queries: how many query positions were seen.
-        query_mean: E[x], (Dq). query_covariance: C_x, (Dq, Dq).
-        key_covariance: C_y, (Dk, Dk): of the keys that a query sees around their mean, averaged over queries.
+        query_mean: μ, (Dq). query_covariance: C_x, (Dq, Dq).
+        key_covariance: C_y, (Dk, Dk), averaged over queries and heads. All three are zero where no attention is spread.
     """
 
     queries: int
@@ -40,6 +46,9 @@ class Calibration(NamedTuple):
 class Calibrator:
     """Gathers the statistics of one layer batch by batch, in float64 and constant memory.
 
+    Args:
+        scores: of the layer, for its attention; None: as if it were even, whatever the keys.
+
     >>> import torch
     >>> calibrator = Calibrator()
     >>> for batch in torch.randn(3, 2, 7, 16):  # three batches of two sentences of seven positions
@@ -48,7 +57,8 @@ class Calibrator:
     42
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scores: Optional[ScoreWeights] = None) -> None:
+        self._scores = None if scores is None else scores.to(torch.float64)
         self._queries = 0
         self._sums: Optional[Tuple[Tensor, ...]] = None
 
@@ -64,8 +74,7 @@ class Calibrator:
     ) -> None:
         """Count the inputs of one call of the layer. N: sentences, T, S: query and key positions, H: heads.
 
-        Keys count by what the masks leave of a uniform attention, ``softmax(mask)``, averaged over heads: evenly where
-        masks only hide, and next to nothing under a large negative fill. Queries that see no key do not count.
+        Keys count by the attention of each head, ``softmax(scores + mask)``. Queries that see no key do not count.
 
         Args:
             query: (N, T, Dq). key: (N, S, Dk).
@@ -75,7 +84,8 @@ class Calibrator:
             query_padding_mask: (N, T), boolean, True: padding, does not count.
 
         Raises:
-            ReparamError: widths other than before, padding of another shape, NaN or infinity in what counts.
+            ReparamError: widths other than before or than the scores', padding of another shape, NaN or infinity in
+                what counts.
             ValueError: masks that do not fit (:func:`collab_fairseq.attention.masks.combine`).
         """
         if query.dim() != 3 or key.dim() != 3 or query.size(0) != key.size(0):
@@ -83,6 +93,13 @@ class Calibrator:
                 "query and key must have shapes (N, T, Dq) and (N, S, Dk) with the same N, "
                 f"but are {list(query.shape)} and {list(key.shape)}"
             )
+        if self._scores is not None:
+            widths = self._scores.heads.query.size(1), self._scores.heads.key.size(1)
+            if (query.size(2), key.size(2)) != widths:
+                raise ReparamError(
+                    f"queries and keys must be {widths[0]} and {widths[1]} wide as those of the scores, "
+                    f"but are {query.size(2)} and {key.size(2)}"
+                )
         rows, query_len, key_len = query.size(0), query.size(1), key.size(1)
         counted = torch.ones(rows, query_len, dtype=torch.bool, device=query.device)
         if query_padding_mask is not None:
@@ -96,23 +113,22 @@ class Calibrator:
         mask = combine(
             key_padding_mask, attn_mask, is_causal, rows, heads, query_len, key_len, torch.float64, query.device
         )
-        seen = torch.full((1, 1, 1, key_len), 1 / key_len, dtype=torch.float64, device=query.device)
+        visible = torch.ones(1, 1, 1, key_len, dtype=torch.bool, device=query.device)
+        additive = torch.zeros(1, 1, 1, key_len, dtype=torch.float64, device=query.device)
         if mask is not None:
-            seen = torch.softmax(mask.additive, dim=-1)
+            additive, visible = mask.additive, torch.softmax(mask.additive, dim=-1) > 0
             if mask.hidden is not None:
-                seen = seen * ~mask.hidden
+                visible = visible & ~mask.hidden
                 counted = counted & ~mask.hidden.all(dim=1).squeeze(-1)
-        seen = seen.mean(dim=1) * counted[:, :, None]  # (N, T, S)
-        share = seen.sum(dim=1)  # (N, S)
+        visible = visible & counted[:, None, :, None]  # (N, H or 1, T, S)
 
-        x = query.to(torch.float64)[counted]
-        y = key.to(torch.float64).masked_fill((share == 0)[:, :, None], 0.0)
+        x = query.to(torch.float64).masked_fill(~counted[:, :, None], 0.0)
+        y = key.to(torch.float64).masked_fill(~visible.flatten(1, 2).any(dim=1)[:, :, None], 0.0)
         for name, values in (("query", x), ("key", y)):
             if not bool(torch.isfinite(values).all()):
                 raise ReparamError(f"{name} must be finite where it is not masked, but holds NaN or infinity")
-        means = (seen @ y).flatten(0, 1)  # what each query sees on average, (N·T, Dk)
-        spread = (y * share[:, :, None]).flatten(0, 1).T @ y.flatten(0, 1) - means.T @ means
-        new = (x.sum(0), x.T @ x, spread)
+        scores = additive if self._scores is None else additive + self._scores.logits(x, y)
+        new = _moments(x, y, torch.softmax(scores, dim=-1) * visible)
         if self._sums is not None:
             if [s.shape for s in self._sums] != [s.shape for s in new]:
                 raise ReparamError(
@@ -121,7 +137,7 @@ class Calibrator:
                 )
             new = tuple(old + more for old, more in zip(self._sums, new, strict=True))  # type: ignore[assignment]
         self._sums = new
-        self._queries += x.size(0)
+        self._queries += int(counted.sum())
 
     def result(self) -> Calibration:
         """The statistics so far.
@@ -131,8 +147,33 @@ class Calibrator:
         """
         if self._sums is None or self._queries == 0:
             raise ReparamError("calibration needs at least one query position that is not masked, but saw none")
-        total, square, spread = (s / self._queries for s in self._sums)
-        return Calibration(self._queries, total, square - total.outer(total), spread)
+        mean, square, spread = (s / self._queries for s in self._sums)
+        weight = spread.trace()
+        if not bool(weight > 0):
+            return Calibration(self._queries, *(torch.zeros_like(s) for s in (mean, square, spread)))
+        mean, square = mean / weight, square / weight
+        return Calibration(self._queries, mean, square - mean.outer(mean), spread)
+
+
+def _moments(x: Tensor, y: Tensor, attention: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """Sums over queries of w x, w xᵀ x and Cov_p(y), the latter, with trace w, being averaged over heads.
+
+    Args:
+        x: (N, T, Dq). y: (N, S, Dk). attention: p, (N, H, T, S); zero for queries that do not count.
+    """
+    heads = attention.size(1)
+    attention = attention.expand(x.size(0), -1, x.size(1), -1)
+    weight = torch.zeros_like(x[:, :, 0])
+    spread = y.new_zeros(y.size(2), y.size(2))
+    lengths = y.square().sum(dim=-1, keepdim=True)
+    for head in attention.unbind(dim=1):
+        means = head @ y  # (N, T, Dk)
+        weight += (head @ lengths).squeeze(-1) - means.square().sum(dim=-1)
+        spread -= means.flatten(0, 1).T @ means.flatten(0, 1)
+    share = attention.sum(dim=(1, 2))  # (N, S)
+    spread += (y * share[:, :, None]).flatten(0, 1).T @ y.flatten(0, 1)
+    weight = weight.clamp(min=0).unsqueeze(-1) / heads
+    return (weight * x).sum(dim=(0, 1)), (weight * x).flatten(0, 1).T @ x.flatten(0, 1), spread / heads
 
 
 def _roots(covariance: Tensor, ridge: float) -> Tuple[Tensor, Tensor]:

@@ -17,9 +17,8 @@ from torch import Tensor
 from collab_fairseq.attention.masks import combine
 from collab_fairseq.translation import TrainedModel, batches
 
-from .factors import HeadFactors, ReparamError
+from .factors import HeadFactors, ReparamError, ScoreWeights
 from .fairseq import Call, calls, sources
-from .scores import ScoreWeights
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +40,7 @@ class Distilled(NamedTuple):
 
 def log_weights(scores: ScoreWeights, call: Call) -> Tuple[Tensor, Tensor]:
     """Logarithms of attention weights, (N, H, T, S), and which of them count, broadcasting to the same."""
-    heads = scores.heads
-    query = call.query @ heads.query.T
-    if scores.query_bias is not None:
-        query = query + scores.query_bias
-    mixed = query[:, None] * heads.mixing[None, :, None]  # (N, H, T, K)
-    raw = mixed @ (call.key @ heads.key.T)[:, None].transpose(2, 3)
-    if scores.content_bias is not None:
-        raw = raw + (call.key @ scores.content_bias.T).transpose(1, 2)[:, :, None]
-    raw = raw * scores.scale
+    raw = scores.logits(call.query, call.key)
     rows, length, keys = call.query.size(0), call.query.size(1), call.key.size(1)
     mask = combine(
         call.key_padding_mask, call.attn_mask, False, rows, 1, length, keys, torch.float32, call.query.device

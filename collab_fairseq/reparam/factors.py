@@ -10,7 +10,7 @@ ones. The (H, Dq, Dk) tensor of the T_i is therefore never needed: inner product
 """
 
 import math
-from typing import NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -71,6 +71,60 @@ class HeadFactors(NamedTuple):
     def content(self, scores: Tensor) -> Tensor:
         """Content biases (H, Dk) that score keys as a query with these projected values (K) does: ``(m_i ⊙ s) Bᵀ``."""
         return (self.mixing * scores) @ self.key
+
+
+class ScoreWeights(NamedTuple):
+    """All that makes the scores of a layer, of standard heads as of collaborative ones::
+
+        score_i(x, y) = scale · [ ((x A + b) ⊙ m_i) (y B)ᵀ + y v_iᵀ ]
+
+    A key bias is missing on purpose: it adds the same to all keys of a query, which a softmax does not see.
+
+    Attributes:
+        heads: A, B, M, with K components, H heads, widths Dq and Dk.
+        scale: factor on the scores. It is the source layer's at every key dim: to change it damages every head.
+        query_bias: b, (K), or None.
+        content_bias: v_i, (H, Dk), or None.
+    """
+
+    heads: HeadFactors
+    scale: float
+    query_bias: Optional[Tensor] = None
+    content_bias: Optional[Tensor] = None
+
+    def parameters(self) -> Dict[str, Tensor]:
+        """By the names that they have in a :class:`~collab_fairseq.attention.CollaborativeAttention`."""
+        named = {
+            "q_proj.weight": self.heads.query,
+            "k_proj.weight": self.heads.key,
+            "mixing": self.heads.mixing,
+            "q_proj.bias": self.query_bias,
+            "content_bias": self.content_bias,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def logits(self, query: Tensor, key: Tensor) -> Tensor:
+        """score_i(x, y) of all queries and keys, (N, H, T, S), without masks.
+
+        Args:
+            query: (N, T, Dq). key: (N, S, Dk). N: sentences, T, S: query and key positions.
+        """
+        projected = query @ self.heads.query.T
+        if self.query_bias is not None:
+            projected = projected + self.query_bias
+        mixed = projected[:, None] * self.heads.mixing[None, :, None]  # (N, H, T, K)
+        scores = mixed @ (key @ self.heads.key.T)[:, None].transpose(2, 3)
+        if self.content_bias is not None:
+            scores = scores + (key @ self.content_bias.T).transpose(1, 2)[:, :, None]
+        return scores * self.scale
+
+    def to(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> "ScoreWeights":
+        """The same scores in another precision or place."""
+        biases = (
+            None if bias is None else bias.detach().to(device=device, dtype=dtype)
+            for bias in (self.query_bias, self.content_bias)
+        )
+        return ScoreWeights(self.heads.to(dtype, device), self.scale, *biases)
 
 
 def standard_heads(query: Tensor, key: Tensor, num_heads: int) -> HeadFactors:

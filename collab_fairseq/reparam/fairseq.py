@@ -16,8 +16,8 @@ from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator
-from .factors import ReparamError
-from .scores import ScoreFit, ScoreWeights, fit_layers, scores_of
+from .factors import ReparamError, ScoreWeights
+from .scores import ScoreFit, fit_layers, scores_of
 
 #: how the names of the parameters of the scores begin, within their layer
 SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
@@ -106,7 +106,7 @@ def calibrate(
     trained: TrainedModel, split: str, names: Sequence[str], *, sentences: Optional[int] = None, max_tokens: int = 4000
 ) -> Dict[str, Calibration]:
     """Statistics of the inputs of the named layers on the text of a split; see :func:`calls`."""
-    calibrators = {name: Calibrator() for name in names}
+    calibrators = {name: Calibrator(scores) for name, scores in sources(trained, names).items()}
     text = batches(trained, split, sentences=sentences, max_tokens=max_tokens)
     for batch in calls(trained, text, names):
         for name, call in batch.items():

@@ -9,41 +9,10 @@ from torch import Tensor
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
 
 from .calibrate import Calibration, Weighting
-from .factors import HeadFactors, ReparamError, checked, relative_error, standard_heads
+from .factors import HeadFactors, ReparamError, ScoreWeights, checked, relative_error, standard_heads
 from .solver import decompose
 
 logger = logging.getLogger(__name__)
-
-
-class ScoreWeights(NamedTuple):
-    """All that makes the scores of a layer, of standard heads as of collaborative ones::
-
-        score_i(x, y) = scale · [ ((x A + b) ⊙ m_i) (y B)ᵀ + y v_iᵀ ]
-
-    A key bias is missing on purpose: it adds the same to all keys of a query, which a softmax does not see.
-
-    Attributes:
-        heads: A, B, M, with K components, H heads, widths Dq and Dk.
-        scale: factor on the scores. It is the source layer's at every key dim: to change it damages every head.
-        query_bias: b, (K), or None.
-        content_bias: v_i, (H, Dk), or None.
-    """
-
-    heads: HeadFactors
-    scale: float
-    query_bias: Optional[Tensor] = None
-    content_bias: Optional[Tensor] = None
-
-    def parameters(self) -> Dict[str, Tensor]:
-        """By the names that they have in a :class:`~collab_fairseq.attention.CollaborativeAttention`."""
-        named = {
-            "q_proj.weight": self.heads.query,
-            "k_proj.weight": self.heads.key,
-            "mixing": self.heads.mixing,
-            "q_proj.bias": self.query_bias,
-            "content_bias": self.content_bias,
-        }
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 class ScoreFit(NamedTuple):
@@ -91,7 +60,8 @@ def fit_scores(
 
     Without calibration all entries of the heads' matrices count alike, which is the paper's aim but not a good one:
     what matters is what they do to the layer's inputs. With calibration the fit is weighted by the covariances of the
-    inputs (:mod:`.calibrate`), and the content biases take up what it leaves at the mean query μ, exactly::
+    inputs where attention is spread (:mod:`.calibrate`), and the content biases take up what it leaves at their mean
+    query μ, exactly::
 
         v_i' = v_i + (b ⊙ w_i) Qᵀ + μ (T_i − T_i')
 

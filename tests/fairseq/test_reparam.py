@@ -60,27 +60,34 @@ def command_line(checkpoint, tiny_data, tmp_path_factory):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_calibration_is_that_of_the_inputs_one_by_one(trained, calibrations, causal):
-    """Inputs of the first layers are embeddings: their statistics by loops over sentences and positions."""
-    side = trained.model.decoder if causal else trained.model.encoder
+    """Inputs of the first layers are embeddings: their statistics by loops, under the attention the layers return."""
+    place = "decoder.0" if causal else "encoder.0"
+    side, layer = (trained.model.decoder if causal else trained.model.encoder), attention_layers(trained.model)[place]
     rows, spreads = [], []
     for sample in batches(trained, "train", sentences=100, max_tokens=37):
         tokens = sample["net_input"]["prev_output_tokens" if causal else "src_tokens"]
         with torch.no_grad():
-            places_ = side.embed_positions(tokens)
-            embedded = (side.embed_tokens(tokens) * E**0.5 + places_).double()
+            embedded = side.embed_tokens(tokens) * E**0.5 + side.embed_positions(tokens)
         for sentence, row in zip(tokens, embedded, strict=True):
             own = row[sentence != 1]
+            future = torch.ones(len(own), len(own), dtype=torch.bool).triu(1) if causal else None
+            with torch.no_grad():
+                attention = layer(*[own[:, None]] * 3, attn_mask=future, need_head_weights=True)[1][:, 0].double()
+            rows += list(own.double())
+            spreads.append(torch.zeros(len(own), E, E, dtype=torch.float64))
             for position in range(len(own)):
-                seen = own[: position + 1] if causal else own
-                rows.append(own[position])
-                spreads.append(torch.cov(seen.T, correction=0) if len(seen) > 1 else torch.zeros(E, E).double())
-    found = calibrations["decoder.0" if causal else "encoder.0"]
-    x = torch.stack(rows)
+                for head in attention[:, position]:
+                    spreads[-1][position] += torch.cov(own.double().T, correction=0, aweights=head) / len(attention)
+    found, x, spread = calibrations[place], torch.stack(rows), torch.cat(spreads)
+    weights = spread.diagonal(dim1=1, dim2=2).sum(1)
     assert found.queries == len(rows)
-    torch.testing.assert_close(found.query_mean, x.mean(0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.query_covariance, torch.cov(x.T, correction=0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.key_covariance, torch.stack(spreads).mean(0), atol=1e-5, rtol=0)
+    mean = (weights[:, None] * x).sum(0) / weights.sum()
+    torch.testing.assert_close(found.query_mean, mean, atol=1e-5, rtol=0)
+    covariance = torch.cov(x.T, correction=0, aweights=weights)
+    torch.testing.assert_close(found.query_covariance, covariance, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.key_covariance, spread.mean(0), atol=1e-5, rtol=0)
     assert float((found.key_covariance - found.query_covariance).abs().max()) > 1e-2  # the control
+    assert float((torch.cov(x.T, correction=0) - covariance).abs().max()) > 1e-3  # so are the weights
 
 
 def test_at_full_size_nothing_changes(trained, calibrations):

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,85 +16,7 @@ from collab_fairseq.reparam import ReparamError, fit_scores  # noqa: E402
 from collab_fairseq.reparam import huggingface as hf  # noqa: E402
 from collab_fairseq.reparam.huggingface import layers  # noqa: E402
 from tests.common import FLOAT32, FLOAT64, run  # noqa: E402
-
-WIDTH, HEADS, WORDS = 32, 4, 48
-SMALL = {"vocab_size": WORDS, "pad_token_id": 0}
-BERT = {**SMALL, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": 2, "intermediate_size": 64}
-MARIAN = {
-    **SMALL, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "max_position_embeddings": 40,
-    "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None,
-}  # fmt: skip
-
-
-class Case(NamedTuple):
-    """A small model: its class, the arguments of its config, and one attention layer of each kind."""
-
-    name: str
-    fields: dict
-    layers: tuple
-
-
-CASES = {
-    "bert": Case("BertForSequenceClassification", BERT, ("encoder.layer.1.attention.self",)),
-    "bert-decoder": Case(
-        "BertLMHeadModel", {**BERT, "is_decoder": True, "add_cross_attention": True},
-        ("encoder.layer.0.attention.self", "encoder.layer.1.crossattention.self"),
-    ),
-    "distilbert": Case(
-        "DistilBertForSequenceClassification",
-        {**SMALL, "dim": WIDTH, "n_heads": HEADS, "n_layers": 2, "hidden_dim": 64}, ("transformer.layer.1.attention",),
-    ),
-    "albert": Case(
-        "AlbertForSequenceClassification", {**BERT, "num_hidden_layers": 3, "embedding_size": 16},
-        ("encoder.albert_layer_groups.0.albert_layers.0.attention",),
-    ),
-    "marian": Case(
-        "MarianMTModel", MARIAN,
-        ("encoder.layers.0.self_attn", "decoder.layers.1.self_attn", "decoder.layers.1.encoder_attn"),
-    ),
-}  # fmt: skip
-
-
-def make(case, implementation="eager", seed=0, dtype=torch.float32):
-    """The model with weights far from those it begins with, and heads that share most of 12 directions."""
-    torch.manual_seed(seed)
-    model_class = getattr(transformers, CASES[case].name)
-    config = model_class.config_class(**CASES[case].fields)
-    model = model_class._from_config(config, attn_implementation=implementation)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "embed_positions" not in name and "norm" not in name.lower():
-                parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 2 else 0.1))
-        for _, layer in hf.attention_layers(model):
-            names = layers.names_of(layer)
-            chosen = torch.cat([torch.randperm(12)[: WIDTH // HEADS] for _ in range(HEADS)])
-            for part in (getattr(layer, names.query), getattr(layer, names.key)):
-                shared = torch.randn(12, WIDTH) * 0.3
-                part.weight.copy_(shared[chosen] + 0.02 * torch.randn(WIDTH, WIDTH))
-    return model.to(dtype).eval()
-
-
-def inputs(case, rows=3, seed=1):
-    """Sentences of unequal length, as keyword arguments."""
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(2, WORDS, (rows, 7), generator=generator)
-    mask = torch.ones_like(words)
-    for row in range(1, rows):
-        mask[row, 7 - row :] = 0
-    batch = {"input_ids": words * mask, "attention_mask": mask}
-    if case == "bert-decoder":
-        batch["encoder_hidden_states"] = torch.randn(rows, 5, WIDTH, generator=generator)
-        batch["encoder_attention_mask"] = mask[:, :5]
-    if case == "marian":
-        batch["labels"] = torch.randint(2, WORDS, (rows, 6), generator=generator)
-        batch["labels"][1, 4:] = -100
-    return batch
-
-
-def outputs(model, batch, **options):
-    with torch.no_grad():
-        return model(**batch, **options)
+from tests.unit.huggingface_cases import BERT, CASES, HEADS, WIDTH, WORDS, inputs, make, outputs  # noqa: E402
 
 
 def seen(case, batch, logits):
@@ -270,24 +191,41 @@ def test_calibration_lowers_the_error_on_other_text(case):
     assert 0 < aware < 0.8 * plain < float(expected.norm())
 
 
+def spread(keys, attention):
+    """Covariance of keys (S, D) under every query's attention (H, T, S), averaged over heads: (T, D, D)."""
+    of_heads = [
+        torch.stack([torch.cov(keys.double().T, correction=0, aweights=query) for query in head])
+        for head in attention.double()
+    ]
+    return torch.stack(of_heads).mean(0)
+
+
+def assert_calibrated(result, queries, spreads):
+    """Every query counting as far as its attention is spread, as in the text of `reparam.calibrate`."""
+    x, spreads = torch.cat(queries).double(), torch.cat(spreads)
+    weights = spreads.diagonal(dim1=1, dim2=2).sum(1)
+    assert result.queries == len(x)
+    torch.testing.assert_close(result.query_mean, (weights[:, None] * x).sum(0) / weights.sum(), rtol=0, atol=1e-4)
+    covariance = torch.cov(x.T, correction=0, aweights=weights)
+    torch.testing.assert_close(result.query_covariance, covariance, rtol=0, atol=1e-3)
+    torch.testing.assert_close(result.key_covariance, spreads.mean(0), rtol=0, atol=1e-4)
+    assert (torch.cov(x.T, correction=0) - covariance).abs().max() > 1e-2  # control
+
+
 def test_calibration_leaves_padding_out_and_counts_every_use_of_a_shared_layer():
     for case, uses in (("bert", [1]), ("albert", [0, 1, 2])):
         model, batches = make(case), [inputs(case, 5, 3), inputs(case, 4, 4)]
         found = hf.calibrate(model, batches, CASES[case].layers)
         assert set(found) == set(CASES[case].layers)
-        states = [outputs(model, batch, output_hidden_states=True).hidden_states for batch in batches]
         queries, spreads = [], []
-        for batch, layer_inputs in zip(batches, states, strict=True):
+        for batch in batches:
+            states = outputs(model, batch, output_hidden_states=True, output_attentions=True)
             for use in uses:
-                for row, mask in zip(layer_inputs[use].double(), batch["attention_mask"].bool(), strict=True):
+                given = states.hidden_states[use], states.attentions[use], batch["attention_mask"].bool()
+                for row, attention, mask in zip(*given, strict=True):
                     queries.append(row[mask])
-                    spreads += [torch.cov(row[mask].T, correction=0)] * int(mask.sum())
-        result = next(iter(found.values()))
-        kept = torch.cat(queries)
-        assert result.queries == len(kept)
-        torch.testing.assert_close(result.query_mean, kept.mean(0), rtol=0, atol=1e-5)
-        torch.testing.assert_close(result.query_covariance, torch.cov(kept.T, correction=0), rtol=0, atol=1e-4)
-        torch.testing.assert_close(result.key_covariance, torch.stack(spreads).mean(0), rtol=0, atol=1e-4)
+                    spreads.append(spread(row[mask], attention[:, mask][:, :, mask]))
+        assert_calibrated(next(iter(found.values())), queries, spreads)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -296,14 +234,16 @@ def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
     found = hf.calibrate(model, [batch])
     assert len(found) == 6
     words, kept = int(batch["attention_mask"].sum()), batch["labels"] != -100
-    states = outputs(model, batch, output_hidden_states=True).decoder_hidden_states[1].double()
-    spreads = [
-        torch.cov(row[: position + 1].T, correction=0)
-        for row, mask in zip(states, kept, strict=True)
-        for position in range(int(mask.sum()))
-    ]
+    states = outputs(make("marian"), batch, output_hidden_states=True, output_attentions=True)
+    given = list(zip(states.decoder_hidden_states[1], states.decoder_attentions[1], kept, strict=True))
+    for _, attention, _ in given:
+        assert not attention.triu(1).any()
     own = found["decoder.layers.1.self_attn"]
-    torch.testing.assert_close(own.key_covariance, torch.stack(spreads).mean(0), rtol=0, atol=1e-4)
+    assert_calibrated(
+        own,
+        [row[mask] for row, _, mask in given],
+        [spread(row[mask], attention[:, mask][:, :, mask]) for row, attention, mask in given],
+    )
     assert {r.queries for name, r in found.items() if name.startswith("encoder.")} == {words}
     assert {r.queries for name, r in found.items() if name.startswith("decoder.")} == {int(kept.sum())}
     # the decoder's text given as such: the last word before the padding, which no label follows, counts too

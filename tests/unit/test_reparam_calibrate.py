@@ -1,7 +1,7 @@
 """Fits that know the layer's inputs: statistics, objective, biases and scale against loops and whole layers."""
 
 import math
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import pytest
 import torch
@@ -59,12 +59,24 @@ def masks() -> Dict[str, Dict[str, Any]]:
     }
 
 
-def brute_force(query: torch.Tensor, key: torch.Tensor, **given: Any):
+def dense_score(source: ScoreWeights, head: int, x: torch.Tensor, y: torch.Tensor) -> float:
+    """One score from the dense form of a head."""
+    form = source.heads.query.T @ torch.diag(source.heads.mixing[head]) @ source.heads.key
+    score = x @ form @ y
+    if source.query_bias is not None:
+        score = score + (source.query_bias * source.heads.mixing[head]) @ source.heads.key @ y
+    if source.content_bias is not None:
+        score = score + source.content_bias[head] @ y
+    return float(score * source.scale)
+
+
+def brute_force(query: torch.Tensor, key: torch.Tensor, source: Optional[ScoreWeights] = None, **given: Any):
     """(queries, mean, query covariance, key covariance) by loops over sentences, queries, heads and keys."""
     padding = given.get("key_padding_mask")
     mask = given.get("attn_mask")
     hidden_queries = given.get("query_padding_mask")
-    heads = 1 if mask is None or mask.dim() == 2 else mask.numel() // (N * T * S)
+    masked_heads = 1 if mask is None or mask.dim() == 2 else mask.numel() // (N * T * S)
+    heads = masked_heads if source is None else H
     xs: List[torch.Tensor] = []
     spreads: List[torch.Tensor] = []
     for n in range(N):
@@ -80,38 +92,75 @@ def brute_force(query: torch.Tensor, key: torch.Tensor, **given: Any):
                         p = padding[n, s]
                         score += (-math.inf if p else 0.0) if padding.dtype == torch.bool else float(p)
                     if mask is not None:
-                        m = mask[t, s] if mask.dim() == 2 else mask.reshape(N, heads, T, S)[n, h, t, s]
+                        m = mask[t, s] if mask.dim() == 2 else mask.reshape(N, masked_heads, T, S)[n, h, t, s]
                         score += (-math.inf if m else 0.0) if mask.dtype == torch.bool else float(m)
+                    if source is not None:
+                        score += dense_score(source, h, query[n, t], key[n, s])
                     weights[s] = math.exp(score)
                 if weights.sum() > 0:
                     per_head.append(weights / weights.sum())
                 else:
                     per_head.append(weights)
-            share = torch.stack(per_head).mean(0)
-            if share.sum() == 0:
+            if sum(float(weights.sum()) for weights in per_head) == 0:
                 continue
             xs.append(query[n, t])
-            mean = sum(share[s] * key[n, s] for s in range(S))
-            square = sum(share[s] * torch.outer(key[n, s], key[n, s]) for s in range(S))
-            spreads.append(square - torch.outer(mean, mean))
-    stacked = torch.stack(xs)
-    centred = stacked - stacked.mean(0)
-    return len(xs), stacked.mean(0), centred.T @ centred / len(xs), torch.stack(spreads).mean(0)
+            spread = torch.zeros(key.size(2), key.size(2), dtype=torch.float64)
+            for weights in per_head:
+                mean = sum(weights[s] * key[n, s] for s in range(S))
+                square = sum(weights[s] * torch.outer(key[n, s], key[n, s]) for s in range(S))
+                spread += (square - torch.outer(mean, mean)) / heads
+            spreads.append(spread)
+    weight = torch.stack([spread.trace() for spread in spreads])
+    mean = sum(w * x for w, x in zip(weight, xs, strict=True)) / weight.sum()
+    covariance = sum(w * torch.outer(x - mean, x - mean) for w, x in zip(weight, xs, strict=True)) / weight.sum()
+    return len(xs), mean, covariance, torch.stack(spreads).mean(0)
 
 
+def sources(name: str) -> Optional[ScoreWeights]:
+    """Scores of three heads, moderate enough for attention to be spread."""
+    heads = HeadFactors(0.1 * normal(5, E, seed=7), 0.1 * normal(5, 7, seed=8), normal(H, 5, seed=9))
+    return {
+        "even": None,
+        "scores": ScoreWeights(heads, 0.7),
+        "scores with biases": ScoreWeights(heads, 0.7, normal(5, seed=10), 0.2 * normal(H, 7, seed=11)),
+    }[name]
+
+
+@pytest.mark.parametrize("attention", ["even", "scores", "scores with biases"])
 @pytest.mark.parametrize("name", masks())
-def test_statistics_against_loops(name):
-    query, key, given = coloured(N, T, E), coloured(N, S, 7, seed=1), masks()[name]
-    calibrator = Calibrator()
+def test_statistics_against_loops(name, attention):
+    query, key, given, source = coloured(N, T, E), coloured(N, S, 7, seed=1), masks()[name], sources(attention)
+    calibrator = Calibrator(source)
     calibrator.update(query.float(), key.float(), **given)
-    found, expected = calibrator.result(), brute_force(query.float().double(), key.float().double(), **given)
+    found, expected = calibrator.result(), brute_force(query.float().double(), key.float().double(), source, **given)
     assert found.queries == expected[0]
     for got, wanted in zip(found[1:], expected[1:], strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-9)
     if name != "none":  # control: masks matter
-        plain = Calibrator()
+        plain = Calibrator(source)
         plain.update(query, key)
         assert (plain.result().key_covariance - found.key_covariance).norm() > 0.01 * found.key_covariance.norm()
+
+
+def test_the_weighted_norm_is_the_divergence_of_attention():
+    """Attention that is the same for all queries and heads: then the second-order expansion of KL is exact."""
+    queries, key = coloured(40, E), coloured(1, S, 7, seed=1)
+    heads = HeadFactors(normal(5, E), normal(5, 7), torch.zeros(H, 5, dtype=torch.float64))
+    source = ScoreWeights(heads, 0.7, None, 0.2 * normal(7, seed=11).expand(H, 7))
+    step = standard_heads(1e-4 * normal(6, E, seed=2), normal(6, 7, seed=3), H)
+
+    def expected(scores: Optional[ScoreWeights]) -> float:
+        calibrator = Calibrator(scores)
+        calibrator.update(queries[None], key)
+        weighted = Weighting.of(calibrator.result(), 0.0).apply(step)
+        return weighted.inner(weighted) * source.scale**2 / 2
+
+    moved = ScoreWeights(step, source.scale).logits((queries - queries.mean(0))[None], key)
+    before = source.logits(queries[None], key)
+    target, found = torch.log_softmax(before, dim=-1), torch.log_softmax(before + moved, dim=-1)
+    divergence = float((target.exp() * (target - found)).sum()) / len(queries)
+    assert divergence == pytest.approx(expected(source), rel=1e-2)
+    assert abs(expected(None) / divergence - 1) > 0.1  # control: keys as if attention were even
 
 
 def test_causal_statistics():
@@ -215,7 +264,7 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
     assert made.key_dim == key_dim
     assert made.scale == layer.scale
     assert made.q_proj.bias is None
-    mean = query.flatten(0, 1).mean(0) if calibrated else torch.zeros(E, dtype=torch.float64)
+    mean = calibrator.result().query_mean if calibrated else torch.zeros(E, dtype=torch.float64)
     dense = [
         torch.einsum("kd,hk,ke->hde", *(heads.query.detach(), heads.mixing.detach(), heads.key.detach()))
         for heads in (source.heads, fit.weights.heads)
@@ -223,11 +272,10 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
     difference = torch.einsum("ntd,hde,nse->nhts", query - mean, dense[0] - dense[1], key) * layer.scale
     torch.testing.assert_close(scores(made, query, key), scores(layer, query, key) - difference, atol=1e-9, rtol=0)
     assert difference.abs().max() > 0.01
-    if calibrated:  # hence the mean over queries is kept exactly, for every key
+    if calibrated:  # hence it is kept exactly where the query is the mean, for every key
         gap = scores(made, query, key) - scores(layer, query, key)
-        # all keys of one sentence against all queries of the text
-        everything = scores(made, query.reshape(1, -1, E), key[:1]) - scores(layer, query.reshape(1, -1, E), key[:1])
-        assert everything.mean(2).abs().max() < 1e-9 < gap.abs().max()
+        at_mean = scores(made, mean[None, None], key[:1]) - scores(layer, mean[None, None], key[:1])
+        assert at_mean.abs().max() < 1e-9 < gap.abs().max()
 
 
 def attention_error(layer, weights: ScoreWeights, inputs, scale=None) -> float:
@@ -369,3 +417,5 @@ def test_bad_calibration_inputs_are_refused():
         with pytest.raises(ValueError, match=message):
             calibrator.update(query, key, **given)
     assert calibrator.result().queries == N * T  # what was refused was not counted
+    with pytest.raises(ReparamError, match="12 and 7 wide as those of the scores, but are 12 and 12"):
+        Calibrator(sources("scores")).update(inputs, inputs)

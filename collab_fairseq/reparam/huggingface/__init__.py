@@ -13,7 +13,16 @@ Importing this package also lets ``AutoConfig`` and ``AutoModelFor…`` load suc
 
 from .convert import calibrate, check_convertible, score_weights, to_collaborative
 from .layers import CollaborativeHeads, Shape
-from .models import CONFIGS, CollaborativeModel, attention_layers, collaborative_class, from_pretrained, register
+from .models import (
+    CONFIGS,
+    CollaborativeModel,
+    HeadPlace,
+    attention_layers,
+    collaborative_class,
+    from_pretrained,
+    head_places,
+    register,
+)
 
 register()
 
@@ -21,12 +30,14 @@ __all__ = [
     "CONFIGS",
     "CollaborativeHeads",
     "CollaborativeModel",
+    "HeadPlace",
     "Shape",
     "attention_layers",
     "calibrate",
     "check_convertible",
     "collaborative_class",
     "from_pretrained",
+    "head_places",
     "score_weights",
     "to_collaborative",
 ]

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..calibrate import Calibration, Calibrator
-from ..factors import ReparamError
-from ..scores import ScoreWeights, fit_layers
+from ..factors import ReparamError, ScoreWeights
+from ..scores import fit_layers
 from .layers import IMPLEMENTATIONS, Shape, names_of, scores_of, visible
 from .models import CONFIGS, CollaborativeModel, attention_layers, base_prefix, collaborative_class
 
@@ -94,7 +94,7 @@ def calibrate(
     """
     check_convertible(model)
     wanted = {name: layer for name, layer in attention_layers(model) if layers is None or name in layers}
-    calibrators = {name: Calibrator() for name in wanted}
+    calibrators = {name: Calibrator(scores) for name, scores in score_weights(model) if name in wanted}
     batch: Dict[str, Any] = {}
 
     def watch(name: str) -> Any:

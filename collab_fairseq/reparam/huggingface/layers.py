@@ -26,20 +26,20 @@ from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.kernels import choose
 from collab_fairseq.attention.masks import AttentionMask, combine
 
-from ..factors import HeadFactors, ReparamError, standard_heads
-from ..scores import ScoreWeights
+from ..factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
 
 class Names(NamedTuple):
-    """What the attention layer of an architecture calls its parts."""
+    """What the attention layer of an architecture calls its parts; no ``output``: its parent has the projection."""
 
     query: str
     key: str
     value: str
     heads: str
     dropout: str
+    output: Optional[str]
 
     def parameters(self, weights: ScoreWeights) -> Dict[str, Tensor]:
         """The scores by the names of their parameters in the layer."""
@@ -200,7 +200,7 @@ class CollaborativeHeads(nn.Module):
 
 
 class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
-    names = Names("query", "key", "value", "num_attention_heads", "dropout")
+    names = Names("query", "key", "value", "num_attention_heads", "dropout", None)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any
@@ -223,7 +223,7 @@ class CollaborativeBertCrossAttention(CollaborativeHeads, BertCrossAttention):
 
 
 class CollaborativeDistilBertSelfAttention(CollaborativeHeads, DistilBertSelfAttention):
-    names = Names("q_lin", "k_lin", "v_lin", "n_heads", "dropout")
+    names = Names("q_lin", "k_lin", "v_lin", "n_heads", "dropout", "out_lin")
     out_lin: nn.Linear
 
     def forward(
@@ -234,7 +234,7 @@ class CollaborativeDistilBertSelfAttention(CollaborativeHeads, DistilBertSelfAtt
 
 
 class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
-    names = Names("query", "key", "value", "num_attention_heads", "attention_dropout")
+    names = Names("query", "key", "value", "num_attention_heads", "attention_dropout", "dense")
     dense: nn.Linear
     output_dropout: nn.Dropout
     LayerNorm: nn.LayerNorm
@@ -248,7 +248,7 @@ class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
 
 
 class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
-    names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout")
+    names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout", "out_proj")
     out_proj: nn.Linear
 
     def forward(

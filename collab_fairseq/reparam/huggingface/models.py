@@ -7,7 +7,7 @@ name instead of loading some of its weights. Its config is the architecture's, w
 
 import functools
 import sys
-from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple, Type
 
 import transformers
 from huggingface_hub.dataclasses import strict
@@ -68,6 +68,45 @@ def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
     for name, module in model.base_model.named_modules():
         if names_of(module) is not None:
             yield name, module
+
+
+class HeadPlace(NamedTuple):
+    """Where the heads of an attention layer can be reached from outside.
+
+    Attributes:
+        num_heads: H.
+        layer: the attention layer.
+        output: the projection that is given the contexts, (N, T, H · dv), the heads side by side; None: the layer
+            returns them.
+        shared: the query projection onto shared dimensions, (N, T, D̃k), of collaborative layers; None: standard heads.
+    """
+
+    num_heads: int
+    layer: nn.Module
+    output: Optional[nn.Module]
+    shared: Optional[nn.Module]
+
+
+def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
+    """The layers of :func:`attention_layers` by site and number: ``encoder.0``, ``cross.3``, ``decoder.1``, …"""
+    found: Dict[str, HeadPlace] = {}
+    counts: Dict[str, int] = {}
+    for name, layer in attention_layers(model):
+        names = names_of(layer)
+        assert names is not None
+        if "crossattention" in name or "encoder_attn" in name:
+            site = "cross"
+        else:
+            config = model.config  # not every kind of config says whether it is a decoder
+            decoder = name.startswith("decoder.") if config.is_encoder_decoder else getattr(config, "is_decoder", False)
+            site = "decoder" if decoder else "encoder"
+        number = counts[site] = counts.get(site, -1) + 1
+        found[f"{site}.{number}"] = HeadPlace(
+            getattr(layer, names.heads), layer,
+            None if names.output is None else getattr(layer, names.output),
+            getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None,
+        )  # fmt: skip
+    return found
 
 
 class CollaborativeModel(PreTrainedModel):
