@@ -1,12 +1,12 @@
 """Tables and figures of benchmark records."""
 
-import io
 import os
 from dataclasses import asdict
 from typing import Any, Dict, List, Sequence
 
-from collab_fairseq.reporting.figures import PlotError
-from collab_fairseq.reporting.files import PathLike, write_bytes
+from collab_fairseq.reporting import pages
+from collab_fairseq.reporting.drawing import COLOURS, MARKS, PlotError, drawing
+from collab_fairseq.reporting.files import PathLike
 
 from .goals import GOALS
 
@@ -54,7 +54,7 @@ def goal_table(records: Sequence[Dict[str, Any]], everything: bool = False) -> s
             if (goal["row"], goal["to"], goal["device"]) not in measured:
                 verdict = "waits for a GPU" if goal["device"] == "cuda" else "not measured"
                 lines.append(_goal_line(goal, " or ".join(map(name_of, goal["to"])), _MISSING, verdict))
-    return _table(["ours", "compared with", "goal", "measured (quartiles)", ""], lines)
+    return pages.table([["ours", "compared with", "goal", "measured (quartiles)", ""], *lines])
 
 
 def _goal_line(goal: Dict[str, Any], baseline: str, measured: str, verdict: str) -> List[str]:
@@ -103,7 +103,7 @@ def _rows_table(kind: str, rows: Sequence[Dict[str, Any]]) -> str:
     header = [kind, *map(name_of, shown), "share of the limit reached"]
     if not limits:
         header, lines = header[:-1], [line[:-1] for line in lines]
-    return _table(header, lines) + "\n\nMedian; in brackets the ratio of ours to it."
+    return pages.table([header, *lines]) + "\n\nMedian; in brackets the ratio of ours to it."
 
 
 def _value(row: Dict[str, Any], contestant: str) -> str:
@@ -130,12 +130,7 @@ def _profile_table(profile: Dict[str, Any]) -> str:
         for op in profile["operators"]
     ]
     header = [f"{profile['row']}, {name_of(profile['contestant'])}", "calls", "own time", "share", ""]
-    return _table(header, lines)
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return pages.table([header, *lines])
 
 
 def draw(record: Dict[str, Any], path: PathLike) -> None:
@@ -144,26 +139,11 @@ def draw(record: Dict[str, Any], path: PathLike) -> None:
     Raises:
         PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw.
     """
-    ending = os.path.splitext(os.fspath(path))[1].lower()
-    if ending not in (".png", ".svg"):
-        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError(
-            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
-        ) from error
-    from collab_fairseq.reporting.figures import COLOURS, MARKS, STYLE
-
     rows = [row for row in record["rows"] if row["ratios"]]
     if not rows:
         raise PlotError("nothing to draw: the record has no ratios")
     names = [name for name in NAMES if any(name in row["ratios"] for row in rows)]
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
-        figure = Figure(figsize=(8.0, 1.4 + 0.24 * len(rows)), layout="constrained")
+    with drawing(path, (8.0, 1.4 + 0.24 * len(rows))) as figure:
         axis = figure.subplots()
         for number, name in enumerate(names):
             points = [(row["ratios"][name], place) for place, row in enumerate(rows) if name in row["ratios"]]
@@ -184,7 +164,3 @@ def draw(record: Dict[str, Any], path: PathLike) -> None:
         axis.invert_yaxis()
         axis.set_xlabel("ours / baseline: time, or peak memory (below 1: ours is better)")
         figure.legend(loc="outside upper center", ncols=3)
-        buffer = io.BytesIO()
-        metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}
-        figure.savefig(buffer, format=ending[1:], metadata=metadata)
-    write_bytes(buffer.getvalue(), path)

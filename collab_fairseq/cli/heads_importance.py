@@ -2,6 +2,7 @@
 
     collab heads importance averaged.pt --data data-bin --output importance.json --figure importance.svg
     torchrun --nproc-per-node 4 -m collab_fairseq.cli.main heads importance averaged.pt …     # on four GPUs
+    collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis              # a Hugging Face model
 
 --form sentence is the paper's (the gradient of a sentence, then the absolute value), --form token that of its authors'
 code (the absolute value of every token's part). Values are divided by their ℓ2 norm over the heads of a layer. For
@@ -12,8 +13,9 @@ import argparse
 import logging
 import os
 import sys
-from typing import Any
+from typing import Any, Dict
 
+from collab_fairseq.cli.heads_huggingface import add_text, importance, is_folder
 from collab_fairseq.cli.heads_options import (
     add_model,
     add_output,
@@ -37,12 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--form", choices=("sentence", "token"), default="sentence", help="default: sentence")
     parser.add_argument("--criterion", metavar="NAME", help="of fairseq (default: the one of the training)")
     add_output(parser, "draw heat maps")
+    add_text(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute, print, draw; of several processes the first one prints."""
     check_files(args.output)
     check_figure(args.figure)
+    if is_folder(args):
+        return _show(importance(args), args)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     first = _join(args) if several else True
     try:
@@ -69,7 +74,7 @@ def _join(args: argparse.Namespace) -> bool:
 
 def _analyse(args: argparse.Namespace, first: bool) -> int:
     trained = load(args)
-    from collab_fairseq.heads import figures, importance
+    from collab_fairseq.heads import importance
 
     def compute() -> Any:
         def progress(done: int) -> None:
@@ -88,7 +93,12 @@ def _analyse(args: argparse.Namespace, first: bool) -> int:
         if "importance" not in record.parts:
             compute()
         return 0
-    result = record.part("importance", compute)
+    return _show(record.part("importance", compute), args)
+
+
+def _show(result: Dict[str, Any], args: argparse.Namespace) -> int:
+    from collab_fairseq.heads import figures
+
     heads = result["heads"]
     rows = sorted(heads, key=lambda name: -heads[name]["normalised"])
     cells = [[name, f"{heads[name]['normalised']:.4f}", f"{heads[name]['raw']:.5g}"] for name in rows]

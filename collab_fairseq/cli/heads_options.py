@@ -192,5 +192,6 @@ def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], d
 
 def show_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows, the first being the header, in Markdown."""
-    lines: List[Sequence[str]] = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    sys.stdout.write("\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n")
+    from collab_fairseq.reporting import pages
+
+    sys.stdout.write(pages.table(rows) + "\n")

@@ -5,8 +5,9 @@
     collab heads prune averaged.pt --remove 40 --pruned pruned.pt                             # percent, or heads:
     collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --pruned pruned.pt
 
-Importance is that of `collab heads importance` on --split, or read from its result (--importance). --by-site adds a
-curve for each kind of attention alone.
+Importance is that of `collab heads importance` on --split, or read from its result (--importance). It is divided by its
+norm over the heads of a layer, as in the paper; with --ranking raw it is not, and whole layers that matter little go
+first. --by-site adds a curve for each kind of attention alone.
 
 --remove writes a smaller checkpoint that translates as the masked model does. fairseq-generate and the other tools take
 it with --user-dir; fairseq-train trains it on with --attention-from pruned.pt --finetune-from-model pruned.pt and the
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--importance", metavar="FILE", help="result of collab heads importance for this checkpoint")
     add_tests(parser, required=False, sentences=False)
     add_sites(parser)
+    parser.add_argument(
+        "--ranking", choices=("normalised", "raw"), default="normalised", help="of the heads (default: normalised)"
+    )
     parser.add_argument("--by-site", action="store_true", help="also prune each of the --sites alone")
     parser.add_argument("--remove", metavar="PERCENT|HEADS", help="cut these heads out instead")
     parser.add_argument("--pruned", metavar="FILE", help="where the smaller checkpoint goes")
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
-    """Head → normalised importance, read or computed."""
+    """Head → importance as in --ranking, read or computed."""
     from collab_fairseq.heads import importance
     from collab_fairseq.heads import record as records
 
@@ -88,7 +92,7 @@ def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
             progress=lambda done: logger.info("importance: %d sentences", done),
         )  # fmt: skip
         found = importance.as_json(measured)
-    return {head: values["normalised"] for head, values in found["heads"].items()}
+    return {head: values[args.ranking] for head, values in found["heads"].items()}
 
 
 def _progress(name: str, percent: int, heads: Any, found: Dict[str, Any]) -> None:
@@ -103,7 +107,7 @@ def _curves(args: argparse.Namespace) -> int:
 
     tests = read_tests(args, trained)
     source = {"importance_text": data_setting(args, trained)} if not args.importance else {}
-    settings = {**source, **test_settings(args, trained, tests), "loss": args.split}
+    settings = {**source, **test_settings(args, trained, tests), "loss": args.split, "ranking": args.ranking}
     record = make_record(args, "prune", settings, str(trained.device))
     ranks = record.part("importance", lambda: _importance(args, trained))
     groups = [sites, *([site] for site in sites if args.by_site and len(sites) > 1)]
@@ -140,7 +144,8 @@ def _profile(args: argparse.Namespace) -> int:
         trained = load(args, path)
         tests = read_tests(args, trained)
         if record is None:
-            settings = {"importance_text": data_setting(args, trained), **test_settings(args, trained, tests)}
+            text = {"importance_text": data_setting(args, trained), "ranking": args.ranking}
+            settings = {**text, **test_settings(args, trained, tests)}
             record = make_record(args, "prune", settings, str(trained.device))
         record.part(f"{name}/updates", lambda state=trained.state: num_updates(state))
         ranks = record.part(f"{name}/importance", lambda trained=trained: _importance(args, trained))

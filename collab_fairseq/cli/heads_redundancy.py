@@ -12,7 +12,8 @@ import importlib
 import os
 from typing import Any, Dict
 
-from collab_fairseq.cli.heads_options import UsageError, add_output, check_figure, check_files, make_record, show_table
+from collab_fairseq.cli.heads_huggingface import load_model
+from collab_fairseq.cli.heads_options import add_output, check_figure, check_files, make_record, show_table
 
 HELP = "what heads share"
 
@@ -31,13 +32,9 @@ def run(args: argparse.Namespace) -> int:
     check_figure(args.overlap)
     from collab_fairseq.heads import redundancy
 
-    folder = os.path.isdir(args.checkpoint)
-    weights = _hugging_face(args.checkpoint) if folder else _fairseq(args.checkpoint)
-    if args.output and not folder:
-        record = make_record(args, "redundancy", {})
-        layers = {name: record.part(name, lambda w=w: redundancy.redundancy(w)) for name, w in weights.items()}
-    else:
-        layers = {name: redundancy.redundancy(w) for name, w in weights.items()}
+    weights = (_hugging_face if os.path.isdir(args.checkpoint) else _fairseq)(args.checkpoint)
+    record = make_record(args, "redundancy", {})
+    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(w)) for name, w in weights.items()}
     show_table(redundancy.table(layers))
     if args.figure:
         redundancy.draw(layers, args.figure)
@@ -58,17 +55,10 @@ def _hugging_face(path: str) -> Dict[str, Any]:
     import torch
 
     from collab_fairseq.heads.redundancy import HeadWeights
-    try:
-        from transformers import AutoModel
 
-        from collab_fairseq.reparam import huggingface
-    except ImportError as error:
-        raise UsageError(
-            f"{path} is a folder, so a Hugging Face model, and these need transformers: "
-            "install this project with its extra `huggingface`"
-        ) from error
+    model, known = load_model(path)
     found = {}
-    for name, scores in huggingface.score_weights(AutoModel.from_pretrained(path, local_files_only=True)):
+    for place, (_, scores) in zip(known.head_places(model), known.score_weights(model), strict=True):
         query, key, mixing = scores.heads.to(torch.float64)
-        found[name] = HeadWeights(query, key, mixing, bool((mixing.count_nonzero(0) > 1).any()))
+        found[place] = HeadWeights(query, key, mixing, bool((mixing.count_nonzero(0) > 1).any()))
     return found

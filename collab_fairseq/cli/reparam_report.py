@@ -11,7 +11,7 @@ from collab_fairseq.reparam.allocation import parameters_of
 from collab_fairseq.reparam.distill import Distilled
 from collab_fairseq.reparam.fairseq import SCORE_PARAMETERS
 from collab_fairseq.reparam.scores import ScoreFit
-from collab_fairseq.reporting.environment import hardware, versions
+from collab_fairseq.reporting.environment import circumstances
 from collab_fairseq.translation import TrainedModel
 
 
@@ -76,8 +76,11 @@ class Report:
             "divergences": self.curves,
             "seconds": self.seconds,
             "evaluation": self.evaluation,
-            "versions": versions(),
-            "hardware": hardware(),
+            **circumstances(
+                os.path.dirname(os.path.abspath(__file__)),
+                device="gpu" if args.device.startswith("cuda") else "cpu",
+                threads=args.threads,
+            ),
         }
 
     def table(self) -> str:

@@ -1,5 +1,6 @@
 """BLEU without one head, and with one head alone in its layer (Michel, Levy, Neubig 2019, sections 3.2 and 3.3)."""
 
+import functools
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
@@ -51,23 +52,42 @@ def ablate(
         progress: called with split, mode, head and its result.
     """
     counts = {place: layer.num_heads for place, layer in attention_layers(trained.model).items()}
+
+    def measure(test: TestSet, whole: Result, heads: Heads) -> Dict[str, Any]:
+        result = evaluate(trained, test, search, heads)
+        return as_json(compare(result, whole, samples), result.score)
+
     for test in tests:
-        whole = whole_model(trained, test, record, search)
-        for mode in modes:
-            for head, heads in conditions(counts, mode, sites).items():
+        of_test = functools.partial(measure, test, whole_model(trained, test, record, search))
+        measure_all(record, test.split, counts, of_test, modes=modes, sites=sites, progress=progress)
 
-                def measure(t: TestSet = test, heads: Heads = heads, whole: Result = whole) -> Dict[str, Any]:
-                    result = evaluate(trained, t, search, heads)
-                    return as_json(compare(result, whole, samples), result.score)
 
-                found = record.part(f"{test.split}/{mode}/{head}", measure)
-                if progress is not None:
-                    progress(test.split, mode, head, found)
+def measure_all(
+    record: Record,
+    split: str,
+    counts: Mapping[str, int],
+    measure: Callable[[Heads], Dict[str, Any]],
+    *,
+    modes: Sequence[str] = MODES,
+    sites: Sequence[str] = SITES,
+    progress: Optional[Progress] = None,
+) -> None:
+    """Fill the record with ``SPLIT/MODE/HEAD``: what ``measure`` says of a model without the heads that it is given."""
+    for mode in modes:
+        for head, heads in conditions(counts, mode, sites).items():
+            found = record.part(f"{split}/{mode}/{head}", functools.partial(measure, heads))
+            if progress is not None:
+                progress(split, mode, head, found)
 
 
 def whole_model(trained: TrainedModel, test: TestSet, record: Record, search: Search) -> Result:
     """The result with all heads, under ``whole/SPLIT`` in the record."""
     return Result(**record.part(f"whole/{test.split}", lambda: evaluate(trained, test, search)._asdict()))
+
+
+def splits(parts: Mapping[str, Any]) -> List[str]:
+    """The test sets that :func:`whole_model` has scored."""
+    return [key.removeprefix("whole/") for key in parts if key.startswith("whole/") and key != "whole/loss"]
 
 
 def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[str, Any]]:

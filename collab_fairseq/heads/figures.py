@@ -1,45 +1,14 @@
 """Drawing with matplotlib (the extra `plots`), in the style of the project's other figures."""
 
-import contextlib
-import io
-from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from collab_fairseq.modules.heads import LETTERS
-from collab_fairseq.reporting.figures import STYLE, PlotError
-from collab_fairseq.reporting.files import PathLike, write_bytes
+from collab_fairseq.reporting.drawing import drawing
+from collab_fairseq.reporting.files import PathLike
 
 #: diverging and sequential colours of heat maps
 DIVERGING, SEQUENTIAL = "RdBu_r", "Blues"
 SITE_TITLES = {"encoder": "encoder", "cross": "encoder–decoder", "decoder": "decoder"}
-
-
-@contextlib.contextmanager
-def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
-    """A matplotlib Figure of ``size`` inches that is written to a .png or .svg file, whole or not at all.
-
-    Raises:
-        PlotError: matplotlib is not installed, or another ending.
-    """
-    ending = Path(path).suffix.lower()
-    if ending not in (".png", ".svg"):
-        raise PlotError(f"a figure must end in .png or .svg, got {path}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError(
-            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
-        ) from error
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
-        figure = Figure(figsize=size, layout="constrained")
-        yield figure
-        buffer = io.BytesIO()
-        metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}
-        figure.savefig(buffer, format=ending[1:], metadata=metadata)
-    write_bytes(buffer.getvalue(), path)
 
 
 def heat_map(

@@ -7,7 +7,7 @@ import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import Heads, describe, parse_heads
+from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, loss
 
@@ -25,8 +25,7 @@ Progress = Callable[[str, int, Heads, Dict[str, Any]], None]
 
 def ascending(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
     """Heads (``E:1:3``, …) at the sites from the least to the most important; equal ones in the order of the model."""
-    letters = {"encoder": "E", "cross": "A", "decoder": "D"}
-    chosen = tuple(f"{letters[site]}:" for site in sites)
+    chosen = tuple(f"{letter}:" for letter, site in LETTERS.items() if site in sites)
     heads = [head for head in importance if head.startswith(chosen)]
     return sorted(heads, key=lambda head: importance[head])
 
@@ -54,7 +53,7 @@ def prune(
     """Fill the record: ``NAME/PERCENT`` with ``heads`` (masked), ``left``, ``loss``, and ``tests`` by split.
 
     Args:
-        importance: head → normalised importance.
+        importance: head → importance.
         loss_split: where the loss is taken; None: nowhere.
         progress: see :data:`Progress`.
     """
@@ -92,9 +91,9 @@ def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence
     """BLEU of each test set, and the loss where it was taken, against the share of heads pruned, a line per name.
 
     Raises:
-        PlotError: see :func:`.figures.drawing`.
+        PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
     """
-    from collab_fairseq.reporting.figures import COLOURS, MARKS
+    from collab_fairseq.reporting.drawing import COLOURS, MARKS
 
     panels: List[Tuple[str, Callable[[Mapping[str, Any]], float]]] = [
         (f"BLEU, {split}", lambda found, split=split: found["tests"][split]["bleu"])  # type: ignore[misc]
@@ -121,7 +120,7 @@ def draw_profile(parts: Mapping[str, Any], names: Sequence[str], split: str, pat
         names: of the checkpoints; the parts have ``NAME/updates`` and the curve ``NAME/pruned``.
 
     Raises:
-        PlotError: see :func:`.figures.drawing`.
+        PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
     """
     from matplotlib import colormaps
 

@@ -11,6 +11,7 @@ Fields (schema 1):
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from typing import Any, Callable, Dict, Iterator, Optional
@@ -117,8 +118,14 @@ def load(path: PathLike, name: Optional[str] = None) -> Dict[str, Any]:
 
 
 def file_setting(path: PathLike) -> Dict[str, str]:
-    """A file as a setting: its name and SHA-256."""
-    return {"file": os.path.basename(os.fspath(path)), "sha256": sha256(path)}
+    """A file as a setting: its name and SHA-256; of a folder, that of its weights' and config's sums."""
+    path = os.path.abspath(path)
+    name = os.path.basename(path)
+    if not os.path.isdir(path):
+        return {"file": name, "sha256": sha256(path)}
+    files = sorted(file for file in os.listdir(path) if file.endswith((".safetensors", ".bin", "config.json")))
+    sums = "\n".join(f"{sha256(os.path.join(path, file))}  {file}" for file in files)
+    return {"file": name, "sha256": hashlib.sha256(sums.encode()).hexdigest()}
 
 
 def _short(value: Any) -> str:

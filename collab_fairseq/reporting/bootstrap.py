@@ -3,7 +3,7 @@
 The test is sacrebleu's own; it is given the sentence statistics that records hold in place of the texts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.reporting.schema import RecordError
@@ -48,9 +48,7 @@ def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples
         samples: number of resamples.
 
     Returns:
-        None where one of them has no sentence statistics. sacrebleu's random seed is 12345 unless the variable
-        SACREBLEU_SEED says otherwise. Where there is no difference p is 1, for which sacrebleu, counting the resamples
-        that differ by more than that, would give its least value.
+        None where one of them has no sentence statistics.
 
     Raises:
         RecordError: the references or signatures differ, or a score is not that of its sentence statistics.
@@ -70,8 +68,7 @@ def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples
     rows = [rows_of(s) for s in statistics]
     for record, score, own in zip(both, scores, rows, strict=True):
         _check_total(record["name"], test, score["score"], own)
-    result = paired_bootstrap(rows[0], rows[1], samples=samples)
-    return replace(result, p_value=1.0) if result.difference == 0 else result
+    return paired_bootstrap(rows[0], rows[1], samples=samples)
 
 
 def sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:
@@ -89,7 +86,11 @@ def sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:
 def paired_bootstrap(
     system: Sequence[Sequence[int]], baseline: Sequence[Sequence[int]], samples: int = 1000
 ) -> Comparison:
-    """sacrebleu's `PairedTest` on sufficient statistics of two systems for the same sentences, as from `rows_of`."""
+    """sacrebleu's `PairedTest` on sufficient statistics of two systems for the same sentences, as from `rows_of`.
+
+    sacrebleu's random seed is 12345 unless the variable SACREBLEU_SEED says otherwise. Where there is no difference p
+    is 1, for which sacrebleu, counting the resamples that differ by more than that, would give its least value.
+    """
     from sacrebleu.significance import PairedTest
 
     test = PairedTest(
@@ -103,9 +104,10 @@ def paired_bootstrap(
     before: Any
     after: Any
     before, after = results["BLEU"]
+    difference = float(after.score - before.score)
     return Comparison(
-        difference=float(after.score - before.score),
-        p_value=float(after.p_value),
+        difference=difference,
+        p_value=float(after.p_value) if difference else 1.0,
         mean=float(after.mean),
         interval=float(after.ci),
         signature=str(signatures["BLEU"]),

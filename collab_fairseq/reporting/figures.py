@@ -1,15 +1,9 @@
-"""Figures from records, with matplotlib (the extra `plots`): scores against key dim or parameters, and loss curves.
+"""Figures from records: scores against key dim, parameters or time, and loss curves."""
 
-The style is set here, so that a user's own matplotlib settings change nothing; the same records and the same matplotlib
-give the same file.
-"""
-
-import io
-import os
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.reporting.files import PathLike, write_bytes
+from collab_fairseq.reporting.drawing import COLOURS, MARKS, PlotError, drawing
+from collab_fairseq.reporting.files import PathLike
 from collab_fairseq.reporting.rows import (
     KEYS,
     METRICS,
@@ -27,35 +21,9 @@ from collab_fairseq.reporting.rows import (
     test_sets,
 )
 
-#: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKS = ("o", "s", "^", "D", "v", "P")
-STYLE: Dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.unicode_minus": False,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 5.0,
-    "errorbar.capsize": 3.0,
-    "legend.frameon": False,
-    "savefig.dpi": 150.0,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "collab_fairseq",  # the names of clip paths, random otherwise
-}
 _PANEL = (4.2, 3.0)  # inches
 #: what a point's place says
 _AXES = {"key_dim": KEYS["key_dim"][0], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
-
-
-class PlotError(RuntimeError):
-    """A figure cannot be drawn."""
-
-    user_error = True
 
 
 def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
@@ -73,25 +41,11 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
         PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw.
         RecordError: the runs cannot be put together; see `make_rows`.
     """
-    ending = Path(path).suffix.lower()
-    if ending not in (".png", ".svg"):
-        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError(
-            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
-        ) from error
     rows = make_rows(runs, group_by)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
-        panels = test_sets(rows) if y in METRICS else [""]
-        if not panels:
-            raise PlotError("nothing to draw: no record has scores")
-        # a Figure of its own draws without a display and without pyplot's global state
-        figure = Figure(figsize=(_PANEL[0] * len(panels), _PANEL[1]), layout="constrained")
+    panels = test_sets(rows) if y in METRICS else [""]
+    if not panels:
+        raise PlotError("nothing to draw: no record has scores")
+    with drawing(path, (_PANEL[0] * len(panels), _PANEL[1])) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, test in zip(axes, panels, strict=True):
             drawn = _curves(axis, rows, group_by) if x == "updates" else _points(axis, rows, x, y, test)
@@ -102,11 +56,6 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
         handles, labels = axes[0].get_legend_handles_labels()
         beside = sum(map(len, labels)) < 35 * len(panels)  # characters that fit the width
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if beside else 1)
-        buffer = io.BytesIO()
-        # without the date and the version, which change while the figure does not
-        metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}
-        figure.savefig(buffer, format=ending[1:], metadata=metadata)
-    write_bytes(buffer.getvalue(), path)
 
 
 def _value(run: Run, name: str, test: str) -> Any:

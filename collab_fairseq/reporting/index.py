@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import yaml
 
+from collab_fairseq.reporting import pages
 from collab_fairseq.reporting.files import PathLike
 from collab_fairseq.reporting.rows import hardware
 from collab_fairseq.reporting.schema import RecordError
@@ -93,9 +94,9 @@ def index(studies: Sequence[Study], folder: PathLike) -> str:
     parts = []
     if done:
         header = ["What", "records", "on", "versions", "commit"]
-        parts.append("## What was run\n\n" + _table(header, done))
+        parts.append("## What was run\n\n" + pages.table([header, *done]))
     if waiting:
-        parts.append("## What was not\n\n" + _table(["What", "waits for", "command"], waiting))
+        parts.append("## What was not\n\n" + pages.table([["What", "waits for", "command"], *waiting]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -138,8 +139,3 @@ def _circumstances(records: Sequence[Dict[str, Any]]) -> List[str]:
         if record["commit"]["id"]
     ]
     return ["; ".join(sorted(set(texts) - {""})) or "–" for texts in (map(hardware, records), named, commits)]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

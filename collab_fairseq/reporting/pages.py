@@ -1,14 +1,22 @@
-"""Generated parts of hand-written pages, between markers: `<!-- NAME -->` and `<!-- /NAME -->`, each on its own line.
+"""Markdown: tables, and generated parts of hand-written pages.
 
-The first may hold a remark: `<!-- NAME: made by collab table ... -->`.
+These stand between markers, `<!-- NAME -->` and `<!-- /NAME -->`, each on its own line. The first may hold a remark:
+`<!-- NAME: made by collab table ... -->`.
 """
 
 import os
 import re
-from typing import Optional
+from typing import Optional, Sequence
 
 from collab_fairseq.reporting.files import PathLike, write_text
 from collab_fairseq.reporting.schema import RecordError
+
+
+def table(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
+    """A Markdown table whose header is the first row; ``numbers``: all columns but the first are set to the right."""
+    rule = ["---", *["---:" if numbers else "---"] * (len(rows[0]) - 1)]
+    lines = [rows[0], rule, *([cell.replace("|", "\\|") for cell in row] for row in rows[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def with_part(page: str, marker: str, content: str, where: str = "the page") -> str:

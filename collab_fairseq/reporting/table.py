@@ -7,7 +7,7 @@ read: sacreBLEU signatures, machines, comparisons with baselines.
 import os
 from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
-from collab_fairseq.reporting import bootstrap
+from collab_fairseq.reporting import bootstrap, pages
 from collab_fairseq.reporting.rows import (
     KEYS,
     METRICS,
@@ -67,7 +67,7 @@ def markdown_table(
         for header, cell in _columns(name, rows, group_by, folder):
             if columns or any(cell(row) != MISSING for row in rows):
                 shown.append((header, cell))
-    parts = [_table([header for header, _ in shown], [[cell(row) for _, cell in shown] for row in rows])]
+    parts = [pages.table([[header for header, _ in shown], *([cell(row) for _, cell in shown] for row in rows)])]
     parts.append("\n".join(_notes(rows, columns or known)))
     for name in baselines:
         parts.append(_comparison(rows, name, group_by))
@@ -129,11 +129,6 @@ def _link(run: Run, folder: str) -> str:
     return f"[{'record' if seed is None else f'seed {seed}'}]({path})"
 
 
-def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _notes(rows: Sequence[Row], shown: Sequence[str]) -> List[str]:
     """What the numbers above need to be read, one line each."""
     runs = [run for row in rows for run in row.runs]
@@ -174,8 +169,8 @@ def _comparison(rows: Sequence[Row], baseline: str, group_by: Sequence[str]) -> 
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {_text(value)}" for field, value in zip(group_by, base.key, strict=True))
-    text = f"Compared with {about}:\n\n" + _table(
-        [*map(_header, group_by), "test set", "difference in sacreBLEU", "p"], lines
+    text = f"Compared with {about}:\n\n" + pages.table(
+        [[*map(_header, group_by), "test set", "difference in sacreBLEU", "p"], *lines]
     )
     if signatures:
         text += "\n\np: two-sided paired bootstrap of sacrebleu, runs of one seed at a time: " + ", ".join(

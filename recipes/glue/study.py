@@ -11,7 +11,6 @@ stage.json; record.json.
 """
 
 import argparse
-import datetime
 import importlib.metadata
 import json
 import logging
@@ -180,6 +179,11 @@ class Study:
     def record(self, stages: List[Dict[str, Any]]) -> Dict[str, Any]:
         config, args = AutoConfig.from_pretrained(self.output / "standard"), self.args
         packages = ("transformers", "tokenizers", "accelerate", "safetensors")
+        circumstances = environment.circumstances(
+            str(Path(__file__).resolve().parent),
+            device="gpu" if torch.cuda.is_available() and not args.cpu else "cpu",
+            threads=torch.get_num_threads(),
+        )
         return {
             "schema": 1,
             "kind": "glue",
@@ -197,13 +201,8 @@ class Study:
             },
             "stages": stages,
             "data": sums(args.task, args.data),
-            "versions": {**environment.versions(), **{name: importlib.metadata.version(name) for name in packages}},
-            "commit": environment.commit(str(Path(__file__).resolve().parent)),
-            "hardware": {
-                **environment.hardware(), "threads": torch.get_num_threads(),
-                "device": "gpu" if torch.cuda.is_available() and not args.cpu else "cpu",
-            },
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **circumstances,
+            "versions": {**circumstances["versions"], **{name: importlib.metadata.version(name) for name in packages}},
         }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tasks import GLUE
 
+from collab_fairseq.reporting import pages
 from collab_fairseq.reporting.pages import PageError, publish
 from collab_fairseq.reporting.schema import RecordError
 
@@ -82,23 +83,25 @@ def table(records: List[Dict[str, Any]], paper: bool = False) -> str:
 
     head = ["model", "heads", "key dim", "parameters (M)", *tasks, "average", "average before the second fine-tuning",
             "paper: parameters (M)", "paper: average"]  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    rows = [head]
     for key, key_dim in sorted(sizes, key=lambda pair: (pair[0], -(pair[1] or sys.maxsize))):
         (name, shape), tuned = key, cells(key, key_dim, "standard" if key_dim is None else "tuned")
         only = "" if key_dim is None else average(cells(key, key_dim, "converted"))
         published = PAPER.get(shape, {}).get(key_dim)
-        lines.append("| " + " | ".join([
+        rows.append([
             name, "standard" if key_dim is None else "collaborative", str(key_dim or shape[2]),
             millions(sizes[key, key_dim]),
             *(f"{value:.1f}" if value is not None else "–" for value in tuned), average(tuned), only,
             *(f"{value:.1f}" if value is not None else "–" for value in (published or (None, None))),
-        ]) + " |")  # fmt: skip
+        ])  # fmt: skip
     if not records:
-        return "\n".join(lines) + "\n"
+        return pages.table(rows) + "\n"
     seeds = sorted({record["seed"] for record in records})
-    lines += ["", f"Validation sets; seeds {', '.join(map(str, seeds))}; 100 times the mean of a task's metrics. "
-              "Records: " + ", ".join(sorted(record["name"] for record in records)) + "."]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    names = ", ".join(sorted(record["name"] for record in records))
+    return (
+        f"{pages.table(rows)}\n\nValidation sets; seeds {', '.join(map(str, seeds))}; "
+        f"100 times the mean of a task's metrics. Records: {names}.\n"
+    )
 
 
 def main() -> int:

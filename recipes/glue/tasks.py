@@ -11,6 +11,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
+from collab_fairseq.scoring.correlation import pearson, spearman
+
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
@@ -33,22 +35,6 @@ def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 def matthews(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Correlation of two classes; 0 where only one is predicted."""
     return pearson((predicted == 1).astype(float), (labels == 1).astype(float))
-
-
-def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:
-    if predicted.std() == 0 or labels.std() == 0:
-        return 0.0
-    return float(np.corrcoef(predicted, labels)[0, 1])
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """From 1; equal values share the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
-
-
-def spearman(predicted: np.ndarray, labels: np.ndarray) -> float:
-    return pearson(ranks(predicted), ranks(labels))
 
 
 class Task(NamedTuple):

@@ -217,6 +217,14 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     parts = json.loads(result.read_text(encoding="utf-8"))["parts"]
     assert checkpoints.load(pruned)["extra_state"]["removed_heads"] == parts["encoder_cross_decoder/40"]["heads"]
 
+    ranked, result = tmp_path / "importance.json", tmp_path / "raw.json"
+    collab("importance", checkpoint, *few, "--output", ranked)
+    collab("prune", checkpoint, *test, *few, "--importance", ranked, "--ranking", "raw", "--output", result)
+    heads = json.loads(ranked.read_text(encoding="utf-8"))["parts"]["importance"]["heads"]
+    parts = json.loads(result.read_text(encoding="utf-8"))["parts"]
+    assert parts["importance"] == {head: values["raw"] for head, values in heads.items()}
+    assert parts["encoder_cross_decoder/10"]["heads"] == min(heads, key=lambda head: heads[head]["raw"])
+
     copied = tmp_path / "again.pt"
     checkpoints.save(states["standard"], copied)
     picture = tmp_path / "profile.svg"

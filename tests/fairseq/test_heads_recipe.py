@@ -27,7 +27,7 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
     record = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
     assert set(record["parts"]["20"]["gates"]) == {f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)}
     assert "| 20 | 2 of 2 | 2 of 2 | 2 of 2 |" in page
-    for picture in ("redundancy", "importance", "ablate", "prune", "roles"):
+    for picture in ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles"):
         assert f"(small.{picture}.svg)" in page
     assert (output / "maps" / "attention-0-encoder.svg").exists()
     before = {path: path.stat().st_mtime_ns for path in output.glob("small.*")}
@@ -37,10 +37,19 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
     assert {path: path.stat().st_mtime_ns for path in output.glob("small.*")} == before
 
 
+def test_the_page_of_the_results_is_made_of_the_records():
+    folder = ROOT / "results" / "heads"
+    run(
+        "python", ROOT / "recipes" / "heads" / "page.py", folder / "standard", folder / "collaborative",
+        "--output", folder / "README.md", "--marker", "heads", "--check",
+    )  # fmt: skip
+
+
 def test_wrong_options_are_one_sentence(tmp_path):
     script = ROOT / "recipes" / "heads" / "run.sh"
     for options, message in (
-        (["--model", "x"], "--model, --data, --name and --test are needed"),
+        (["--model", "x"], "--test is needed"),
+        (["--model", "x", "--test", f"test={__file__}"], "--model, --data and --name are needed"),
         (["--test", "nothing"], "--test must be SPLIT=FILE, got 'nothing'"),
         (["--sentences", "0"], "--sentences must be at least 1"),
         (["--what", "0"], "unknown argument '--what'"),

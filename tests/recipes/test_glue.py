@@ -45,9 +45,6 @@ def test_metrics():
     assert tasks.matthews(predicted, labels) == pytest.approx((2 * 2 - 1 * 1) / 9)
     assert tasks.f1(np.array([1, 1, 1]), np.array([1, 0, 0])) == pytest.approx(0.5)
     assert tasks.matthews(np.zeros(3), np.array([0, 1, 1])) == 0
-    assert tasks.ranks(np.array([3.0, 1.0, 3.0, 7.0])).tolist() == [2.5, 1, 2.5, 4]
-    assert tasks.spearman(np.array([1.0, 8.0, 27.0]), np.array([1.0, 2.0, 3.0])) == pytest.approx(1)
-    assert tasks.pearson(np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])) == pytest.approx(0.3273268)
     outputs = np.array([[0.1, 0.9], [2.0, 1.0]])
     assert tasks.measure(tasks.GLUE["mrpc"], outputs, np.array([1, 1])) == {"accuracy": 0.5, "f1": pytest.approx(2 / 3)}
     assert set(tasks.measure(tasks.GLUE["stsb"], outputs[:, :1], np.array([1.0, 2.0]))) == {"pearson", "spearman"}

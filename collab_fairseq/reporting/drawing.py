@@ -1,0 +1,70 @@
+"""What all figures of the project share: matplotlib (the extra `plots`), its style, and files that appear whole.
+
+The style is set here, so that a user's own matplotlib settings change nothing; the same figure and the same matplotlib
+give the same file.
+"""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, Tuple
+
+from collab_fairseq.reporting.files import PathLike, write_bytes
+
+#: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKS = ("o", "s", "^", "D", "v", "P")
+STYLE: Dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.unicode_minus": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 5.0,
+    "errorbar.capsize": 3.0,
+    "legend.frameon": False,
+    "savefig.dpi": 150.0,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "collab_fairseq",  # the names of clip paths, random otherwise
+}
+
+
+class PlotError(RuntimeError):
+    """A figure cannot be drawn."""
+
+    user_error = True
+
+
+@contextlib.contextmanager
+def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
+    """A matplotlib Figure of ``size`` inches, which is written to a .png or .svg file, whole or not at all.
+
+    Raises:
+        PlotError: matplotlib is not installed, or another ending.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in (".png", ".svg"):
+        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError(
+            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
+        ) from error
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
+        # a Figure of its own draws without a display and without pyplot's global state
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        buffer = io.BytesIO()
+        # without the date and the version, which change while the figure does not
+        metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}
+        figure.savefig(buffer, format=ending[1:], metadata=metadata)
+    write_bytes(buffer.getvalue(), path)

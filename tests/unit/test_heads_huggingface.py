@@ -1,0 +1,245 @@
+"""Importance and ablation of heads of transformers' models, against finite differences and models without the heads."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
+
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+
+from collab_fairseq.cli.main import main  # noqa: E402
+from collab_fairseq.heads.errors import HeadsError  # noqa: E402
+from collab_fairseq.heads.huggingface import (  # noqa: E402
+    Encoded,
+    answers,
+    compare_answers,
+    gradients,
+    importance,
+    multiplied,
+    read_examples,
+)
+from collab_fairseq.modules.heads import head_name  # noqa: E402
+from collab_fairseq.reparam import huggingface as hf  # noqa: E402
+from tests.unit.huggingface_cases import CASES, HEADS, WIDTH, inputs, make, outputs  # noqa: E402
+
+LABELLED = ("bert", "distilbert", "albert", "marian")
+
+
+def labelled(case, rows=3, seed=1):
+    batch = inputs(case, rows, seed)
+    if case != "marian":
+        batch["labels"] = torch.arange(rows) % 2
+    counted = int((batch["labels"] != -100).sum())
+    return Encoded(batch, rows, int(batch["attention_mask"].sum()), counted)
+
+
+def collaborative(case):
+    return hf.to_collaborative(make(case, dtype=torch.float64), 12)
+
+
+def scaled(model, place, head, factor):
+    """The same model with a head's values multiplied, which multiplies its context."""
+    made = copy.deepcopy(model)
+    layer = hf.head_places(made)[place].layer
+    value = getattr(layer, next(n for n in ("value", "v_lin", "v_proj") if hasattr(layer, n)))
+    rows = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
+    with torch.no_grad():
+        value.weight[rows] *= factor
+        value.bias[rows] *= factor
+    return made
+
+
+def loss_of(model, batch, row=None):
+    """Summed over labels, of all sentences or one."""
+    own = batch.inputs if row is None else {name: tensor[row : row + 1] for name, tensor in batch.inputs.items()}
+    return float(outputs(model, own).loss * (own["labels"] != -100).sum())
+
+
+@pytest.mark.parametrize("heads", ["standard", "collaborative"])
+@pytest.mark.parametrize("case", LABELLED)
+def test_gradients_are_finite_differences(case, heads):
+    model = make(case, dtype=torch.float64) if heads == "standard" else collaborative(case)
+    places, batch = hf.head_places(model), labelled(case)
+    assert {name.split(".")[0] for name in places} == (
+        {"encoder", "cross", "decoder"} if case == "marian" else {"encoder"}
+    )
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    found, shared = gradients(model, places, batch)
+    assert [parameter.requires_grad for parameter in model.parameters()] == trained
+    step, row = 1e-5, 1
+    for place in list(places)[-3:]:
+        assert found[place].shape == (3, HEADS)
+        for head in range(HEADS):
+            ends = [loss_of(scaled(model, place, head, 1 + sign * step), batch, row) for sign in (1, -1)]
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert float(found[place][row, head]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
+    assert max(float(gradient.abs().max()) for gradient in found.values()) > 1e-3
+    assert set(shared) == (set(places) if heads == "collaborative" else set())
+    for place in list(shared)[-1:]:
+        assert shared[place].shape == (3, 12)
+        query = places[place].shared
+        for dim in (0, 7):
+            ends = []
+            for sign in (1, -1):
+                made = copy.deepcopy(model)
+                own = hf.head_places(made)[place].shared
+                with torch.no_grad():
+                    own.weight[dim] *= 1 + sign * step
+                    if query.bias is not None:
+                        own.bias[dim] *= 1 + sign * step
+                ends.append(loss_of(made, batch, row))
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert float(shared[place][row, dim]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
+
+
+def test_importance_is_the_mean_over_sentences_whatever_the_batches():
+    model = make("marian", dtype=torch.float64)
+    model.train()  # dropout must not count
+    places, batches = hf.head_places(model), [labelled("marian", 3, 1), labelled("marian", 5, 2)]
+    told = []
+    found = importance(model, places, batches, told.append)
+    assert (model.training, told) == (True, [3, 8])
+    assert found[2:] == (8, sum(b.source_tokens for b in batches), sum(b.target_tokens for b in batches))
+    rows = [
+        {name: tensor[row : row + 1] for name, tensor in batch.inputs.items()}
+        for batch in batches
+        for row in range(batch.sentences)
+    ]
+    single = [Encoded(row, 1, 0, int((row["labels"] != -100).sum())) for row in rows]
+    for place, values in importance(model, places, single).heads.items():
+        torch.testing.assert_close(found.heads[place], values, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("case", LABELLED)
+def test_masked_heads_are_heads_without_values(case, implementation):
+    for model in (make(case, implementation), hf.to_collaborative(make(case, implementation), 12)):
+        batch, place = labelled(case).inputs, list(hf.head_places(model))[-1]
+        mask = torch.ones(HEADS)
+        mask[2] = 0.0
+        with multiplied(hf.head_places(model), {place: mask}):
+            found = outputs(model, batch).logits
+        torch.testing.assert_close(found, outputs(scaled(model, place, 2, 0.0), batch).logits, rtol=0, atol=1e-5)
+        assert (found - outputs(model, batch).logits).abs().max() > 1e-3  # control; and nothing stays behind
+
+
+def test_the_exact_test_of_mcnemar():
+    whole = [True] * 10 + [False] * 10
+    better = [True] * 10 + [True] * 5 + [False] * 5
+    worse = [True] * 4 + [False] * 6 + [True] + [False] * 9
+    assert compare_answers(better, whole) == {"accuracy": 75.0, "difference": 25.0, "p_value": 2 / 2**5}
+    found = compare_answers(worse, whole)  # 1 of 7 won: 2 (1 + 7) / 2^7
+    assert (found["accuracy"], found["difference"]) == (25.0, -25.0)
+    assert found["p_value"] == pytest.approx(16 / 128)
+    assert compare_answers(whole, whole)["p_value"] == 1.0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A classifier and a translation model with a tokenizer of 48 words, and text for both."""
+    folder = tmp_path_factory.mktemp("models")
+    words = ["<pad>", "</s>", *(f"w{n}" for n in range(2, 48))]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", model_max_length=20
+    )
+    for case in ("bert", "marian"):
+        model = make(case, "sdpa")
+        if case == "marian":
+            model.generation_config.max_length = 12
+        model.save_pretrained(folder / case)
+        fast.save_pretrained(folder / case)
+    hf.to_collaborative(make("bert", "sdpa"), 12).save_pretrained(folder / "bert-12")
+    fast.save_pretrained(folder / "bert-12")
+    random = torch.Generator().manual_seed(3)
+    lines = []
+    for _ in range(12):
+        first, second = (" ".join(f"w{n}" for n in torch.randint(2, 48, (5,), generator=random)) for _ in range(2))
+        lines.append({"premise": first, "hypothesis": second, "label": int(torch.randint(2, (1,), generator=random))})
+    (folder / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def test_importance_of_a_folder(folders, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    for name in ("bert", "bert-12"):
+        output, figure = tmp_path / f"{name}.json", tmp_path / f"{name}.svg"
+        given = [
+            "heads", "importance", str(folders / name), "--text", str(folders / "text.jsonl"), "--fields",
+            "premise,hypothesis", "--batch-size", "5", "--device", "cpu", "--output", str(output),
+            "--figure", str(figure),
+        ]  # fmt: skip
+        assert main(given) == 0
+        shown = capsys.readouterr().out
+        assert "12 sentences" in shown
+        assert figure.exists()
+        part = json.loads(output.read_text())["parts"]["importance"]
+        assert set(part["heads"]) == {head_name(f"encoder.{n}", head) for n in range(2) for head in range(HEADS)}
+        assert bool(part["shared_dims"]) == (name == "bert-12")
+        before = output.read_bytes()
+        assert main(given) == 0  # there already
+        assert output.read_bytes() == before
+        assert capsys.readouterr().out == shown
+
+
+def test_ablation_of_a_classifier(folders, tmp_path, capsys):
+    output = tmp_path / "ablate.json"
+    assert main([
+        "heads", "ablate", str(folders / "bert"), "--text", str(folders / "text.jsonl"), "--fields", "premise",
+        "--device", "cpu", "--output", str(output),
+    ]) == 0  # fmt: skip
+    assert "text: accuracy" in capsys.readouterr().out
+    parts = json.loads(output.read_text())["parts"]
+    model = make("bert", "sdpa")
+    examples = read_examples(folders / "text.jsonl", ["premise"], "label")
+    tokens = torch.tensor([[int(word[1:]) for word in example.texts[0].split()] for example in examples])
+    batch = [Encoded({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, 12, 60, 12)]
+    found = answers(scaled(model, "encoder.1", 2, 0.0), hf.head_places(model), batch)
+    accuracy = 100 * sum(a == example.label for a, example in zip(found, examples, strict=True)) / 12
+    assert parts["text/without/E:2:3"]["accuracy"] == pytest.approx(accuracy)
+    assert parts["whole/text"]["score"] == pytest.approx(accuracy - parts["text/without/E:2:3"]["difference"])
+    assert len(parts) == 1 + 2 * 2 * HEADS
+
+
+def test_ablation_of_a_translation_model(folders, tmp_path, capsys):
+    output = tmp_path / "ablate.json"
+    assert main([
+        "heads", "ablate", str(folders / "marian"), "--text", str(folders / "text.jsonl"), "--fields", "premise",
+        "--label", "hypothesis", "--sentences", "4", "--beam", "2", "--sites", "cross", "--mode", "only",
+        "--device", "cpu", "--output", str(output),
+    ]) == 0  # fmt: skip
+    assert "text: BLEU" in capsys.readouterr().out
+    parts = json.loads(output.read_text())["parts"]
+    heads = [head_name(f"cross.{layer}", head) for layer in range(2) for head in range(HEADS)]
+    assert set(parts) == {"whole/text", *(f"text/only/{head}" for head in heads)}
+    assert {"bleu", "difference", "p_value"} == set(parts["text/only/A:1:1"])
+
+
+def test_what_cannot_be_done_is_said(folders, tmp_path, capsys):
+    text, bert = str(folders / "text.jsonl"), str(folders / "bert")
+    transformers.BertModel(make("bert").config).save_pretrained(tmp_path / "bare")
+    for given, message in (
+        (["importance", bert], "needs --text FILE.jsonl"),
+        (["importance", "missing.pt", "--text", text], "but missing.pt is none"),
+        (["importance", bert, "--text", text], "line 1: expected the field text, got premise, hypothesis, label"),
+        (["importance", bert, "--text", text, "--form", "token"], "--form is for checkpoints of fairseq"),
+        (["ablate", bert, "--text", text, "--test", "test=x"], "--test is for checkpoints of fairseq"),
+        (["importance", str(tmp_path / "bare"), "--text", text], "expected a model for sequence classification"),
+        (["importance", bert, "--text", str(folders / "bert" / "model.safetensors")], "as JSON objects, one a line"),
+    ):
+        assert main(["heads", *given]) == 1
+        assert message in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(HeadsError, match="has no examples"):
+        read_examples(tmp_path / "empty.jsonl", ["text"], "label")
+
+
+def test_places_of_a_decoder():
+    places = hf.head_places(make("bert-decoder"))
+    assert list(places) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
+    assert {place.num_heads for place in places.values()} == {HEADS}
+    assert CASES["bert-decoder"].layers[1].endswith("crossattention.self")
