@@ -42,21 +42,16 @@ the sum of the archive) and SHA256SUMS. It appears whole or not at all. A second
 EOF
 }
 
-while [ $# -gt 0 ]; do
-    case $1 in
-        --force) force=yes && shift && continue ;;
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value" ;;
-    esac
+own_option() {
     case $1 in
         --archive) archive=$2 ;;
         --url) url=$2 ;;
         --vocab-size) vocab_size=$2 && need_number "$1" "$2" ;;
         --workers) workers=$2 && need_number "$1" "$2" ;;
-        *) common_option "$1" "$2" ;;
+        *) return 1 ;;
     esac
-    shift 2
-done
+}
+read_options "$@"
 [ -z "$archive" ] || [ -z "$url" ] || die "--archive and --url exclude each other"
 
 header="# data_prep/iwslt14_de_en.sh: $vocab_size pieces, at most 175 per sentence, ratio 1.5, every 23rd pair held out"

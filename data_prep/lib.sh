@@ -25,6 +25,18 @@ common_option() { # OPTION VALUE: an option that every script has
     esac
 }
 
+read_options() { # ARGUMENTS: own_option OPTION VALUE takes what the script alone has and fails for everything else
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --force) force=yes && shift && continue ;;
+            -h | --help) usage && exit 0 ;;
+            --*) [ $# -ge 2 ] || die "$1 needs a value" ;;
+        esac
+        own_option "$1" "${2-}" || common_option "$1" "${2-}"
+        shift 2
+    done
+}
+
 need_number() { # OPTION VALUE
     case $2 in '' | *[!0-9]*) die "$1 must be a whole number, got '$2'" ;; esac
     [ "$2" -gt 0 ] || die "$1 must be at least 1, got $2"

@@ -50,21 +50,16 @@ It appears whole or not at all. A second run checks it and does nothing more.
 EOF
 }
 
-while [ $# -gt 0 ]; do
-    case $1 in
-        --force) force=yes && shift && continue ;;
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value" ;;
-    esac
+own_option() {
     case $1 in
         --source) source_dir=$2 ;;
         --vocab-size) vocab_size=$2 && need_number "$1" "$2" ;;
         --spm) spm=$2 ;;
         --dict) dict=$2 ;;
-        *) common_option "$1" "$2" ;;
+        *) return 1 ;;
     esac
-    shift 2
-done
+}
+read_options "$@"
 
 [ -z "$dict" ] || [ -n "$spm" ] || die "--dict needs the SentencePiece model that goes with it (--spm)"
 for file in "$spm" "$dict"; do

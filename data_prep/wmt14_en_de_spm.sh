@@ -43,21 +43,16 @@ nothing more.
 EOF
 }
 
-while [ $# -gt 0 ]; do
-    case $1 in
-        --force) force=yes && shift && continue ;;
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value" ;;
-    esac
+own_option() {
     case $1 in
         --source) source_dir=$2 ;;
         --url) url=$2 ;;
         --vocab-size) vocab_size=$2 && need_number "$1" "$2" ;;
         --workers) workers=$2 && need_number "$1" "$2" ;;
-        *) common_option "$1" "$2" ;;
+        *) return 1 ;;
     esac
-    shift 2
-done
+}
+read_options "$@"
 [ -z "$source_dir" ] || [ -z "$url" ] || die "--source and --url exclude each other"
 
 header="# data_prep/wmt14_en_de_spm.sh: $vocab_size pieces, at most 250 per sentence, ratio 1.5"

@@ -40,20 +40,15 @@ not at all. A second run checks it and does nothing more.
 EOF
 }
 
-while [ $# -gt 0 ]; do
-    case $1 in
-        --force) force=yes && shift && continue ;;
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value" ;;
-    esac
+own_option() {
     case $1 in
         --archive) archive=$2 ;;
         --url) url=$2 ;;
         --workers) workers=$2 && need_number "$1" "$2" ;;
-        *) common_option "$1" "$2" ;;
+        *) return 1 ;;
     esac
-    shift 2
-done
+}
+read_options "$@"
 [ -z "$archive" ] || [ -z "$url" ] || die "--archive and --url exclude each other"
 
 header="# data_prep/wmt16_en_de.sh: joined dictionary of 32768 types"

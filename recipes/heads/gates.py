@@ -5,6 +5,7 @@
     gates.py score CHECKPOINT --model FILE --data DIR --test SPLIT=FILE --penalty X --finalised FILE --output RECORD
                                            loss on valid and BLEU of the model without closed heads, beside those of the
                                            model that the training began with; adds to the record
+    gates.py draw RECORD FIGURE            BLEU against the heads left
 """
 
 import argparse
@@ -18,11 +19,11 @@ import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options
-from collab_fairseq.heads import closing
-from collab_fairseq.heads.ablation import whole_model
+from collab_fairseq.heads import ablation, closing
 from collab_fairseq.heads.evaluation import as_json, compare, evaluate
-from collab_fairseq.heads.record import Record, file_setting
+from collab_fairseq.heads.record import Record, file_setting, load
 from collab_fairseq.heads.redundancy import read_weights
+from collab_fairseq.reporting.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.translation.load import run_state
 
 importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
@@ -42,7 +43,7 @@ def score(args: argparse.Namespace) -> None:
     kind = "gpu" if device.startswith("cuda") else "cpu"
     record = Record("gates", command, settings, args.output, device=kind, threads=torch.get_num_threads())
     search = heads_options.search_of(args)
-    whole = {test.split: whole_model(source, test, record, search) for test in tests}
+    whole = {test.split: ablation.whole_model(source, test, record, search) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
     def measure() -> Dict[str, Any]:
@@ -66,6 +67,26 @@ def score(args: argparse.Namespace) -> None:
     record.part(args.penalty, measure)
 
 
+def draw(path: str, figure_path: str) -> None:
+    """One point for every λ, and the model as it was."""
+    parts = load(path, "gates")["parts"]
+    splits = ablation.splits(parts)
+    penalties = sorted((key for key in parts if "/" not in key), key=float)
+    with drawing(figure_path, (3.4 * len(splits), 3.0)) as figure:
+        for axis, split in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits, strict=True):
+            for penalty in penalties:
+                left = sum(gate["is_open"] for gate in parts[penalty]["gates"].values())
+                score = parts[penalty]["tests"][split]["bleu"]
+                axis.plot(left, score, marker=MARKS[0], color=COLOURS[0])
+                axis.annotate(f"λ = {penalty}", (left, score), xytext=(4, 4), textcoords="offset points", fontsize=7)
+            whole = parts[f"whole/{split}"]["score"]
+            axis.axhline(whole, color="#777777", linestyle=":", label="before")
+            axis.margins(0.2)
+            axis.set_xlabel("heads left")
+            axis.set_ylabel(f"BLEU, {split}")
+            axis.legend(loc="lower right")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -78,11 +99,16 @@ def main() -> int:
     command.add_argument("--updates", type=int, required=True, help="of the training")
     command.add_argument("--finalised", required=True, metavar="FILE", help="where the model without closed heads goes")
     command.add_argument("--output", required=True, metavar="RECORD", help="JSON, added to if it is there")
+    command = commands.add_parser("draw")
+    command.add_argument("record")
+    command.add_argument("figure")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     try:
         if args.command == "score":
             score(args)
+        elif args.command == "draw":
+            draw(args.record, args.figure)
         elif any(weights.collaborative for weights in read_weights(checkpoints.load(args.checkpoint)).values()):
             sys.stdout.write("yes\n")
     except Exception as error:

@@ -9,21 +9,19 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List
+
+import numpy as np
 
 from collab_fairseq.heads import ablation, pruning, roles
 from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.record import load
 from collab_fairseq.modules.heads import in_model
 from collab_fairseq.reporting import pages
+from collab_fairseq.scoring.correlation import spearman
 
-ANALYSES = ("redundancy", "importance", "ablate", "prune", "gates", "roles")
+ANALYSES = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
 SITES = {"E": "encoder", "A": "encoder–decoder", "D": "decoder"}
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def redundancy(parts: Dict[str, Any]) -> str:
@@ -37,7 +35,8 @@ def redundancy(parts: Dict[str, Any]) -> str:
             heads = [head[0] for layer in counts for head in layer["heads"]]
             cells += [f"{sum(c['layer'][0] for c in counts) / len(counts):.1f}", f"{sum(heads) / len(heads):.1f}"]
         rows.append([site, " ".join(sorted({str(layer["key_dim"]) for layer in layers})), *cells])
-    return "Principal components that hold 90 % of the energy (means over layers, and over heads):\n\n" + table(rows)
+    title = "Principal components that hold 90 % of the energy (means over layers, and over heads):"
+    return f"{title}\n\n{pages.table(rows)}"
 
 
 def importance(parts: Dict[str, Any]) -> str:
@@ -46,8 +45,20 @@ def importance(parts: Dict[str, Any]) -> str:
     return f"Least important: {', '.join(names[:5])}. Most important: {', '.join(reversed(names[-5:]))}."
 
 
+def agreement(ranks: Dict[str, Any], parts: Dict[str, Any]) -> str:
+    """How far importance says what the ablation of single heads found."""
+    shown = []
+    for split in ablation.splits(parts):
+        found = ablation.results(parts, split, "without")
+        lost = [-result["difference"] for result in found.values()]
+        for kind in ("normalised", "raw"):
+            value = spearman(np.array([ranks[head][kind] for head in found]), np.array(lost))
+            shown.append(f"{value:.2f} ({kind}, {split})")
+    return "Rank correlation of importance with what a head's removal costs: " + ", ".join(shown) + "."
+
+
 def ablate(parts: Dict[str, Any]) -> str:
-    splits = [key.removeprefix("whole/") for key in parts if key.startswith("whole/")]
+    splits = ablation.splits(parts)
     rows = [["test set", "heads", "BLEU of all heads", "heads measured", "p < 0.05", "of these better", "worst"]]
     for split in splits:
         for mode in ablation.MODES:
@@ -62,7 +73,7 @@ def ablate(parts: Dict[str, Any]) -> str:
                 f"{parts[f'whole/{split}']['score']:.2f}", str(len(found)), str(len(names)), str(better),
                 f"{worst}: {found[worst]['difference']:+.2f}",
             ])  # fmt: skip
-    text = table(rows)
+    text = pages.table(rows)
     if len(splits) == 2:
         values = ablation.correlation(parts, splits, "without")
         shown = ", ".join(f"{group} {value:.2f}" for group, value in values.items())
@@ -80,11 +91,11 @@ def prune(parts: Dict[str, Any]) -> str:
             cells = [f"{f['bleu']:.2f}" + ("" if f["p_value"] < ablation.SIGNIFICANT else "°") for f in found]
             rows.append([name.replace("_", ", "), split, *cells])
     about = "BLEU without the least important heads; °: no significant difference to all heads (p ≥ 0.05)."
-    return f"{about}\n\n{table(rows)}"
+    return f"{about}\n\n{pages.table(rows)}"
 
 
 def gates(parts: Dict[str, Any]) -> str:
-    splits = [key.removeprefix("whole/") for key in parts if key.startswith("whole/") and key != "whole/loss"]
+    splits = ablation.splits(parts)
     scored = [c for split in splits for c in (f"BLEU {split}", "p")]
     rows = [["λ", "heads left: encoder", "encoder–decoder", "decoder", "loss", *scored]]
     whole = [c for split in splits for c in (f"{parts[f'whole/{split}']['score']:.2f}", "")]
@@ -98,7 +109,7 @@ def gates(parts: Dict[str, Any]) -> str:
         scores = [found["tests"][split] for split in splits]
         cells = [c for cell in scores for c in (f"{cell['bleu']:.2f}", f"{cell['p_value']:.3f}")]
         rows.append([penalty, *left, f"{found['loss']:.3f}", *cells])
-    return table(rows)
+    return pages.table(rows)
 
 
 def roles_table(parts: Dict[str, Any], ranks: Dict[str, Any]) -> str:
@@ -112,7 +123,7 @@ def roles_table(parts: Dict[str, Any], ranks: Dict[str, Any]) -> str:
         shown = [f"{value:.3f}" if value is not None else "" for value in numbers]
         rank = f"{ranks[head]['normalised']:.3f}" if head in ranks else ""
         rows.append([head, f"{found['confidence']:.3f}", offset, *shown, rank, roles.role_of(found)])
-    return table(rows)
+    return pages.table(rows)
 
 
 TITLES = {
@@ -120,6 +131,7 @@ TITLES = {
     "importance": "Importance",
     "ablate": "One head at a time",
     "prune": "Pruning",
+    "prune-raw": "Pruning by importance that is not normalised",
     "gates": "Gates",
     "roles": "Roles",
 }
@@ -132,14 +144,17 @@ def section(folder: Path, page: Path) -> str:
         raise HeadsError(f"{folder} must hold the records of one model, got {', '.join(sorted(found)) or 'none'}")
     name = found.pop()
     paths = {what: folder / f"{name}.{what}.json" for what in ANALYSES}
-    records = {what: load(path, what) for what, path in paths.items() if path.exists()}
+    records = {what: load(path, what.split("-")[0]) for what, path in paths.items() if path.exists()}
     ranks = records["importance"]["parts"]["importance"]["heads"] if "importance" in records else {}
     writers = {"redundancy": redundancy, "importance": importance, "ablate": ablate, "prune": prune, "gates": gates}
+    writers["prune-raw"] = prune
     texts: List[str] = [f"## {name}"]
     for what, record in records.items():
         parts = record["parts"]
         texts.append(f"### {TITLES[what]}")
         texts.append(roles_table(parts, ranks) if what == "roles" else writers[what](parts))
+        if what == "ablate" and ranks:
+            texts.append(agreement(ranks, parts))
         pictures = [f"{name}.{what}.svg", *([f"{name}.overlap.svg"] if what == "redundancy" else [])]
         for picture in pictures:
             if (folder / picture).exists():

@@ -6,14 +6,17 @@ recipe=heads
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
+# shellcheck source=recipes/lib/trained.sh
+. "$root/recipes/lib/trained.sh"
 
-gate_penalties=0,0.003,0.01,0.03
+gate_penalties=0,0.01,0.03,0.1
 gate_sites=encoder_cross_decoder
-gate_updates=2000
+gate_updates=1000
 seed=1
 threads=1
-optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.002 --lr-scheduler fixed
-    --criterion label_smoothed_cross_entropy_with_gates --label-smoothing 0.1 --max-tokens 4096)
+# the rate falls to zero along a line: gates need a high one to get anywhere, the weights a low one in the end
+optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.006 --lr-scheduler polynomial_decay
+    --criterion label_smoothed_cross_entropy_with_gates --label-smoothing 0.1 --max-tokens 2048)
 
 usage() {
     cat <<EOF
@@ -42,8 +45,9 @@ and score what they leave.
   --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
 
 The same command continues an interrupted run; what is finished is skipped.
-OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.roles.json, NAME.gates.json (the
-records), NAME.*.svg (figures made from them), table.md, gates/ with the trainings, maps/. One page of several models:
+OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json, NAME.roles.json,
+NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the trainings, maps/.
+One page of several models:
   python recipes/heads/page.py FOLDER... --output README.md --marker heads
 EOF
 }
@@ -79,20 +83,15 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[ -n "$model" ] && [ -n "$data" ] && [ -n "$name" ] && [ ${#tests[@]} -gt 0 ] ||
-    die "--model, --data, --name and --test are needed (see --help)"
-case $name in *[!A-Za-z0-9_-]*) die "--name must be made of letters, digits, _ and -, got '$name'" ;; esac
-case $gate_penalties in none) ;; '' | *[!0-9.,]*) die "--penalties must be numbers such as 0.003,0.01, got '$gate_penalties'" ;; esac
-[ -f "$model" ] || die "there is no checkpoint $model"
-[ -d "$data" ] || die "there is no data-bin $data"
+[ ${#tests[@]} -gt 0 ] || die "--test is needed (see --help)"
+case $gate_penalties in none) ;; '' | *[!0-9.,]*) die "--penalties must be numbers such as 0.01,0.03, got '$gate_penalties'" ;; esac
 [ -z "$parses" ] || [ -f "$parses" ] || die "there is no file $parses"
-find_tools
+open_trained
 find_device
-model=$(absolute "$model") data=$(absolute "$data") output=$(absolute "${output:-$root/runs/heads/$name}")
 mkdir -p "$output/maps" "$output/gates"
 keep_settings "$output/settings.txt" <<EOF
 name $name
-model $(sha256sum "$model" | cut -c1-64)
+model $model_sum
 seed $seed
 gates $gate_sites, $gate_updates updates
 limit ${limit[*]-}
@@ -100,15 +99,15 @@ EOF
 export OMP_NUM_THREADS=$threads
 machine=(--device "${device/gpu/cuda}" --threads "$threads")
 
-heads() { # ANALYSIS ARGUMENTS: printed tables go to a file, which a finished step has
-    local what=$1
+heads() { # STEP ARGUMENTS: the analysis that the step begins with; what it prints goes to a file
+    local step=$1
     shift
-    if finished "$what"; then return; fi
-    say "$what"
-    "$scripts/collab" heads "$what" "$model" "$@" --output "$output/$name.$what.json" \
-        --figure "$output/$name.$what.svg" >"$output/$what.md.tmp" || die "the analysis '$what' failed (see above)"
-    mv "$output/$what.md.tmp" "$output/$what.md"
-    finish "$what"
+    if finished "$step"; then return; fi
+    say "$step"
+    "$scripts/collab" heads "${step%%-*}" "$model" "$@" --output "$output/$name.$step.json" \
+        --figure "$output/$name.$step.svg" >"$output/$step.md.tmp" || die "the analysis '$step' failed (see above)"
+    mv "$output/$step.md.tmp" "$output/$step.md"
+    finish "$step"
 }
 
 overlap=()
@@ -118,27 +117,22 @@ fi
 heads redundancy ${overlap[@]+"${overlap[@]}"}
 heads importance --data "$data" "${machine[@]}"
 heads ablate --data "$data" "${machine[@]}" "${tests[@]}" ${limit[@]+"${limit[@]}"}
-heads prune --data "$data" "${machine[@]}" "${tests[@]}" --importance "$output/$name.importance.json" --by-site \
-    ${limit[@]+"${limit[@]}"}
+pruning=(--data "$data" "${machine[@]}" "${tests[@]}" --importance "$output/$name.importance.json")
+heads prune "${pruning[@]}" --by-site ${limit[@]+"${limit[@]}"}
+heads prune-raw "${pruning[@]}" --ranking raw ${limit[@]+"${limit[@]}"}
 heads roles --data "$data" "${machine[@]}" --importance "$output/$name.importance.json" --maps "$maps" \
     --maps-folder "$output/maps" ${parses:+--parses "$parses"}
 
 train_gates() { # PENALTY FOLDER
-    local status=0 freeze=()
+    local freeze=()
     say "training with gates, penalty $1, $gate_updates updates"
     [ "$gate_sites" != encoder ] || freeze=(--head-gates-freeze-decoder)
-    "$scripts/fairseq-train" "$data" --task translation --user-dir "$("$scripts/collab" user-dir)" "${flags[@]}" \
-        --attention-from "$model" --finetune-from-model "$model" "${optimisation_flags[@]}" "${device_flags[@]}" \
-        --head-gates "$gate_sites" --gate-penalty "$1" ${freeze[@]+"${freeze[@]}"} --num-workers 0 --seed "$seed" \
-        --max-update "$gate_updates" --save-dir "$2" --no-epoch-checkpoints --save-interval-updates 200 \
-        --keep-interval-updates 1 --log-format json --log-interval 50 >>"$2.log" 2>&1 &
-    attend $! || status=$?
-    [ "$status" -eq 0 ] || die "the training failed or was stopped, see $2.log; run again to continue"
+    train_on "$model" "$2" "$gate_updates" "${optimisation_flags[@]}" --total-num-update "$gate_updates" \
+        --warmup-updates $((gate_updates / 10)) "${device_flags[@]}" --head-gates "$gate_sites" --gate-penalty "$1" \
+        ${freeze[@]+"${freeze[@]}"} --save-interval-updates 200 --log-interval 50
 }
 
 if [ "$gate_penalties" != none ]; then
-    mapfile -t flags < <("$python" "$root/recipes/reparam/finetune.py" flags "$model")
-    [ ${#flags[@]} -gt 0 ] || die "the sizes of $model could not be read"
     for penalty in ${gate_penalties//,/ }; do
         folder=$output/gates/penalty-$penalty
         finished "gates-$penalty" || train_gates "$penalty" "$folder"
@@ -147,6 +141,7 @@ if [ "$gate_penalties" != none ]; then
         "$python" "$root/recipes/heads/gates.py" score "$folder/checkpoint_last.pt" --model "$model" --data "$data" \
             "${machine[@]}" "${tests[@]}" ${limit[@]+"${limit[@]}"} --penalty "$penalty" --updates "$gate_updates" \
             --finalised "$folder/finalised.pt" --output "$output/$name.gates.json" || die "scoring failed (see above)"
+        "$python" "$root/recipes/heads/gates.py" draw "$output/$name.gates.json" "$output/$name.gates.svg"
         finish "score-$penalty"
     done
 fi

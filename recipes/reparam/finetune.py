@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """What fine-tuning of converted checkpoints needs besides fairseq-train.
 
-    finetune.py flags CHECKPOINT               one per line: fairseq-train's flags for a model of these sizes
     finetune.py score CHECKPOINT --data DIR --output FILE
                                                loss on valid, sacreBLEU of the test splits (beam 5), as JSON
     finetune.py equal ONE OTHER --output FILE  what differs between model and optimizer of two checkpoints, as JSON;
@@ -17,28 +16,7 @@ from typing import Any, Dict, List, Mapping
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.reporting.files import write_json
-
-SWITCHES = (
-    "share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before", "decoder_normalize_before",
-    "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding",
-)  # fmt: skip
-
-
-def flags(path: Path) -> List[str]:
-    """fairseq-train's flags for a model of the sizes of a checkpoint."""
-    config: Mapping[str, Any] = model_config(as_transformer_collab(checkpoints.load(path)))
-    found = ["--arch", "transformer_collab"]
-    for side in ("encoder", "decoder"):
-        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
-            found += [f"--{side}-{name.replace('_', '-')}", str(config[f"{side}_{name}"])]
-    for name in ("dropout", "attention_dropout", "activation_dropout", "activation_fn"):
-        found += [f"--{name.replace('_', '-')}", str(config.get(name) or ("relu" if name == "activation_fn" else 0))]
-    for name in SWITCHES:
-        if config.get(name):
-            found.append(f"--{name.replace('_', '-')}")
-    return found
 
 
 def score(path: Path, data: str, references: Mapping[str, str]) -> Dict[str, Any]:
@@ -75,11 +53,10 @@ def pair(text: str) -> "tuple[str, str]":
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("flags", "score", "equal"):
+    for name in ("score", "equal"):
         command = commands.add_parser(name)
         command.add_argument("checkpoint", type=Path)
-        if name != "flags":
-            command.add_argument("--output", required=True, type=Path)
+        command.add_argument("--output", required=True, type=Path)
         if name == "score":
             command.add_argument("--data", required=True, help="data-bin")
             command.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
@@ -87,9 +64,7 @@ def main() -> int:
             command.add_argument("other", type=Path)
     args = parser.parse_args()
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    if args.command == "flags":
-        sys.stdout.write("\n".join(flags(args.checkpoint)) + "\n")
-    elif args.command == "score":
+    if args.command == "score":
         write_json(score(args.checkpoint, args.data, dict(args.reference)), args.output)
     else:
         states = (checkpoints.load(path) for path in (args.checkpoint, args.other))

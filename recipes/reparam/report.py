@@ -10,7 +10,6 @@ the rank with and without fine-tuning (Figure 5). Without files the table is pri
 """
 
 import argparse
-import io
 import json
 import statistics
 import sys
@@ -18,9 +17,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from collab_fairseq.reporting import pages
+from collab_fairseq.reporting.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.reporting.environment import circumstances
-from collab_fairseq.reporting.figures import COLOURS, MARKS, STYLE
-from collab_fairseq.reporting.files import write_bytes, write_json, write_text
+from collab_fairseq.reporting.files import write_json, write_text
 
 METHODS = {
     "authors": "paper's method, scale of its code",
@@ -74,11 +74,6 @@ def spread(values: List[float], digits: int) -> str:
         return "–"
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) < 2 or max(values) == min(values) else f"{mean} ± {statistics.stdev(values):.{digits}f}"
-
-
-def table(header: List[str], rows: List[List[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def goals(record: Record) -> Iterator[Tuple[str, str, bool]]:
@@ -142,7 +137,8 @@ def solver_goals(record: Record) -> Iterator[Tuple[str, str, bool]]:
 
 
 def goals_table(found: Iterator[Tuple[str, str, bool]]) -> str:
-    return table(["goal", "found", "met"], [[name, text, "yes" if met else "**no**"] for name, text, met in found])
+    rows = [[name, text, "yes" if met else "**no**"] for name, text, met in found]
+    return pages.table([["goal", "found", "met"], *rows], numbers=True) + "\n\n"
 
 
 def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Record]) -> str:
@@ -166,13 +162,13 @@ def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Recor
         there = {result["method"] for result in record["results"]}
         methods = {method: label for method, label in METHODS.items() if method in there}
         rows = [[label, *(spread(increases(record, m, part), 4) for part in ranks)] for m, label in methods.items()]
-        text += table(["method", *(f"R = {part}" for part in ranks)], rows)
+        text += pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
         rows = [
             [label, *(spread([r["cpu_seconds"] for r in chosen(record, m, part)], 1) for part in ranks)]
             for m, label in methods.items() if m != "authors"
         ]  # fmt: skip
         text += "CPU seconds for the whole model, calibration and allocation not counted:\n\n"
-        text += table(["method", *(f"R = {part}" for part in ranks)], rows)
+        text += pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
         part, splits = record["settings"]["bleu_rank"], list(source["bleu"])
         rows = [["source", *(f"{source['bleu'][split]['score']:.2f}" for split in splits)]]
         for method, label in methods.items():
@@ -181,14 +177,14 @@ def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Recor
                 rows.append([label, *(spread([bleu[split]["score"] for bleu in found], 2) for split in splits)])
         signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
         text += f"sacreBLEU at R = {part}, without any training (`{signature}`):\n\n"
-        text += table(["model", *splits], rows)
+        text += pages.table([["model", *splits], *rows], numbers=True) + "\n\n"
         if record["name"] in tuned:
             text += f"After fine-tuning for {tuned[record['name']]['updates']} updates:\n\n"
             rows = [
                 [label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][split]['score']:.2f}" for split in splits)]
                 for label, run in tuned_runs(tuned[record["name"]])
             ]
-            text += table(["model", "validation loss", *splits], rows)
+            text += pages.table([["model", "validation loss", *splits], *rows], numbers=True) + "\n\n"
             resumed = tuned[record["name"]]["resumed"]
             text += (
                 "Interrupted half-way and continued, the first of them ended "
@@ -213,13 +209,7 @@ def rank_of(name: str) -> Optional[Fraction]:
 
 def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: bool) -> None:
     """Figure 5 of the paper, or 4: one panel for each model."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        figure = Figure(figsize=(4.2 * len(studies), 3.6), layout="constrained")
+    with drawing(path, (4.2 * len(studies), 3.6)) as figure:
         for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
             ranks = parts(record)
             shown = ("paper", "plain", "calibrated", "allocated", "distilled")
@@ -249,9 +239,6 @@ def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: b
             axis.set_ylabel("validation loss" if quality else "CPU seconds, whole model")
         handles = figure.axes[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside upper center", ncols=len(studies), fontsize="small")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=path.suffix[1:], metadata={"Date": None, "Creator": None})
-    write_bytes(buffer.getvalue(), path)
 
 
 def collect(folder: Path, name: str, updates: int) -> Record:

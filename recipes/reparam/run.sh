@@ -6,6 +6,8 @@ recipe=reparam
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
+# shellcheck source=recipes/lib/trained.sh
+. "$root/recipes/lib/trained.sh"
 
 finetune_updates=300
 threads=1
@@ -69,16 +71,10 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[ -n "$model" ] && [ -n "$data" ] && [ -n "$name" ] || die "--model, --data and --name are needed (see --help)"
-case $name in *[!A-Za-z0-9_-]*) die "--name must be made of letters, digits, _ and -, got '$name'" ;; esac
-[ -f "$model" ] || die "there is no checkpoint $model"
-[ -d "$data" ] || die "there is no data-bin $data"
-find_tools
-model=$(absolute "$model") data=$(absolute "$data") output=$(absolute "${output:-$root/runs/reparam/$name}")
-mkdir -p "$output"
+open_trained
 keep_settings "$output/settings.txt" <<EOF
 name $name
-model $(basename "$model")
+model $model_sum
 seed $seed
 finetune_updates $finetune_updates
 study $*
@@ -92,20 +88,12 @@ if ! finished study; then
 fi
 
 fine_tune() { # CHECKPOINT FOLDER UPDATES
-    local status=0
     say "fine-tuning $(basename "$1") for $3 updates"
-    "$scripts/fairseq-train" "$data" --task translation --user-dir "$("$scripts/collab" user-dir)" "${flags[@]}" \
-        --attention-from "$1" --finetune-from-model "$1" "${optimisation_flags[@]}" --cpu --distributed-world-size 1 \
-        --num-workers 0 --seed "$seed" --max-update "$3" --save-dir "$2" --no-epoch-checkpoints --save-interval-updates 50 \
-        --keep-interval-updates 1 --log-format json --log-interval 25 >>"$2.log" 2>&1 &
-    attend $! || status=$?
-    [ "$status" -eq 0 ] || die "the fine-tuning failed or was stopped, see $2.log; run again to continue"
+    train_on "$@" "${optimisation_flags[@]}" --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
 }
 
 if [ "$finetune_updates" -gt 0 ] && ! finished finetune; then
     mkdir -p "$output/finetuned"
-    mapfile -t flags < <("$python" "$root/recipes/reparam/finetune.py" flags "$model")
-    [ ${#flags[@]} -gt 0 ] || die "the sizes of $model could not be read"
     for checkpoint in "$output/$name"-full.pt "$output/$name"-calibrated-*.pt; do
         run=$(basename "$checkpoint" .pt)
         folder=$output/finetuned/$run
