@@ -3,8 +3,8 @@
 # Settings for `recipes/multi30k/run.sh --stock --config recipes/reparam/eight_heads.sh`.
 
 # the learning rate falls to zero at the last update, so that the validation loss has settled there
-updates=6000
-warmup=1000
+updates=3000
+warmup=600
 stock_flags=(--arch transformer
     --encoder-layers 2 --encoder-embed-dim 256 --encoder-ffn-embed-dim 512 --encoder-attention-heads 8
     --decoder-layers 2 --decoder-embed-dim 256 --decoder-ffn-embed-dim 512 --decoder-attention-heads 8)
