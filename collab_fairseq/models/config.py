@@ -24,8 +24,7 @@ from collab_fairseq.modules.settings import (
     parse_shapes,
     parse_sites,
 )
-
-_SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
+from collab_fairseq.modules.stock import SUB_CONFIGS
 
 
 @dataclass
@@ -106,7 +105,7 @@ def flatten(cfg: DictConfig) -> None:
     Raises:
         ConfigurationError: the same value is given in both forms.
     """
-    for name in _SUB_CONFIGS:
+    for name in SUB_CONFIGS:
         nested = cfg.pop(name, None)
         for key, value in (nested or {}).items():
             flat = f"{name}_{key}"

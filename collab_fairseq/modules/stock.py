@@ -14,7 +14,8 @@ from .settings import ConfigurationError
 # what the encoder layers of fairseq as published hold besides their parameters: eight tensors for a fast path
 _SURPLUS = re.compile(r"encoder\.layers\.\d+\.((in_proj|out_proj|fc1|fc2)_(weight|bias))")
 
-_SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
+#: parts of fairseq's model config that Hydra nests
+SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
 _STANDARD_HEADS: Dict[str, Any] = {
     "collaborative_heads": "none",
     "key_dim": None,
@@ -73,7 +74,7 @@ def _flat(model: Union[Namespace, Dict[str, Any], None]) -> Union[Namespace, Dic
     if isinstance(model, Namespace):
         return model
     flat = dict(model or {})
-    for name in _SUB_CONFIGS:
+    for name in SUB_CONFIGS:
         nested = flat.pop(name, None)
         flat.update({f"{name}_{key}": value for key, value in (nested or {}).items()})
     return flat

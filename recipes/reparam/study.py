@@ -79,6 +79,7 @@ class Study:
         self._text: Any = None
         self._curves: Any = None
         self._fits: Dict[Tuple[str, int], ScoreWeights] = {}
+        self._dense: Dict[Tuple[Fraction, int], Tuple[Weights, float]] = {}
 
     def part(self, name: str, make: Callable[[], Any]) -> Any:
         """What a file of an earlier run says, or what ``make`` finds now."""
@@ -107,17 +108,34 @@ class Study:
             self._curves = {name: {int(dim): value for dim, value in curve.items()} for name, curve in made.items()}
         return self._curves
 
-    def weights(self, method: str, part: Fraction, seed: int) -> Weights:
-        """The scores that a method makes."""
-        dims = self.ranks(part)
-        if method in ("paper", "authors"):
-            found = {name: parafac(self.origin[name], dims[name], seed) for name in self.names}
-            if method == "authors":
-                found = {n: w._replace(scale=(dims[n] / w.heads.num_heads) ** -0.5) for n, w in found.items()}
-            return found
-        if method in ("allocated", "distilled"):
-            dims = spend(self.trained, self.curves(), Budget(mean=sum(dims.values()) / len(dims)))
+    def dense(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
+        """The paper's decomposition of all layers and its CPU seconds; `authors` has another scale."""
+        if (part, seed) not in self._dense:
+            began = time.process_time()
+            found = {name: parafac(self.origin[name], rank, seed) for name, rank in self.ranks(part).items()}
+            self._dense[part, seed] = found, time.process_time() - began
+        return self._dense[part, seed]
+
+    def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float]:
+        """The scores that a method makes, and its CPU seconds."""
+        if method == "paper":
+            return self.dense(part, seed)
+        if method == "authors":
+            found, seconds = self.dense(part, seed)
+            scaled = {n: w._replace(scale=(w.heads.rank / w.heads.num_heads) ** -0.5) for n, w in found.items()}
+            return scaled, seconds
+        # the same text for all of them: not in anybody's time
         calibrations = None if method == "plain" else self.calibrations()
+        curves = self.curves() if method in ("allocated", "distilled") else None
+        began = time.process_time()
+        found = self.fitted(method, part, seed, calibrations, curves)
+        return found, time.process_time() - began
+
+    def fitted(self, method: str, part: Fraction, seed: int, calibrations: Any, curves: Any) -> Weights:
+        """The scores of one of our methods."""
+        dims = self.ranks(part)
+        if method in ("allocated", "distilled"):
+            dims = spend(self.trained, curves, Budget(mean=sum(dims.values()) / len(dims)))
         fits = fit_layers(self.origin, dims, calibrations, progress=lambda *_: None, seed=seed)
         found = {name: fit.weights for name, fit in fits.items()}
         if method == "distilled":
@@ -127,13 +145,7 @@ class Study:
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
         """One conversion and what it loses."""
-        if method != "plain":
-            self.calibrations()  # the same text for all of them: not in anybody's time
-        if method in ("allocated", "distilled"):
-            self.curves()
-        began = time.process_time()
-        weights = self.weights(method, part, seed)
-        seconds = time.process_time() - began
+        weights, seconds = self.weights(method, part, seed)
         state = converted(self.trained, weights)
         model = translation.with_state(self.trained, state)
         digest = hashlib.sha256()

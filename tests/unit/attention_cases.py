@@ -111,3 +111,14 @@ def reference(layer, query, key, value, arguments, parameters=None):
     return reference_attention(
         parameters, query, key, value, num_heads=layer.num_heads, scale=layer.scale, causal=causal, **arguments
     )
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def coloured(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Inputs as layers see them: a mean far from zero, and directions of very different variance."""
+    width = shape[-1]
+    mean, basis = 2 * normal(width, seed=100), torch.linalg.qr(normal(width, width, seed=101))[0]
+    return mean + (normal(*shape, seed=seed) * torch.logspace(0.5, -1.5, width, dtype=torch.float64)) @ basis

@@ -1,4 +1,4 @@
-"""Fits that know the layer's inputs: statistics, objective, biases and scale against loops and whole layers."""
+"""What calibration counts, against loops, the layers' own attention and its divergence."""
 
 import math
 from typing import Any, Dict, List, Optional
@@ -6,34 +6,17 @@ from typing import Any, Dict, List, Optional
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention
 from collab_fairseq.reparam import (
     Calibrator,
     HeadFactors,
     ReparamError,
     ScoreWeights,
-    collaborative_layer,
-    fit_layers,
-    fit_scores,
-    scores_of,
     standard_heads,
 )
 from collab_fairseq.reparam.calibrate import Weighting
-from tests.common import FLOAT64
-from tests.unit.attention_cases import E, N, S, T, build
+from tests.unit.attention_cases import E, N, S, T, coloured, normal
 
 H = 3
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def coloured(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Inputs as layers see them: a mean far from zero, and directions of very different variance."""
-    width = shape[-1]
-    mean, basis = 2 * normal(width, seed=100), torch.linalg.qr(normal(width, width, seed=101))[0]
-    return mean + (normal(*shape, seed=seed) * torch.logspace(0.5, -1.5, width, dtype=torch.float64)) @ basis
 
 
 def masks() -> Dict[str, Dict[str, Any]]:
@@ -216,190 +199,6 @@ def test_weights_are_undone():
     same = Weighting.of(constant.result(), 1e-2)  # nothing varies: nothing is weighted
     assert torch.equal(same.query, torch.eye(E, dtype=torch.float64))
     assert torch.equal(same.apply(heads).key, heads.key)
-
-
-NAMES = ["standard", "collaborative", "collaborative-content", "collaborative-pruned"]
-
-
-def scores(layer, query, key):
-    """Attention logits (N, H, T, S) up to what a softmax does not see."""
-    query_bias = 0 if layer.q_proj.bias is None else layer.q_proj.bias
-    q, k = query @ layer.q_proj.weight.T + query_bias, key @ layer.k_proj.weight.T
-    if isinstance(layer, CollaborativeAttention):
-        logits = torch.einsum("ntk,hk,nsk->nhts", q, layer.mixing, k)
-        if layer.content_bias is not None:
-            logits = logits + torch.einsum("nsd,hd->nhs", key, layer.content_bias)[:, :, None]
-    else:
-        q, k = (x.unflatten(-1, (layer.num_heads, -1)) for x in (q, k))
-        logits = torch.einsum("nthk,nshk->nhts", q, k)
-    return logits * layer.scale
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_full_rank_keeps_the_function_without_the_key_bias(name):
-    layer = build(name)
-    fit = fit_scores(scores_of(layer), layer.key_dim)
-    made = collaborative_layer(layer, fit.weights)
-    inputs = coloured(N, T, E)
-    for one, other in zip(made(inputs, inputs, inputs), layer(inputs, inputs, inputs), strict=True):
-        torch.testing.assert_close(one, other, atol=FLOAT64 * 100, rtol=0)
-    assert made.k_proj.bias is None
-    assert layer.k_proj.bias is not None
-    assert fit.error <= 1e-7
-    assert fit.start == "exact"
-
-
-@pytest.mark.parametrize("calibrated", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
-    """Brute force: source scores, minus each head's difference Δ_i at (query − mean) and key."""
-    layer, key_dim = build(name), 3
-    query, key = coloured(N, T, E), coloured(N, S, E, seed=1)
-    calibrator = Calibrator()
-    calibrator.update(query, key)
-    source = scores_of(layer)
-    fit = fit_scores(source, key_dim, calibrator.result() if calibrated else None)
-    assert not any(tensor.requires_grad for tensor in fit.weights.parameters().values())
-    made = collaborative_layer(layer, fit.weights)
-    assert made.key_dim == key_dim
-    assert made.scale == layer.scale
-    assert made.q_proj.bias is None
-    mean = calibrator.result().query_mean if calibrated else torch.zeros(E, dtype=torch.float64)
-    dense = [
-        torch.einsum("kd,hk,ke->hde", *(heads.query.detach(), heads.mixing.detach(), heads.key.detach()))
-        for heads in (source.heads, fit.weights.heads)
-    ]
-    difference = torch.einsum("ntd,hde,nse->nhts", query - mean, dense[0] - dense[1], key) * layer.scale
-    torch.testing.assert_close(scores(made, query, key), scores(layer, query, key) - difference, atol=1e-9, rtol=0)
-    assert difference.abs().max() > 0.01
-    if calibrated:  # hence it is kept exactly where the query is the mean, for every key
-        gap = scores(made, query, key) - scores(layer, query, key)
-        at_mean = scores(made, mean[None, None], key[:1]) - scores(layer, mean[None, None], key[:1])
-        assert at_mean.abs().max() < 1e-9 < gap.abs().max()
-
-
-def attention_error(layer, weights: ScoreWeights, inputs, scale=None) -> float:
-    """Relative error of the layer's output, with the keys and queries given."""
-    made = collaborative_layer(layer, weights)
-    if scale is not None:
-        made.scale = scale
-    with torch.no_grad():
-        true, got = (each(inputs, inputs, inputs, need_weights=False)[0] for each in (layer, made))
-    return float((got - true).norm() / true.norm())
-
-
-def trained_like(dtype=torch.float64, strength: float = 1.0) -> ConcatenatedAttention:
-    """Eight heads of width 8 in 64 dimensions that overlap in part; ``strength`` scales the scores."""
-    torch.manual_seed(0)
-    layer = ConcatenatedAttention(64, 8).double()
-    common = [normal(24, 64, seed=seed) for seed in (11, 12)]
-    with torch.no_grad():
-        for number, (projection, shared) in enumerate(zip((layer.q_proj, layer.k_proj), common, strict=True)):
-            own = normal(64, 64, seed=30 + number)
-            projection.weight.copy_(0.04 * normal(64, 24, seed=20 + number) @ shared + 0.1 * own)
-            projection.bias.copy_(normal(64, seed=40 + number))
-        layer.q_proj.weight.mul_(strength)
-        layer.q_proj.bias.mul_(strength)
-    return layer.to(dtype).eval()
-
-
-def test_calibration_lowers_the_error_of_the_output():
-    layer, source = trained_like(), scores_of(trained_like())
-    seen, unseen = coloured(20, 9, 64, seed=1), coloured(8, 9, 64, seed=2)
-    calibrator = Calibrator()
-    calibrator.update(seen, seen)
-    for key_dim in (32, 16):
-        plain, aware = fit_scores(source, key_dim), fit_scores(source, key_dim, calibrator.result())
-        assert plain.weighted_error is None
-        assert aware.weighted_error < plain.error < aware.error < 1
-        before, after = (attention_error(layer, fit.weights, unseen) for fit in (plain, aware))
-        assert 0.01 * before < after < 0.7 * before
-
-
-def test_the_scale_is_the_sources():
-    """The paper's own code divides the scores by (R/H)^½ where the layer divided by dk^½."""
-    layer, inputs = trained_like(strength=0.3), coloured(8, 9, 64, seed=2)
-    calibrator = Calibrator()
-    calibrator.update(inputs, inputs)
-    for key_dim in (48, 32, 16):
-        weights = fit_scores(scores_of(layer), key_dim, calibrator.result()).weights
-        assert weights.scale == layer.scale == 8**-0.5
-        kept = attention_error(layer, weights, inputs)
-        changed = attention_error(layer, weights, inputs, scale=(key_dim / 8) ** -0.5)
-        assert 0 < 2 * kept < changed < 1
-    odd = ConcatenatedAttention(12, 3, scale=0.123)
-    assert fit_scores(scores_of(odd), 5).weights.scale == 0.123
-
-
-def test_half_precision_comes_out_as_it_went_in():
-    layer = trained_like(torch.float16)
-    seen = coloured(20, 9, 64, seed=1)
-    calibrator = Calibrator()
-    calibrator.update(seen.half(), seen.half())
-    half = fit_scores(scores_of(layer), 32, calibrator.result())
-    wide = fit_scores(scores_of(trained_like()), 32, calibrator.result())
-    assert {tensor.dtype for tensor in half.weights.parameters().values()} == {torch.float16}
-    made = collaborative_layer(layer, half.weights)
-    assert {parameter.dtype for parameter in made.parameters()} == {torch.float16}
-    assert half.error == pytest.approx(wide.error, rel=0.02)
-    in_float = ScoreWeights(
-        half.weights.heads.to(torch.float64), half.weights.scale, None, half.weights.content_bias.double()
-    )
-    error, best = (attention_error(trained_like(), w, seen[:8]) for w in (in_float, wide.weights))
-    assert error == pytest.approx(best, rel=0.05)
-
-
-def test_compressing_twice():
-    layer, seen = trained_like(), coloured(20, 9, 64, seed=1)
-    calibrator = Calibrator()
-    calibrator.update(seen, seen)
-    once = collaborative_layer(layer, fit_scores(scores_of(layer), 48, calibrator.result()).weights)
-    twice = collaborative_layer(once, fit_scores(scores_of(once), 24, calibrator.result()).weights)
-    direct = fit_scores(scores_of(layer), 24, calibrator.result()).weights
-    error = attention_error(layer, scores_of(twice), seen)
-    assert attention_error(layer, scores_of(once), seen) < error < 1.3 * attention_error(layer, direct, seen)
-
-
-def test_all_layers_of_a_model(caplog):
-    sites = {"encoder.0": "self", "cross.0": "unequal"}
-    sources = {name: scores_of(build("standard", site)) for name, site in sites.items()}
-    told: List[str] = []
-    fits = fit_layers(sources, {"encoder.0": 5, "cross.0": 12}, progress=lambda name, fit: told.append(name))
-    assert told == list(sources)
-    assert [fit.weights.heads.rank for fit in fits.values()] == [5, 12]
-    alone = fit_scores(sources["encoder.0"], 5)
-    assert fits["encoder.0"].trace == alone.trace
-    with caplog.at_level("INFO"):
-        fit_layers(sources, 4)
-    assert "cross.0 (2 of 2): key dim 12 to 4, relative error" in caplog.text
-
-
-def test_bad_sources_are_refused_by_name():
-    good = scores_of(build("standard"))
-    calibrator = Calibrator()
-    with pytest.raises(ReparamError, match="saw none"):
-        calibrator.result()
-    calibrator.update(coloured(N, T, E), coloured(N, S, 7))
-    narrow = calibrator.result()
-    for make, message in (
-        (
-            lambda: fit_scores(good._replace(query_bias=torch.ones(5)), 3),
-            r"query_bias must have shape \[12\], but is \[5\]",
-        ),
-        (
-            lambda: fit_scores(good._replace(content_bias=torch.ones(2, 12)), 3),
-            r"content_bias must have shape \[3, 12\], but is \[2, 12\]",
-        ),
-        (lambda: fit_scores(good._replace(query_bias=torch.full((12,), math.nan)), 3), "query_bias must be finite"),
-        (lambda: fit_scores(good._replace(heads=HeadFactors(*[torch.ones(2)] * 3)), 3), "heads: query must have shape"),
-        (lambda: fit_scores(good, 3, narrow), "key inputs are 12 wide, but were 7 wide in the calibration"),
-        (lambda: fit_scores(good, 13), "between 1 and 12.*but is 13"),
-        (lambda: fit_layers({"a": good, "b": good}, {"a": 3}), "every layer needs a key dim, but there is none for b"),
-        (lambda: fit_layers({"a": good}, 3, {"b": narrow}), "every layer needs calibration, but there is none for a"),
-        (lambda: fit_layers({"encoder.3": good}, 13), "encoder.3: the shared key dim must be between 1 and 12"),
-    ):
-        with pytest.raises(ReparamError, match=message):
-            make()
 
 
 def test_bad_calibration_inputs_are_refused():
