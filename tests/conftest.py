@@ -1,5 +1,6 @@
 """`pytest --record FILE`: what was run of the tests, on what, and how it ended, as a record for results/tests."""
 
+import os
 import shlex
 import sys
 
@@ -7,6 +8,9 @@ from collab_fairseq.reporting import environment
 from collab_fairseq.reporting.files import write_json
 from collab_fairseq.reporting.schema import without_paths
 from tests.common import ROOT
+
+# the recipes' default, which `make test PYTHON=...` sets to what the virtual environment was made with
+os.environ["PYTHON"] = sys.executable
 
 
 def pytest_addoption(parser):

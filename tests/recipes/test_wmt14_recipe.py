@@ -200,7 +200,7 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
     for row in ("| standard | 64 | 10 |", "| collaborative | 16 | 10 |"):
         assert row in done.stdout
     assert "killed (SIGKILL); the same command goes on" in done.stderr
-    assert re.search(r"training: resuming from checkpoint_(last|1_\d)\.pt", done.stderr)
+    assert re.search(r"training: resuming from checkpoint_(last|best|1_\d)\.pt", done.stderr)
     assert "training on 2 devices" in done.stdout
 
 
