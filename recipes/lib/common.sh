@@ -84,3 +84,13 @@ finish() { # STEP
     mkdir -p "$output/.done"
     : >"$output/.done/$1"
 }
+
+trained() { # CHECKPOINT: true where it has all updates
+    "$python" - "$1" "$updates" <<'PYTHON'
+import sys
+
+from collab_fairseq import checkpoints
+
+sys.exit(checkpoints.load(sys.argv[1])["optimizer_history"][-1]["num_updates"] < int(sys.argv[2]))
+PYTHON
+}

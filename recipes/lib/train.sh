@@ -7,16 +7,6 @@ parallel_flags=()
 # told apart from the run's settings: where curves go beside the log
 logging_flags=()
 
-trained() { # CHECKPOINT: true where it has all updates
-    "$python" - "$1" "$updates" <<'PYTHON'
-import sys
-
-from collab_fairseq import checkpoints
-
-sys.exit(checkpoints.load(sys.argv[1])["optimizer_history"][-1]["num_updates"] < int(sys.argv[2]))
-PYTHON
-}
-
 newest_valid_checkpoint() { # DIR: prints the newest checkpoint of fairseq that loads and is undamaged, or nothing
     [ ! -d "$1" ] || "$python" -m fairseq_modern.resuming "$1" || die "the checkpoints in $1 could not be read"
 }

@@ -16,6 +16,8 @@ model_flags=()
 train_on() { # CHECKPOINT FOLDER UPDATES FLAGS: fairseq-train from a model of the sizes of $model; a second call goes on
     local status=0 checkpoint=$1 folder=$2 updates=$3
     shift 3
+    # fairseq-train would make one update more
+    if [ -f "$folder/checkpoint_last.pt" ] && trained "$folder/checkpoint_last.pt"; then return; fi
     [ ${#model_flags[@]} -gt 0 ] || mapfile -t model_flags < <("$python" "$root/recipes/lib/model_flags.py" "$model")
     [ ${#model_flags[@]} -gt 0 ] || die "the sizes of $model could not be read"
     "$scripts/fairseq-train" "$data" --task translation --user-dir "$("$scripts/collab" user-dir)" "${model_flags[@]}" \

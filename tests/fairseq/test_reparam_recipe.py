@@ -79,6 +79,19 @@ def test_what_is_finished_is_not_made_again(command, done):
     assert "holds a run with other settings" in other.stderr
 
 
+def test_a_fine_tuning_that_was_complete_gets_no_update_more(command, done):
+    _, arguments = command
+    record, weights = done / "tiny.finetuned.json", done / "finetuned" / "resumed" / "checkpoint_last.pt"
+    before, written = json.loads(record.read_text(encoding="utf-8")), os.stat(weights).st_mtime_ns
+    for file in (record, done / "finetuned" / "tiny-full.json", done / ".done" / "finetune"):
+        file.unlink()
+    run(*arguments)
+    after = json.loads(record.read_text(encoding="utf-8"))
+    assert after["finetuned"] == before["finetuned"]
+    assert after["resumed"]["different"] == []
+    assert os.stat(weights).st_mtime_ns == written
+
+
 def test_different_checkpoints_are_told_apart(tiny_run, tmp_path):
     state = checkpoints.load(tiny_run / "checkpoint_best.pt")
     state["model"]["encoder.layers.0.fc1.bias"][0] += 1e-6
