@@ -14,11 +14,12 @@ from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
 from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
 from .layer import AttentionLayer
-from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
+from .mixing import INITIAL_MIXING, MIXING_WITH_BLOCKS, block_mixing, initial_mixing
 
 __all__ = [
     "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
+    "MIXING_WITH_BLOCKS",
     "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",

@@ -50,8 +50,43 @@ def _normal(num_heads: int, key_dim: int) -> Tensor:
     return nn.init.normal_(torch.empty(num_heads, key_dim), std=num_heads**-0.5)
 
 
+def _unit(num_heads: int, key_dim: int) -> Tensor:
+    return torch.randn(num_heads, key_dim)
+
+
+def _signs(num_heads: int, key_dim: int) -> Tensor:
+    return torch.randint(0, 2, (num_heads, key_dim)) * 2.0 - 1.0
+
+
+def _scaled_blocks(num_heads: int, key_dim: int) -> Tensor:
+    # a head's scores start with the variance that they have where every head sees all dimensions
+    return _blocks(num_heads, key_dim) * num_heads**0.5
+
+
+def _noisy_blocks(num_heads: int, key_dim: int) -> Tensor:
+    # the dimensions of other heads start with half of the blocks' variance in all, so that sharing starts at once
+    return _blocks(num_heads, key_dim) + torch.randn(num_heads, key_dim) * (2 * num_heads) ** -0.5
+
+
+def _bands(num_heads: int, key_dim: int) -> Tensor:
+    # each head's block and the next head's: every dimension is seen by two heads (by one where there is one)
+    blocks = _blocks(num_heads, key_dim)
+    return (blocks + blocks.roll(1, 0)).clamp(max=1.0)
+
+
 #: name → function of (num_heads, key_dim)
-INITIAL_MIXING: Dict[str, Callable[[int, int], Tensor]] = {"xavier": _xavier, "blocks": _blocks, "normal": _normal}
+INITIAL_MIXING: Dict[str, Callable[[int, int], Tensor]] = {
+    "xavier": _xavier,
+    "blocks": _blocks,
+    "normal": _normal,
+    "unit": _unit,
+    "signs": _signs,
+    "scaled_blocks": _scaled_blocks,
+    "noisy_blocks": _noisy_blocks,
+    "bands": _bands,
+}
+#: those that give every head a block of its own, which takes a dimension for each
+MIXING_WITH_BLOCKS = ("blocks", "scaled_blocks", "noisy_blocks", "bands")
 
 
 def initial_mixing(name: str, num_heads: int, key_dim: int) -> Tensor:
@@ -59,7 +94,9 @@ def initial_mixing(name: str, num_heads: int, key_dim: int) -> Tensor:
 
     Args:
         name: ``xavier`` (uniform, Glorot and Bengio 2010), ``blocks`` (standard heads, of sizes that differ by at most
-            one where H does not divide D̃k) or ``normal`` (variance 1/H).
+            one where H does not divide D̃k), ``scaled_blocks`` (√H in place of 1), ``noisy_blocks`` (blocks plus normal
+            noise of variance 1/2H), ``bands`` (each head has its block and its neighbour's), ``normal`` (variance 1/H),
+            ``unit`` (normal, variance 1) or ``signs`` (±1).
 
     Returns:
         (H, D̃k) in float32.

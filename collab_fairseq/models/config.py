@@ -18,6 +18,7 @@ from collab_fairseq.modules.settings import (
     KERNELS,
     KERNELS_OF_STANDARD_HEADS,
     MIXINGS,
+    MIXINGS_OF_BLOCKS,
     SITES,
     AttentionSettings,
     ConfigurationError,
@@ -187,9 +188,9 @@ def _check_sizes(cfg: TransformerCollabConfig) -> None:
                 f"--key-dim must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
                 f"choose a multiple of {heads}, or collaborative heads there (--collaborative-heads …{site}…)"
             )
-        if site in sites and str(cfg.mixing_init) == "blocks" and key_dim < heads:
+        if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
             raise ConfigurationError(
-                f"--mixing-init blocks gives each of the {heads} heads a key dimension of its own, "
+                f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
                 f"but --key-dim is {key_dim}"
             )
     _check_heads(cfg)

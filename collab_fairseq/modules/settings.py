@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
-from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, STANDARD_KERNELS
+from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXING_WITH_BLOCKS, STANDARD_KERNELS
 
 #: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
 #: self-attention
@@ -11,6 +11,8 @@ SITES = ("encoder", "cross", "decoder")
 
 #: names of ``--mixing-init``
 MIXINGS = tuple(INITIAL_MIXING)
+#: those that need a key dimension for each head
+MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
 
 #: names of ``--attention-kernel``, and those among them that standard heads have
 KERNELS = ("auto", *COLLABORATIVE_KERNELS)

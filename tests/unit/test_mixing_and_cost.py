@@ -21,7 +21,25 @@ def test_blocks_may_have_different_sizes():
         block_mixing([2, 0])
 
 
-@pytest.mark.parametrize(("name", "variance"), [("xavier", 2 / (16 + 4096)), ("normal", 1 / 16)])
+def test_variants_of_blocks():
+    blocks = torch.kron(torch.eye(4), torch.ones(1, 3))
+    assert torch.equal(initial_mixing("scaled_blocks", 4, 12), 2 * blocks)
+    assert torch.equal(initial_mixing("bands", 4, 12), blocks + blocks.roll(1, 0))
+    assert torch.equal(initial_mixing("bands", 1, 3), torch.ones(1, 3))
+    torch.manual_seed(0)
+    noise = initial_mixing("noisy_blocks", 16, 4096) - initial_mixing("blocks", 16, 4096)
+    assert 0.97 < noise.var() * 32 < 1.03
+    assert noise.mean().abs() < 0.01
+
+
+def test_signs():
+    torch.manual_seed(0)
+    mixing = initial_mixing("signs", 16, 4096)
+    assert set(mixing.unique().tolist()) == {-1.0, 1.0}
+    assert mixing.mean().abs() < 0.02
+
+
+@pytest.mark.parametrize(("name", "variance"), [("xavier", 2 / (16 + 4096)), ("normal", 1 / 16), ("unit", 1.0)])
 def test_random_mixing_has_the_stated_variance(name, variance):
     torch.manual_seed(0)
     mixing = initial_mixing(name, 16, 4096)

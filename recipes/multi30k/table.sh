@@ -1,0 +1,8 @@
+# shellcheck shell=bash disable=SC2034
+# The main table: longer trainings whose learning rate falls to zero, so that the validation loss has settled at the end.
+# Settings for `recipes/multi30k/run.sh --config recipes/multi30k/table.sh` and `sweep.sh`.
+
+updates=4000
+optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0
+    --lr 0.005 --lr-scheduler cosine --warmup-init-lr 1e-07
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1)
