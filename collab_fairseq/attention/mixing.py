@@ -4,6 +4,7 @@ Figure 3 of Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, 
 blocks of ones of equal size, heads of different sizes are blocks of different sizes, collaborative heads are dense.
 """
 
+import math
 from typing import Callable, Dict, Sequence
 
 import torch
@@ -60,12 +61,12 @@ def _signs(num_heads: int, key_dim: int) -> Tensor:
 
 def _scaled_blocks(num_heads: int, key_dim: int) -> Tensor:
     # a head's scores start with the variance that they have where every head sees all dimensions
-    return _blocks(num_heads, key_dim) * num_heads**0.5
+    return _blocks(num_heads, key_dim) * math.sqrt(num_heads)
 
 
 def _noisy_blocks(num_heads: int, key_dim: int) -> Tensor:
     # the dimensions of other heads start with half of the blocks' variance in all, so that sharing starts at once
-    return _blocks(num_heads, key_dim) + torch.randn(num_heads, key_dim) * (2 * num_heads) ** -0.5
+    return _blocks(num_heads, key_dim) + torch.randn(num_heads, key_dim) / math.sqrt(2 * num_heads)
 
 
 def _bands(num_heads: int, key_dim: int) -> Tensor:
