@@ -19,7 +19,6 @@ COMMANDS = {
     "doctor": "collab_fairseq.cli.doctor",
     "heads": "collab_fairseq.cli.heads",
     "record": "collab_fairseq.cli.record",
-    "results": "collab_fairseq.cli.results",
     "reparam": "collab_fairseq.cli.reparam",
     "score": "collab_fairseq.cli.score",
     "table": "collab_fairseq.cli.table",

@@ -37,14 +37,6 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
     assert {path: path.stat().st_mtime_ns for path in output.glob("small.*")} == before
 
 
-def test_the_page_of_the_results_is_made_of_the_records():
-    folder = ROOT / "results" / "heads"
-    run(
-        "python", ROOT / "recipes" / "heads" / "page.py", folder / "standard", folder / "collaborative",
-        "--output", folder / "README.md", "--marker", "heads", "--check",
-    )  # fmt: skip
-
-
 def test_wrong_options_are_one_sentence(tmp_path):
     script = ROOT / "recipes" / "heads" / "run.sh"
     for options, message in (

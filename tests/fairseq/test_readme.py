@@ -91,7 +91,6 @@ def test_flags_are_known():
         run("collab", "average", "--help").stdout,
         run("collab", "score", "--help").stdout,
         run("collab", "doctor", "--help").stdout,
-        run("collab", "results", "--help").stdout,
         run("collab", "reparam", "--help").stdout,
         run("collab", "heads", "prune", "--help").stdout,
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
