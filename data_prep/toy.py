@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Make an English-German corpus from a grammar written for this project (data_prep/toy_grammar).
+"""Make an English-German corpus from a grammar written for this project (data_prep/toy_grammar.py).
 
     toy.py --output DIR [--seed N] [--train N] [--valid N] [--test N]
 
 Writes train, valid and test as .en and .de: raw text, one sentence per line. Equal options give equal files, on every
 version of Python. No English sentence occurs twice, so that the three parts have no sentence pair in common. The
 German agrees in gender, case and number and has German word order; where English does not tell what German must
-(you: du, ihr, Sie; bank: Bank, Ufer; synonyms; free word order), chance decides, so that no translation is right
+(you: du, ihr, Sie; synonyms; free word order), chance decides, so that no translation is right
 throughout. DIR appears whole or not at all.
 """
 
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Dict, Iterator, List, Set, Tuple
 
-from toy_grammar.sentences import Sentences
+from toy_grammar import Sentences
 
 SIZES = {"train": 12000, "valid": 500, "test": 500}
 # of sentences tried in a row; a small part of what the grammar can say is ever asked for
