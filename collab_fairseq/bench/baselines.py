@@ -1,7 +1,7 @@
 """The attention modules that are timed: ours, stock fairseq's, and other ways to compute the same.
 
 All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
-Contestants of one *function* hold the same parameters and must give the same output; :mod:`.checks` holds them to it.
+Contestants of one *function* hold the same parameters and must give the same output: :func:`.checks.check`.
 
 ====================  ==============================================================================================
 fairseq               (a) standard heads, fairseq's MultiheadAttention: its own batched products, which it uses in
@@ -14,7 +14,7 @@ standard-sdpa         (b) standard heads through ``scaled_dot_product_attention`
 standard              (c) standard heads at the key dim of the collaborative ones: ConcatenatedAttention
 authors               (d) collaborative heads as the paper's authors compute them: the key mixed for every head and
                       cached so, a row per hypothesis; einsum
-authors-bmm           (d) the same with a batched product; the goals compare with the faster of the two
+authors-bmm           (d) the same with a batched product
 ours                  collaborative heads, with the kernel that the layer chooses
 ours-KERNEL           with a kernel of ``attention/kernels``
 ====================  ==============================================================================================
@@ -98,37 +98,19 @@ class SdpaAttention(IncrementalConcatenatedAttention):
 
 @dataclass(frozen=True)
 class Contestant:
-    """A module and how it is called.
-
-    Attributes:
-        module: holds the parameters. function: contestants with the same one compute the same.
-        static: what fairseq's ``static_kv`` is set to where nothing is cached; it decides which way fairseq goes.
-    """
+    """A module, what it computes, and fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way."""
 
     module: nn.Module
     function: str
     static: bool = True
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        padding: Optional[Tensor] = None,
-        mask: Optional[Tensor] = None,
-        state: Optional[Dict[str, Any]] = None,
-        cross: bool = False,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, padding: Optional[Tensor] = None, mask: Optional[Tensor] = None,
+        state: Optional[Dict[str, Any]] = None, cross: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S), causal mask (T, S)."""
-        output: Tensor = self.module(
-            query=query,
-            key=key,
-            value=key,
-            key_padding_mask=padding,
-            incremental_state=state,
-            need_weights=False,
-            static_kv=self.static if state is None else cross,
-            attn_mask=mask,
-        )[0]
+        static = self.static if state is None else cross
+        output: Tensor = self.module(query, key, key, padding, state, False, static, mask)[0]
         return output
 
 
@@ -141,42 +123,40 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
     torch.manual_seed(seed)
     cross, width = shape.site == "cross", shape.embed_dim
     sizes: Dict[str, Any] = {"embed_dim": width, "num_heads": shape.num_heads, "dropout": shape.dropout}
-    sites = {"self_attention": not cross, "encoder_decoder_attention": cross}
 
-    fairseq = MultiheadAttention(**sizes, **sites)
-    collaborative = {
-        "authors": AuthorsAttention(key_dim=shape.key_dim, cross=cross, **sizes),
-        "authors-bmm": AuthorsBmmAttention(key_dim=shape.key_dim, cross=cross, **sizes),
-        **{
-            name: IncrementalCollaborativeAttention(key_dim=shape.key_dim, cross=cross, kernel=kernel, **sizes)
-            for name, kernel in {"ours": "auto", **{f"ours-{name}": name for name in COLLABORATIVE}}.items()
-        },
-    }
-    standard: Dict[str, nn.Module] = {"fairseq": fairseq}
+    def stock() -> nn.Module:
+        return MultiheadAttention(**sizes, self_attention=not cross, encoder_decoder_attention=cross)
+
+    def own(kind: Any, key_dim: int = shape.key_dim, **more: Any) -> nn.Module:
+        module: nn.Module = kind(key_dim=key_dim, cross=cross, **sizes, **more)
+        return module
+
+    fairseq = stock()
+    found = {"fairseq": Contestant(fairseq, "standard")}
     if beams > 1 and cross:
-        standard["fairseq-sentence"] = MultiheadAttention(**sizes, **sites)
-    standard["standard-sdpa"] = SdpaAttention(key_dim=width, cross=cross, **sizes)
-    found = {name: Contestant(module, "standard") for name, module in standard.items()}
+        found["fairseq-sentence"] = Contestant(stock(), "standard")
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
+    found["standard-sdpa"] = Contestant(own(SdpaAttention, width), "standard")
     if shape.key_dim % shape.num_heads == 0:
-        module = IncrementalConcatenatedAttention(key_dim=shape.key_dim, cross=cross, **sizes)
-        found["standard"] = Contestant(module, "standard" if shape.key_dim == width else "standard at the key dim")
-    found.update({name: Contestant(module, "collaborative") for name, module in collaborative.items()})
+        function = "standard" if shape.key_dim == width else "standard at the key dim"
+        found["standard"] = Contestant(own(IncrementalConcatenatedAttention), function)
+    for name, module in {
+        "authors": own(AuthorsAttention),
+        "authors-bmm": own(AuthorsBmmAttention),
+        "ours": own(IncrementalCollaborativeAttention, kernel="auto"),
+        **{f"ours-{kernel}": own(IncrementalCollaborativeAttention, kernel=kernel) for kernel in COLLABORATIVE},
+    }.items():
+        found[name] = Contestant(module, "collaborative")
 
     first: Dict[str, nn.Module] = {}
     for name, contestant in found.items():
         if contestant.function not in first:
-            _make_visible(contestant.module)
+            for parameter_name, parameter in contestant.module.named_parameters():
+                if parameter_name.endswith("bias"):  # not zero, so that a way which forgets one is noticed
+                    nn.init.normal_(parameter, std=0.1)
         source = first.setdefault(contestant.function, contestant.module)
         contestant.module.load_state_dict(source.state_dict())
         if beams > 1 and name not in ("fairseq", "authors", "authors-bmm"):
             contestant.module.set_beam_size(beams)  # type: ignore[operator]
     return found
-
-
-def _make_visible(module: nn.Module) -> None:
-    """Biases that are not zero, so that a way which forgets one is noticed."""
-    for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter, std=0.1)

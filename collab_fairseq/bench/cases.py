@@ -1,21 +1,17 @@
-"""What a benchmark is made of: cases that say what is timed, one runner that times them, rows that come out."""
+"""What a benchmark is made of: options, rows that say what is timed, and sentence lengths as real corpora have them."""
 
 import fnmatch
-import logging
-from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Protocol, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from .lengths import Histogram
-from .memory import peak_bytes
-from .roofline import Peaks
-from .timing import CLOCKS, Budget, Spread, Step, Stopwatch, capture_all, interleave, ratio
+from collab_fairseq.reporting.schema import without_paths
 
-logger = logging.getLogger(__name__)
-
-#: the contestant whose ratios to the others are shown
-OURS = "ours"
+Step = Callable[[], Any]
 
 
 class BenchError(ValueError):
@@ -29,123 +25,124 @@ class Options:
     """How to measure.
 
     Attributes:
-        device, dtype: of all tensors. budget: rounds of a case. seed: of parameters, inputs and the order of turns.
-        lengths: sentence lengths of layers, decoding and training; None: each case's own.
-        sentences: that a search translates. batch: sentences of its batches. data: data-bin to take them from.
-        vocabulary: symbols of the models; None: each case's own.
+        device, dtype: of all tensors, by name. threads: of the CPU.
         clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
-        quick: miniatures that show that everything runs.
+        rounds: at most so many per row. seconds: no new round after so many, once there are ``least`` rounds.
+        seed: of parameters, inputs and the order of turns. quick: miniatures that show that everything runs.
+        lengths: of sentences, see :func:`draw`; None: each row's own.
+        vocabulary: symbols of the models; None: each row's own.
+        sentences: to translate; None: 1000. batch: sentences of a batch; None: 64. data: data-bin to take them from.
     """
 
-    device: torch.device
-    dtype: torch.dtype
-    budget: Budget = field(default_factory=Budget)
-    seed: int = 1
-    lengths: Optional[Histogram] = None
-    sentences: int = 1000
-    batch: int = 64
-    data: Optional[str] = None
-    vocabulary: Optional[int] = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
     clock: str = "wall"
+    rounds: int = 200
+    seconds: float = 20.0
+    least: int = 5
+    seed: int = 1
     quick: bool = False
+    lengths: Optional[str] = None
+    vocabulary: Optional[int] = None
+    sentences: Optional[int] = None
+    batch: Optional[int] = None
+    data: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.seconds < float("inf"):
+            raise BenchError(f"--seconds must be a positive number of seconds, got {self.seconds:g}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise BenchError(
+                "--device cuda needs a GPU that torch can use, but torch finds none here; use --device cpu"
+            )
+        if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
+            raise BenchError("--clock processor is for one thread of a CPU; use --threads 1 and --device cpu")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def settings(self) -> Dict[str, Any]:
+        """What a result depends on, as JSON data."""
+        found = {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: without_paths(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a case gave.
+class Case:
+    """One row of a benchmark.
 
     Attributes:
-        id: of the case. title: in words. unit: ``s`` or ``bytes``.
-        values: of every contestant. ratios: of :data:`OURS` to every other contestant.
-        limits: least possible seconds of some contestants.
+        id: unique, with all that tells it from its neighbours: ``layer/encoder/64x32/dk128/train``.
+        prepare: checks the contestants (``MismatchError``: one computes something else), then gives what each does,
+            name → step, in one part or several (the batches of a corpus). The contestant ``ours`` is among them.
+        measure: ``time``, ``graph`` (time of a CUDA graph) or ``memory`` (peak).
+        work: of some contestants, least multiply–adds and least numbers read and written, for the limits.
     """
 
     id: str
-    title: str
-    unit: str
-    values: Mapping[str, Spread]
-    ratios: Mapping[str, Spread]
-    limits: Mapping[str, float]
+    prepare: Callable[[Options], Sequence[Mapping[str, Step]]]
+    measure: str = "time"
+    work: Mapping[str, Tuple[float, float]] = field(default_factory=dict)
 
 
-class Case(Protocol):
-    """One row of a benchmark; a frozen dataclass in the module of its subcommand."""
-
-    @property
-    def id(self) -> str:
-        """Unique, with all that tells it from its neighbours: ``layer/encoder/64x32/dk128/train``."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def measure(self) -> str:
-        """``time``, ``graph`` (time of a CUDA graph) or ``memory``."""
-
-    def prepare(self, options: Options) -> Sequence[Mapping[str, Step]]:
-        """Check the contestants, then say what each does, in one or several parts.
-
-        Raises:
-            MismatchError: a contestant computes something else.
-        """
-
-    def limits(self, options: Options, peaks: Peaks) -> Mapping[str, float]:
-        """Least possible seconds of contestants, where that can be said."""
-
-
-def choose(cases: Sequence[Case], patterns: Sequence[str]) -> List[Case]:
-    """The cases whose id a shell pattern matches; all without patterns.
+def choose(rows: Sequence[str], patterns: Sequence[str]) -> List[str]:
+    """The rows that a shell pattern matches; all without patterns.
 
     Raises:
         BenchError: a pattern that matches none.
     """
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(case.id, pattern) for case in cases):
+        if not fnmatch.filter(rows, pattern):
+            raise BenchError(f"--rows {pattern} matches no row; the rows are {', '.join(rows)}")
+    return [row for row in rows if not patterns or any(fnmatch.fnmatchcase(row, pattern) for pattern in patterns)]
+
+
+_PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
+#: tokens at these percentiles, </s> included: of the English side of Multi30k's test_2016_flickr (1,000 sentences) in
+#: the 6,000 sentencepiece units of recipes/multi30k, counted in its data-bin; and of newstest2014's German side (3,003
+#: sentences; words from 2 up) at 1.25 subwords per word
+LENGTHS: Dict[str, Sequence[float]] = {
+    "multi30k": (6, 9, 10, 12, 15, 18, 22, 25, 33, 36),
+    "newstest2014": tuple(1.25 * words + 1 for words in (2, 7, 9, 13, 20, 28, 37, 42, 53, 89)),
+}
+
+
+def draw(lengths: str, number: int, seed: int, longest: int = 0) -> List[int]:
+    """Lengths of ``number`` sentences, distributed as in :data:`LENGTHS` or as in a file with one length per line.
+
+    With ``longest``, none is longer and the first is as long; lengths are stretched where all of them are shorter.
+
+    Raises:
+        BenchError: ``lengths`` is no such name or file.
+    """
+    percentiles: Any = _PERCENTILES
+    known: Any = LENGTHS.get(lengths)
+    if known is None:
+        try:
+            known = sorted(map(int, Path(lengths).read_text(encoding="utf-8").split()))
+        except (OSError, ValueError) as error:
             raise BenchError(
-                f"--rows {pattern} matches no row; the rows are {', '.join(case.id for case in cases)}"
-            )
-    return [case for case in cases if not patterns or any(fnmatch.fnmatchcase(case.id, p) for p in patterns)]
+                f"--lengths must be {' or '.join(LENGTHS)} or a file with one sentence length per line, "
+                f"but {lengths} cannot be read so: {error}"
+            ) from error
+        if not known or known[0] < 1:
+            raise BenchError(f"--lengths {lengths} must hold positive lengths, one per line")
+        percentiles = np.linspace(0, 100, len(known))
+    random = torch.Generator().manual_seed(seed)
+    shares = torch.rand(max(10_000, 20 * number), generator=random, dtype=torch.float64).numpy()
+    drawn = np.interp(100 * shares, percentiles, known) * max(1.0, longest / round(known[-1]))
+    drawn = drawn.round().clip(2)
+    if longest:  # at the end for a corpus whose sentences are nearly all longer than that
+        drawn = np.append(drawn[drawn <= longest], np.full(number, longest))
+        drawn[0] = longest
+    return drawn[:number].astype(int).tolist()  # type: ignore[no-any-return]
 
 
-def run(cases: Sequence[Case], options: Options, peaks: Optional[Peaks]) -> List[Row]:
-    """Measure cases one after the other."""
-    rows = []
-    for number, case in enumerate(cases, start=1):
-        logger.info("%d of %d: %s", number, len(cases), case.id)
-        row = measure(case, options, peaks)
-        if row is not None:
-            rows.append(row)
-            shown = ", ".join(f"{to} {spread.median:.3f}" for to, spread in row.ratios.items())
-            logger.info("%s: ratio of ours to %s", case.id, shown)
-    return rows
-
-
-def measure(case: Case, options: Options, peaks: Optional[Peaks]) -> Optional[Row]:
-    """Measure a case; None where nothing of it can be captured in a CUDA graph."""
-    parts = [dict(part) for part in case.prepare(options)]
-    if case.measure == "memory":
-        samples = {name: [float(peak_bytes(step, options.device))] for name, step in _warm(parts[0]).items()}
-        unit = "bytes"
-    else:
-        if case.measure == "graph":
-            parts = [capture_all(part) for part in parts]
-            if OURS not in parts[0]:
-                return None
-        samples = interleave(parts, Stopwatch(options.device, CLOCKS[options.clock]), options.budget, options.seed)
-        unit = "s"
-    limits = case.limits(options, peaks) if peaks is not None and unit == "s" else {}
-    return Row(
-        case.id,
-        case.title,
-        unit,
-        {name: Spread.of(values) for name, values in samples.items()},
-        {name: ratio(samples[OURS], values) for name, values in samples.items() if name != OURS},
-        {name: limit for name, limit in limits.items() if name in samples},
-    )
-
-
-def _warm(steps: Dict[str, Step]) -> Dict[str, Step]:
-    """The same steps, each run once: what is allocated once and kept is not part of the peak."""
-    for step in steps.values():
-        step()
-    return steps
+def padding_mask(lengths: Sequence[int], left: bool, device: str) -> Tensor:
+    """(N, longest) boolean, True for padding, on the left as fairseq pads sources, or on the right."""
+    longest, sizes = max(lengths), torch.tensor(lengths, device=device)[:, None]
+    positions = torch.arange(longest, device=device)
+    return positions < longest - sizes if left else positions >= sizes

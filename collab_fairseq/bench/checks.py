@@ -2,20 +2,49 @@
 
 import copy
 import logging
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from collab_fairseq.attention.reference import reference_attention
 
 from .baselines import Contestant, Shape
+from .cases import padding_mask
 
 logger = logging.getLogger(__name__)
 
 #: largest difference relative to the largest number, of output and input gradient; float64 allows for the softmax in
 #: float32 that fairseq has in any type
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+class Inputs(NamedTuple):
+    """query (T, N, E), key (S, N, E), padding mask (N, S), causal mask (T, T) or None, gradient (T, N, E) of output."""
+
+    query: Tensor
+    key: Tensor
+    padding: Tensor
+    mask: Optional[Tensor]
+    gradient: Tensor
+
+
+def make_inputs(
+    shape: Shape, queries: int, lengths: Sequence[int], device: str, dtype: torch.dtype, seed: int
+) -> Inputs:
+    """Random inputs of N sentences with ``queries`` positions and keys of these ``lengths``, N numbers."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(length: int) -> Tensor:
+        return torch.randn(length, len(lengths), shape.embed_dim, generator=random).to(device, dtype)
+
+    query, gradient = normal(queries), normal(queries)
+    key = normal(max(lengths)) if shape.site == "cross" else query
+    padding, mask = padding_mask(lengths, shape.site != "decoder", device), None
+    if shape.site == "decoder":
+        mask = torch.full((queries, queries), -torch.inf, device=device, dtype=dtype).triu(1)
+    return Inputs(query, key, padding, mask, gradient)
 
 
 class MismatchError(RuntimeError):
@@ -39,99 +68,71 @@ def compare(what: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> Non
         )
 
 
-def able(name: str, attempt: Callable[[], Any]) -> bool:
-    """Whether a kernel that we insist on (``ours-KERNEL``) can compute something; what it says goes to the log."""
+def attempt(name: str, compute: Callable[[], Any]) -> Any:
+    """What ``compute`` gives; None where a kernel that we insist on (``ours-KERNEL``) cannot, which the log says."""
     try:
-        attempt()
+        return compute()
     except ValueError as error:
         if not name.startswith("ours-"):
             raise
         logger.info("left out: %s: %s", name, error)
-        return False
-    return True
+        return None
 
 
-def result(contestant: Contestant, inputs: Dict[str, Any]) -> Tuple[Tensor, Tensor]:
-    """Output and gradient of the query input, in evaluation mode (no dropout)."""
-    module = contestant.module
-    training = module.training
-    module.eval()
-    query = inputs["query"].detach().requires_grad_()
-    key = query if inputs["key"] is inputs["query"] else inputs["key"]
-    output = contestant(query, key, inputs["padding"], inputs["mask"])
-    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
-    (gradient,) = torch.autograd.grad(output, query, weights)
-    module.train(training)
-    return output, gradient
-
-
-def against_each_other(contestants: Dict[str, Contestant], inputs: Dict[str, Any]) -> None:
-    """Contestants of one function give the same output and input gradient at the size at which they are timed.
+def check(contestants: Dict[str, Contestant], inputs: Inputs) -> None:
+    """Contestants of one function give the same output and the same gradient of the query, without dropout.
 
     Kernels that cannot compute these inputs are removed from ``contestants``.
 
     Raises:
-        MismatchError: one of them does not.
+        MismatchError: one of them differs from the first of its function.
     """
     first: Dict[str, Tuple[str, Tuple[Tensor, Tensor]]] = {}
     for name, contestant in list(contestants.items()):
-        if not able(name, lambda contestant=contestant: result(contestant, inputs)):  # type: ignore[misc]
+        training = contestant.module.training
+        contestant.module.eval()
+        found = attempt(name, lambda contestant=contestant: _with_gradient(contestant, inputs))  # type: ignore[misc]
+        contestant.module.train(training)
+        if found is None:
             del contestants[name]
             continue
-        found = result(contestant, inputs)
         reference, expected = first.setdefault(contestant.function, (name, found))
         for part, got, wanted in zip(("output", "input gradient"), found, expected, strict=True):
-            compare(f"{part} of {name}, compared with {reference},", got, wanted, found[0].dtype)
+            compare(f"{part} of {name}, compared with {reference},", got, wanted, got.dtype)
 
 
-def against_reference(contestants: Dict[str, Contestant], shape: Shape) -> None:
-    """Every contestant in float64 against the per-head loop of ``attention/reference.py``, on a batch small enough.
+def _with_gradient(contestant: Contestant, inputs: Inputs) -> Tuple[Tensor, Tensor]:
+    query = inputs.query.detach().requires_grad_()
+    output = contestant(query, query if inputs.key is inputs.query else inputs.key, inputs.padding, inputs.mask)
+    return output, torch.autograd.grad(output, query, inputs.gradient)[0]
+
+
+class _Reference(nn.Module):
+    """The per-head loop of ``attention/reference.py`` with the parameters of a module."""
+
+    def __init__(self, module: nn.Module, shape: Shape) -> None:
+        super().__init__()
+        self.module = module
+        self.sizes: Any = {"num_heads": shape.num_heads, "scale": (shape.embed_dim // shape.num_heads) ** -0.5}
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, padding: Any, *rest: Any) -> Any:
+        queries, keys, parameters = query.transpose(0, 1), key.transpose(0, 1), dict(self.module.named_parameters())
+        masks = {"key_padding_mask": padding, "attn_mask": rest[-1]}
+        return reference_attention(parameters, queries, keys, keys, **self.sizes, **masks).output.transpose(0, 1), None
+
+
+def check_against_reference(contestants: Dict[str, Contestant], shape: Shape) -> None:
+    """Copies in float64 on the CPU give what the reference gives, on a small batch with padding.
 
     Raises:
-        MismatchError: one of them differs.
+        MismatchError: one of them does not.
     """
-    random = torch.Generator().manual_seed(0)
-    rows, queries = 2, 4
-    keys = queries if shape.site != "cross" else 5
-    query = torch.randn(queries, rows, shape.embed_dim, generator=random, dtype=torch.float64)
-    key = torch.randn(keys, rows, shape.embed_dim, generator=random, dtype=torch.float64)
-    padding = torch.zeros(rows, keys, dtype=torch.bool)
-    causal: Optional[Tensor] = None
-    if shape.site == "decoder":
-        padding[1, -1:] = True  # targets are padded on the right
-        causal = torch.full((queries, queries), -torch.inf, dtype=torch.float64).triu(1)
-    else:
-        padding[1, :2] = True
-    inputs = {"query": query, "key": key if shape.site == "cross" else query, "padding": padding, "mask": causal}
-    known: Dict[str, List[Tensor]] = {}
+    exact: Dict[str, Contestant] = {}
     for name, contestant in contestants.items():
         module = copy.deepcopy(contestant.module).double().cpu()
         module.beam_size = 1  # type: ignore[assignment]  # these rows are sentences, not beams
-        exact = Contestant(module, contestant.function, contestant.static)
-        if not able(name, lambda exact=exact: result(exact, inputs)):  # type: ignore[misc]
-            continue
-        got = result(exact, inputs)
-        if contestant.function not in known:
-            known[contestant.function] = _reference(module, inputs, shape, causal)
-        for part, mine, wanted in zip(("output", "input gradient"), got, known[contestant.function], strict=True):
-            compare(f"{part} of {name}, compared with attention/reference.py,", mine, wanted, torch.float64)
-
-
-def _reference(
-    module: torch.nn.Module, inputs: Dict[str, Any], shape: Shape, causal: Optional[Tensor]
-) -> List[Tensor]:
-    query = inputs["query"].transpose(0, 1).detach().requires_grad_()
-    key = query if shape.site != "cross" else inputs["key"].transpose(0, 1)
-    output = reference_attention(
-        dict(module.named_parameters()),
-        query,
-        key,
-        key,
-        num_heads=shape.num_heads,
-        scale=(shape.embed_dim // shape.num_heads) ** -0.5,
-        key_padding_mask=inputs["padding"],
-        attn_mask=causal,
-    ).output.transpose(0, 1)
-    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
-    (gradient,) = torch.autograd.grad(output, query, weights)
-    return [output, gradient.transpose(0, 1)]
+        reference = f"attention/reference.py ({contestant.function})"
+        exact.setdefault(reference, Contestant(_Reference(module, shape), contestant.function))
+        exact[name] = replace(contestant, module=module)
+    lengths = [5, 3] if shape.site == "cross" else [4, 2]
+    check(exact, make_inputs(shape, 4, lengths, "cpu", torch.float64, seed=0))

@@ -4,8 +4,9 @@ from argparse import Namespace
 from typing import Any, Dict, List, Optional, Sequence
 
 import torch
-from fairseq import models
+from fairseq import models, utils
 from fairseq.data import Dictionary
+from fairseq.data.language_pair_dataset import collate
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
@@ -13,8 +14,8 @@ import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
 
 from .baselines import AuthorsAttention
+from .cases import Options
 from .checks import compare
-from .lengths import MULTI30K, Histogram
 
 #: our preset of a size; stock fairseq is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
@@ -27,82 +28,56 @@ _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 
 class Task:
     """As much of a translation task as models, criterion and search ask for: a joined dictionary."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, options: Options, size: str) -> None:
         dictionary = Dictionary()
-        for number in range(vocabulary - len(dictionary)):
+        for number in range((64 if options.quick else options.vocabulary or VOCABULARY[size]) - len(dictionary)):
             dictionary.add_symbol(f"w{number}")
         self.source_dictionary = self.target_dictionary = dictionary
 
+    def sentences(self, lengths: Sequence[int], seed: int) -> List[Tensor]:
+        """Made-up symbols, in sentences of these lengths with ``</s>``."""
+        random, known = torch.Generator().manual_seed(seed), self.source_dictionary
+        drawn = [torch.randint(known.nspecial, len(known), (length,), generator=random) for length in lengths]
+        return [sentence.index_fill(0, torch.tensor(len(sentence) - 1), known.eos()) for sentence in drawn]
 
-def build(size: str, task: Any, key_dim: int, names: Sequence[str], seed: int, quick: bool) -> Dict[str, nn.Module]:
+
+def build(size: str, task: Any, key_dim: int, names: Sequence[str], options: Options) -> Dict[str, nn.Module]:
     """Models by name; ``fairseq`` and ``none`` share their parameters' values, ``ours`` and ``authors`` theirs.
 
     Args:
         size: of :data:`PRESETS`. task: with the dictionaries. key_dim: D̃k of ``ours`` and ``authors``.
         names: of ``fairseq`` (its transformer), ``none`` (ours with standard heads at the full key dim), ``ours``,
-            ``authors`` (a mixed key of every head). seed: of the parameters. quick: a miniature instead of the size.
+            ``authors`` (a mixed key of every head).
     """
     flags: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
-    if quick:
+    if options.quick:
         flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
-
-    def make(name: str) -> nn.Module:
+    found: Dict[str, nn.Module] = {}
+    for name in names:
         own = {"collaborative_heads": "none"} if name in ("fairseq", "none") else {"key_dim": key_dim}
         args = Namespace(arch=PRESETS[size], **flags, **own)
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name == "fairseq":
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
-        torch.manual_seed(seed)
-        model: nn.Module = models.build_model(args, task)
-        if name == "authors":
-            for module in model.modules():
-                if isinstance(module, IncrementalCollaborativeAttention):
-                    module.__class__ = AuthorsAttention  # the same parameters, computed otherwise
-        return model
-
-    found = {name: make(name) for name in names}
+        torch.manual_seed(options.seed)
+        found[name] = models.build_model(args, task)
+    for module in found["authors"].modules() if "authors" in found else ():
+        if isinstance(module, IncrementalCollaborativeAttention):
+            module.__class__ = AuthorsAttention  # the same parameters, computed otherwise
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())
     return found
 
 
-def make_batch(
-    sources: List[List[int]], targets: Optional[List[List[int]]], task: Any, device: torch.device
-) -> Dict[str, Any]:
-    """A batch as fairseq's translation data set makes it: sources padded on the left, targets on the right.
-
-    Args:
-        sources, targets: symbols of every sentence, ``</s>`` last. Without targets the batch is for translating.
-    """
-    pad = task.source_dictionary.pad()
-
-    def padded(rows: List[List[int]], left: bool) -> Tensor:
-        longest = max(map(len, rows))
-        fill = [[pad] * (longest - len(row)) for row in rows]
-        both = [f + row if left else row + f for row, f in zip(rows, fill, strict=True)]
-        return torch.tensor(both, device=device)
-
-    lengths = torch.tensor([len(row) for row in sources], device=device)
-    batch: Dict[str, Any] = {"net_input": {"src_tokens": padded(sources, True), "src_lengths": lengths}}
-    if targets is not None:
-        batch["target"] = padded(targets, False)
-        batch["net_input"]["prev_output_tokens"] = padded([[row[-1], *row[:-1]] for row in targets], False)
-        batch["ntokens"] = sum(map(len, targets))
-    return batch
-
-
-def synthetic(lengths: Sequence[int], task: Any, seed: int) -> List[List[int]]:
-    """Sentences of made-up symbols, of given lengths with ``</s>``."""
-    random = torch.Generator().manual_seed(seed)
-    first, end = task.source_dictionary.nspecial, task.source_dictionary.eos()
-    high = len(task.source_dictionary)
-    return [[*torch.randint(first, high, (n - 1,), generator=random).tolist(), end] for n in lengths]
-
-
-def synthetic_corpus(number: int, task: Any, seed: int, histogram: Optional[Histogram]) -> List[List[int]]:
-    """Sentences with the lengths of Multi30k's test set, or of another histogram."""
-    return synthetic((histogram or MULTI30K).draw(number, seed), task, seed)
+def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:
+    """A batch as fairseq's translation data set makes it; without targets, for translating."""
+    samples = [{"id": number, "source": source, "target": None} for number, source in enumerate(sources)]
+    for sample, target in zip(samples, targets or (), strict=False):
+        sample["target"] = target
+    batch = collate(samples, task.source_dictionary.pad(), task.source_dictionary.eos())
+    moved: Dict[str, Any] = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
+    return moved
 
 
 def check_models(found: Dict[str, nn.Module], batch: Dict[str, Any], loss: Any) -> None:
@@ -124,8 +99,7 @@ def check_models(found: Dict[str, nn.Module], batch: Dict[str, Any], loss: Any) 
             single = loss(model, batch)
         embedding: Any = model.double().encoder.embed_tokens.weight  # type: ignore[union-attr]
         double = loss(model, batch)
-        (gradient,) = torch.autograd.grad(double, embedding)
-        results[name] = [single, double.detach(), gradient]
+        results[name] = [single, double.detach(), *torch.autograd.grad(double, embedding)]
         model.float().train(training)
     for one, other in (("fairseq", "none"), ("authors", "ours")):
         if one in results and other in results:

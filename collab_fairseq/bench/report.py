@@ -1,14 +1,13 @@
-"""Tables and figures of benchmark records."""
+"""Tables and figures of benchmark records, whose parts :mod:`.runner` describes."""
 
 import os
-from dataclasses import asdict
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 from collab_fairseq.reporting import pages
 from collab_fairseq.reporting.drawing import COLOURS, MARKS, PlotError, drawing
 from collab_fairseq.reporting.files import PathLike
 
-from .goals import GOALS
+from .cases import choose
 
 #: what the contestants are called in tables, in this order
 NAMES = {
@@ -22,99 +21,88 @@ NAMES = {
     "authors-bmm": "(d) authors, bmm",
     "ours": "ours",
 }
-_MISSING = "–"
+Row = Dict[str, Any]
 
 
-def name_of(contestant: str) -> str:
-    """A contestant's name in tables; ``ours-head_loop`` is ours with that kernel."""
-    return NAMES.get(contestant, contestant.replace("ours-", "ours, "))
+def rows_of(record: Dict[str, Any]) -> Dict[str, Row]:
+    """The measured rows of a record by id."""
+    return {row: part for row, part in record["parts"].items() if part and row.startswith(f"{record['name']}/")}
 
 
 def full_table(record: Dict[str, Any]) -> str:
-    """All that a record says, as Markdown: the goals, then a table of every kind of row."""
-    parts = [goal_table([record])] if record["goals"] else []
-    kinds: Dict[str, List[Dict[str, Any]]] = {}
-    for row in record["rows"]:
-        kinds.setdefault("/".join(row["id"].split("/")[:2]), []).append(row)
-    parts += [_rows_table(kind, rows) for kind, rows in kinds.items()]
-    parts += [_profile_table(profile) for profile in record["profile"]]
+    """All that a record says, as Markdown: a table of every kind of row, then the profiles."""
+    kinds: Dict[str, Dict[str, Row]] = {}
+    for name, row in rows_of(record).items():
+        kinds.setdefault("/".join(name.split("/")[:2]), {})[name] = row
+    remark = "\n\nMedian; in brackets the ratio of ours to it; the least time possible, and the share of it."
+    parts = [_table(kind, rows, "values", _value) + remark for kind, rows in kinds.items()]
+    for name, profile in record["parts"].items():
+        if name.startswith("profile/"):
+            parts += [_profile_table(f"{name}, {_name(c)}", operators) for c, operators in profile.items()]
     return "\n\n".join([*parts, about([record])]) + "\n"
 
 
-def goal_table(records: Sequence[Dict[str, Any]], everything: bool = False) -> str:
-    """The goals with what was measured, the headline in bold; with ``everything`` also those that no record has."""
-    lines = []
-    for goal in (goal for record in records for goal in record["goals"]):
-        spread = f" ({goal['q1']:.3f}–{goal['q3']:.3f})" if goal["q1"] != goal["q3"] else ""
-        verdict = "met" if goal["met"] else "missed"
-        lines.append(_goal_line(goal, name_of(goal["baseline"]), f"{goal['measured']:.3f}{spread}", verdict))
-    if everything:
-        measured = {(g["row"], tuple(g["to"]), g["device"]) for record in records for g in record["goals"]}
-        for goal in map(asdict, GOALS):
-            if (goal["row"], goal["to"], goal["device"]) not in measured:
-                verdict = "waits for a GPU" if goal["device"] == "cuda" else "not measured"
-                lines.append(_goal_line(goal, " or ".join(map(name_of, goal["to"])), _MISSING, verdict))
-    return pages.table([["ours", "compared with", "goal", "measured (quartiles)", ""], *lines])
+def ratio_table(
+    records: Sequence[Dict[str, Any]], paths: Sequence[PathLike], folder: str, patterns: Sequence[str]
+) -> str:
+    """Ratios of ours to the baselines in rows that match shell patterns (all without), with links from a folder.
 
-
-def _goal_line(goal: Dict[str, Any], baseline: str, measured: str, verdict: str) -> List[str]:
-    bold = "**" if goal["headline"] else ""
-    where = "GPU: " if goal["device"] == "cuda" else ""
-    return [f"{bold}{where}{goal['text']}{bold}", baseline, f"≤ {goal['limit']:.2f}", measured, verdict]
-
-
-def about(records: Sequence[Dict[str, Any]]) -> str:
-    """What was measured on what, one line per machine and setting."""
-    lines = []
-    for record in records:
-        hardware = record["hardware"]
-        machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) if hardware["device"] == "gpu" else hardware["cpu"]
-        threads = "" if hardware["device"] == "gpu" else f", {hardware['threads']} thread(s)"
-        quick = "; a miniature, no measurement" if record["quick"] else ""
-        line = (
-            f"Ratios of medians of {record['clock']} time, quartiles of the ratios within interleaved rounds; "
-            f"{record['dtype']}, {machine}{threads}, torch {record['versions']['torch']}{quick}."
-        )
-        if line not in lines:
-            lines.append(line)
-    return "  \n".join(lines)
-
-
-def page_part(records: Sequence[Dict[str, Any]], paths: Sequence[PathLike], folder: str) -> str:
-    """The part of a page that records give: goals, what they were measured on, links to the records."""
+    Raises:
+        BenchError: a pattern that matches no row.
+    """
+    rows = {name: row for record in records for name, row in rows_of(record).items()}
+    rows = {name: rows[name] for name in choose(list(rows), patterns)}
     links = [
         f"[{record['name']}]({os.path.relpath(path, folder).replace(os.sep, '/')})"
         for record, path in zip(records, paths, strict=True)
     ]
-    return "\n\n".join([goal_table(records, everything=True), about(records), f"Records: {', '.join(links)}."]) + "\n"
+    table = _table("ours, compared with", rows, "ratios", _ratio)
+    return "\n\n".join([table, about(records), f"Records: {', '.join(links)}."]) + "\n"
 
 
-def _rows_table(kind: str, rows: Sequence[Dict[str, Any]]) -> str:
-    present = {contestant for row in rows for contestant in row["values"]}
+def about(records: Sequence[Dict[str, Any]]) -> str:
+    """What was measured on what, one line per machine and setting."""
+    lines: Dict[str, None] = {}
+    for record in records:
+        hardware, settings = record["hardware"], record["settings"]
+        machine = ", ".join(gpu["name"] for gpu in hardware["gpus"])
+        if hardware["device"] == "cpu":
+            machine = f"{hardware['cpu']}, {hardware['threads']} thread(s)"
+        quick = "; a miniature, no measurement" if settings["quick"] else ""
+        lines[
+            f"Ratios of medians of {settings['clock']} time, ± the distance of the quartiles within the rounds, or of "
+            f"peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, "
+            f"torch {record['versions']['torch']}{quick}."
+        ] = None
+    return "  \n".join(lines)
+
+
+def _name(contestant: str) -> str:
+    return NAMES.get(contestant, contestant.replace("ours-", "ours, "))
+
+
+def _table(title: str, rows: Dict[str, Row], field: str, cell: Callable[[Row, str], str]) -> str:
+    present = {contestant for row in rows.values() for contestant in row[field]}
     shown = [name for name in NAMES if name in present]
-    shown += sorted(present - set(shown))
-    lines = []
-    for row in rows:
-        best = row["limits"].get("ours")
-        cells = [_value(row, contestant) for contestant in shown]
-        ours = row["values"]["ours"]["median"]
-        lines.append([row["title"], *cells, f"{best / ours:.0%}" if best else _MISSING])
-    limits = any(row["limits"] for row in rows)
-    header = [kind, *map(name_of, shown), "share of the limit reached"]
-    if not limits:
-        header, lines = header[:-1], [line[:-1] for line in lines]
-    return pages.table([header, *lines]) + "\n\nMedian; in brackets the ratio of ours to it."
+    if field == "values":  # other ways to compute ours are no baselines
+        shown += sorted(present - set(shown))
+    lines = [[name, *(cell(row, c) if c in row[field] else "–" for c in shown)] for name, row in rows.items()]
+    return pages.table([[title, *map(_name, shown)], *lines])
 
 
-def _value(row: Dict[str, Any], contestant: str) -> str:
-    if contestant not in row["values"]:
-        return _MISSING
+def _ratio(row: Row, contestant: str) -> str:
+    found = row["ratios"][contestant]
+    distance = max(found["q3"] - found["median"], found["median"] - found["q1"])
+    return f"{found['median']:.3f}" + (f" ± {distance:.3f}" if found["rounds"] > 1 else "")
+
+
+def _value(row: Row, contestant: str) -> str:
     median = row["values"][contestant]["median"]
     shown = f"{median / 2**20:.1f} MiB" if row["unit"] == "bytes" else _seconds(median)
     if contestant in row["ratios"]:
         shown += f" ({row['ratios'][contestant]['median']:.3f})"
     limit = row["limits"].get(contestant)
-    return shown if limit is None else f"{shown}, limit {_seconds(limit)}"
+    return shown if limit is None else f"{shown}, limit {_seconds(limit)} ({limit / median:.0%})"
 
 
 def _seconds(value: float) -> str:
@@ -124,43 +112,44 @@ def _seconds(value: float) -> str:
     return f"{value / 1e-6:.3g} µs"
 
 
-def _profile_table(profile: Dict[str, Any]) -> str:
+def _profile_table(title: str, operators: Dict[str, Row]) -> str:
+    total = sum(op["seconds"] for op in operators.values()) or 1.0
     lines = [
-        [op["name"], f"{op['calls']:,}", _seconds(op["seconds"]), f"{op['share']:.1%}", op["kind"]]
-        for op in profile["operators"]
+        [name, f"{op['calls']:,}", _seconds(op["seconds"]), f"{op['seconds'] / total:.1%}"]
+        for name, op in operators.items()
     ]
-    header = [f"{profile['row']}, {name_of(profile['contestant'])}", "calls", "own time", "share", ""]
-    return pages.table([header, *lines])
+    return pages.table([[title, "calls", "own time", "share"], *lines])
 
 
 def draw(record: Dict[str, Any], path: PathLike) -> None:
-    """Ratios of ours to every baseline, one line of points per row, in a .png or .svg file; goals as marks.
+    """Ratios of ours to every baseline with their quartiles, one line of points per row, in a .png or .svg file.
 
     Raises:
         PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw.
     """
-    rows = [row for row in record["rows"] if row["ratios"]]
+    rows = {name: row["ratios"] for name, row in rows_of(record).items() if row["ratios"]}
     if not rows:
         raise PlotError("nothing to draw: the record has no ratios")
-    names = [name for name in NAMES if any(name in row["ratios"] for row in rows)]
+    names = [name for name in NAMES if any(name in ratios for ratios in rows.values())]
     with drawing(path, (8.0, 1.4 + 0.24 * len(rows))) as figure:
         axis = figure.subplots()
         for number, name in enumerate(names):
-            points = [(row["ratios"][name], place) for place, row in enumerate(rows) if name in row["ratios"]]
+            points = [(ratios[name], place) for place, ratios in enumerate(rows.values()) if name in ratios]
+            medians = [ratio["median"] for ratio, _ in points]
             axis.errorbar(
-                [ratio["median"] for ratio, _ in points],
+                medians,
                 [place for _, place in points],
                 xerr=[
                     [max(0.0, ratio["median"] - ratio["q1"]) for ratio, _ in points],
                     [max(0.0, ratio["q3"] - ratio["median"]) for ratio, _ in points],
                 ],
                 linestyle="none",
-                label=name_of(name),
+                label=_name(name),
                 color=COLOURS[number % len(COLOURS)],
                 marker=MARKS[(number + number // len(COLOURS)) % len(MARKS)],
             )
         axis.axvline(1.0, color="black", linewidth=0.8)
-        axis.set_yticks(range(len(rows)), [row["id"].split("/", 1)[1] for row in rows])
+        axis.set_yticks(range(len(rows)), [name.split("/", 1)[1] for name in rows])
         axis.invert_yaxis()
         axis.set_xlabel("ours / baseline: time, or peak memory (below 1: ours is better)")
         figure.legend(loc="outside upper center", ncols=3)

@@ -1,0 +1,215 @@
+"""Whole models: a training step, beam search through fairseq's SequenceGenerator, and one step of its decoder.
+
+The models are untrained and would not stop translating by themselves: every batch is translated into as many tokens as
+its longest source has, by all contestants, so that all take the same number of steps.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, List
+
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.optim.adam import Adam
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor, nn
+
+from .cases import BenchError, Case, Options, Step, draw
+from .checks import MismatchError, compare
+from .layers import fresh, new_order
+from .models import Task, build, check_models, make_batch
+
+BEAM = 4
+
+
+def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
+    """Forward, label-smoothed loss, backward, Adam, with the preset's dropouts.
+
+    In half precision parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
+
+    Args:
+        size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest.
+    """
+
+    def prepare(options: Options) -> List[Dict[str, Step]]:
+        task = Task(options, size)
+        found = build(size, task, key_dim, ("fairseq", "none", "ours", "authors"), options)
+        criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+
+        def loss(model: nn.Module, batch: Dict[str, Any]) -> Any:
+            return criterion(model, batch)[0] / batch["ntokens"]
+
+        usual = "multi30k" if size == "tiny" else "newstest2014"
+        lengths = draw(options.lengths or usual, sentences, options.seed, length)
+        sources, targets = (task.sentences(lengths, options.seed + side) for side in (0, 1))
+        batch = make_batch(sources, targets, task, options.device)
+        for model in found.values():
+            model.to(options.device).train()
+        check_models(found, make_batch(sources[:4], targets[:4], task, options.device), loss)
+
+        def step_of(model: nn.Module) -> Step:
+            optimizer = Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
+            half = options.torch_dtype.itemsize < 4
+
+            def step() -> None:
+                with torch.autocast(options.device, options.torch_dtype) if half else contextlib.nullcontext():
+                    value = loss(model, batch)
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+            return step
+
+        return [{name: step_of(model) for name, model in found.items()}]
+
+    return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}", prepare)
+
+
+def _translators(size: str, task: Any, key_dim: int, options: Options) -> Dict[str, Any]:
+    found = build(size, task, key_dim, ("fairseq", "none", "ours"), options)
+    for model in found.values():
+        model.to(options.device, options.torch_dtype).eval()
+        model.make_generation_fast_(need_attn=False)  # type: ignore[operator]
+    return found
+
+
+def translate_case(size: str, key_dim: int, sentences: int) -> Case:
+    """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them."""
+
+    def prepare(options: Options) -> List[Dict[str, Step]]:
+        if options.data is not None:
+            task, sources = read_sources(options.data, sentences)
+        else:
+            task = Task(options, "tiny")
+            sources = task.sentences(draw(options.lengths or "multi30k", sentences, options.seed), options.seed)
+        sources.sort(key=len)
+        searches = {
+            name: SequenceGenerator([model], task.target_dictionary, beam_size=BEAM, len_penalty=0.6)
+            for name, model in _translators(size, task, key_dim, options).items()
+        }
+        parts, size_of_batch = [], 3 if options.quick else options.batch or 64
+        for first in range(0, len(sources), size_of_batch):
+            batch = make_batch(sources[first : first + size_of_batch], None, task, options.device)
+            parts.append({name: _translation(search, batch) for name, search in searches.items()})
+        for name, step in parts[-1].items():
+            _check_scores(name, searches[name].model.models[0], step(), batch, options)
+        return parts
+
+    return Case(f"decode/translate/{size}/{sentences}/dk{key_dim}", prepare)
+
+
+def _translation(search: SequenceGenerator, batch: Dict[str, Any]) -> Callable[[], Any]:
+    length = batch["net_input"]["src_tokens"].size(1)
+
+    def step() -> Any:
+        search.max_len_b = search.min_len = length - 1  # without </s>
+        hypotheses = search.generate([], batch)
+        if any(len(sentence[0]["tokens"]) != length for sentence in hypotheses):
+            raise MismatchError(f"a translation of a batch has not the {length} tokens that all must have")
+        return hypotheses
+
+    return step
+
+
+def _check_scores(name: str, model: Any, hypotheses: Any, batch: Dict[str, Any], options: Options) -> None:
+    """The scores that cached search gave its best hypotheses are those of a forward pass over the whole of them."""
+    tokens = torch.stack([sentence[0]["tokens"] for sentence in hypotheses])
+    scores = torch.stack([sentence[0]["positional_scores"] for sentence in hypotheses])
+    with torch.no_grad():
+        output = model(**batch["net_input"], prev_output_tokens=tokens.roll(1, dims=1))
+        expected = model.get_normalized_probs(output, log_probs=True).gather(2, tokens[:, :, None]).squeeze(2)
+    compare(f"score of the translations of {name}", scores, expected, options.torch_dtype)
+
+
+def read_sources(data: str, number: int) -> "tuple[Any, List[Tensor]]":
+    """A translation task and the first ``number`` sources of the test set of a data-bin.
+
+    Raises:
+        BenchError: it cannot be read, or has fewer.
+    """
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    try:
+        # the rest of the config is for training; dataset_impl None: as the files say
+        task = TranslationTask.setup_task(TranslationConfig(data=data, dataset_impl=None))
+        task.load_dataset("test")
+        corpus = task.dataset("test").src
+    except Exception as error:
+        raise BenchError(f"--data must be a data-bin with a test set, but {data} cannot be read: {error}") from error
+    if len(corpus) < number:
+        raise BenchError(f"--sentences must be at most {len(corpus)}, which {data} has, but is {number}")
+    return task, [corpus[n].long() for n in range(number)]
+
+
+def beam_step_case(size: str, sentences: int, length: int, source_len: int, key_dim: int, graph: bool = False) -> Case:
+    """One step of a whole decoder: reorder all caches, embed, all layers, output projection.
+
+    Args:
+        length: T, the new position included. source_len: S. graph: as a CUDA graph, of the layers alone without
+            cross-attention's reordering, since fairseq's decoder looks for padding on the host.
+    """
+
+    def prepare(options: Options) -> List[Dict[str, Step]]:
+        task, rows = Task(options, size), sentences * BEAM
+        batch = make_batch(task.sentences([source_len] * sentences, options.seed), None, task, options.device)
+        source = {name: tensor.repeat_interleave(BEAM, dim=0) for name, tensor in batch["net_input"].items()}
+        random, known = torch.Generator().manual_seed(options.seed), task.target_dictionary
+        tokens = torch.randint(known.nspecial, len(known), (rows, length), generator=random).to(options.device)
+        order = new_order(sentences, BEAM, random).to(options.device)
+        steps: Dict[str, Step] = {}
+        for name, model in _translators(size, task, key_dim, options).items():
+            if hasattr(model, "set_beam_size"):
+                model.set_beam_size(BEAM)
+            with torch.no_grad():
+                encoder_out = model.encoder(**source)
+            step, layers, expected = _decoder_steps(model.decoder, encoder_out, tokens, order)
+            compare(f"decoder step of {name}", step(), expected, options.torch_dtype)
+            steps[name] = layers if graph else step
+        return [steps]
+
+    row = f"decode/beam-step/{size}/{sentences}x{BEAM}/T{length}S{source_len}/dk{key_dim}"
+    return Case(row + ("/graph" if graph else ""), prepare, "graph" if graph else "time")
+
+
+def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor) -> "tuple[Step, Step, Tensor]":
+    """The step, that of the layers alone, and the output that a pass over all positions (R, T) at once gives."""
+    state: Dict[str, Any] = {}
+    everything = torch.cat([tokens[order, :-1], tokens[:, -1:]], dim=1)
+    with torch.no_grad():
+        for t in range(1, tokens.size(1)):
+            decoder.forward(tokens[:, :t], encoder_out=encoder_out, incremental_state=state)
+        expected = decoder.forward(everything, encoder_out=encoder_out)[0][:, -1:]
+    source = encoder_out["encoder_out"][0]
+    x = torch.randn_like(source[:1])
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        now = fresh(state)
+        decoder.reorder_incremental_state_scripting(now, order)
+        logits: Tensor = decoder.forward(everything, encoder_out=encoder_out, incremental_state=now)[0]
+        return logits
+
+    @torch.no_grad()
+    def layers() -> Tensor:
+        now, output = fresh(state), x
+        for layer in decoder.layers:
+            layer.self_attn.reorder_incremental_state(now, order)
+            output = layer(output, source, None, now)[0]
+        return output
+
+    return step, layers, expected
+
+
+def train_cases(options: Options) -> List[Case]:
+    """The rows of ``collab bench train``; the tiny batch has the 4,096 tokens of recipes/multi30k, nearly."""
+    rows = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
+    return [train_case(*row) for row in ([("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows)]
+
+
+def decode_cases(options: Options) -> List[Case]:
+    """The rows of whole models in ``collab bench decode``."""
+    sentences = options.sentences or 1000
+    if options.quick:
+        return [translate_case("tiny", 4, min(6, sentences)), beam_step_case("base", 2, 4, 5, 4)]
+    graphs = [False, True] if options.device == "cuda" else [False]
+    steps = [beam_step_case("base", 64, 15, 30, key_dim, graph) for graph in graphs for key_dim in (128, 512)]
+    return [*steps, translate_case("tiny", 32, sentences), translate_case("base", 128, sentences)]

@@ -1,0 +1,117 @@
+"""The one runner of all benchmarks: measures rows one after the other into a record that can be continued.
+
+Parts of the record, each saved as soon as it is measured:
+
+    peaks          {copy: bytes per second, matmul: operations per second}, measured in the run
+    ROW            {unit: "s" or "bytes", values, ratios: {contestant: {median, q1, q3, rounds}},
+                   limits: {contestant: seconds}} of the row of that id; ratios are of "ours" to the others; null where
+                   no CUDA graph of ours could be captured
+    profile/ROW    {contestant: {operator: {calls, seconds}}}, with --profile
+
+A limit is the least time that arithmetic and memory traffic allow: the larger of 2 · multiply–adds / matmul and bytes
+moved / copy. The bytes are inputs, outputs, parameters, their gradients, and the cache in decoding, but not
+attention weights.
+"""
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import torch
+
+from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.reporting.record_file import Record
+
+from . import layers, programs
+from .cases import BenchError, Case, Options, choose
+from .measure import captured, interleave, measure_peaks, operators, peak_bytes, ratio, spread, stopwatch
+
+logger = logging.getLogger(__name__)
+
+#: the contestant whose ratios to the others are shown
+OURS = "ours"
+
+_CASES = {
+    "layer": layers.layer_cases,
+    "decode": lambda options: [*layers.decode_cases(options), *programs.decode_cases(options)],
+    "train": programs.train_cases,
+}
+
+
+def cases(what: str, options: Options, patterns: Sequence[str] = ()) -> List[Case]:
+    """The rows of ``layer``, ``decode`` or ``train`` whose id a shell pattern matches; all without patterns."""
+    found = {case.id: case for case in _CASES[what](options)}
+    return [found[row] for row in choose(list(found), patterns)]
+
+
+def run(
+    what: str,
+    options: Options,
+    patterns: Sequence[str] = (),
+    output: Optional[PathLike] = None,
+    profile: bool = False,
+    command: str = "",
+) -> Dict[str, Any]:
+    """Measure rows of ``layer``, ``decode`` or ``train``; those that the record ``output`` has are not measured again.
+
+    Args:
+        patterns: see :func:`cases`. profile: also where the time of a step goes. command: for the record.
+
+    Returns:
+        The record, as described in :mod:`collab_fairseq.reporting.record_file` and at the top of this file.
+
+    Raises:
+        BenchError: options that cannot be followed. MismatchError: a contestant computes something else.
+        RecordError: ``output`` is something else, or of other settings, code, packages or hardware.
+    """
+    if options.quick:
+        options = replace(options, rounds=min(2, options.rounds), least=1, seconds=1.0)
+    chosen = cases(what, options, patterns)
+    if output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output))):
+        raise BenchError(f"cannot write {os.fspath(output)}: there is no folder {os.path.dirname(output)}")
+    torch.set_num_threads(options.threads)
+    record = Record(
+        "bench", what, command, options.settings(), output, device="gpu" if options.device == "cuda" else "cpu",
+        threads=options.threads, fixed=("commit", "hardware", "versions"),
+    )  # fmt: skip
+    peaks = record.part("peaks", lambda: measure_peaks(options))
+    logger.info("measured here: copy %.3g GB/s, matmul %.3g GFLOP/s", peaks["copy"] / 1e9, peaks["matmul"] / 1e9)
+    for number, case in enumerate(chosen, start=1):
+        logger.info("%d of %d: %s", number, len(chosen), case.id)
+        row = record.part(case.id, lambda case=case: measure(case, options, peaks))  # type: ignore[misc]
+        if row is not None:
+            shown = ", ".join(f"{to} {found['median']:.3f}" for to, found in row["ratios"].items())
+            logger.info("%s: ratio of ours to %s", case.id, shown)
+        if profile:
+            record.part(f"profile/{case.id}", lambda case=case: _profile(case, options))  # type: ignore[misc]
+    return record.content
+
+
+def _profile(case: Case, options: Options) -> Dict[str, Any]:
+    return {name: operators(step, options.device) for name, step in case.prepare(options)[0].items()}
+
+
+def measure(case: Case, options: Options, peaks: Mapping[str, float]) -> Optional[Dict[str, Any]]:
+    """The part of a row; None where no CUDA graph of ours can be captured."""
+    parts = case.prepare(options)
+    if case.measure == "graph":
+        parts = [captured(part) for part in parts]
+        if OURS not in parts[0]:
+            return None
+    if case.measure == "memory":
+        samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
+    else:
+        samples = interleave(parts, stopwatch(options), options)
+    size = options.torch_dtype.itemsize
+    limits = {
+        name: max(2 * multiply_adds / peaks["matmul"], numbers * size / peaks["copy"])
+        for name, (multiply_adds, numbers) in case.work.items()
+        if name in samples and case.measure != "memory"
+    }
+    return {
+        "unit": "bytes" if case.measure == "memory" else "s",
+        "values": {name: spread(values) for name, values in samples.items()},
+        "ratios": {name: ratio(samples[OURS], values) for name, values in samples.items() if name != OURS},
+        "limits": limits,
+    }
