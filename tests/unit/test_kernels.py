@@ -5,6 +5,10 @@ import copy
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, heads_bmm, packed_bmm, sdpa
@@ -105,24 +109,52 @@ def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
     assert torch.autograd.gradgradcheck(function, arguments)
 
 
+@pytest.mark.parametrize("name", ["standard-narrow", "collaborative-content"])
+def test_the_plain_way_has_a_second_derivative(name):
+    layer = build(name, "cross", kernel="bmm")
+    padding = masks("padding", 5, H)
+    tensors = [x[:2, :2].detach().clone().requires_grad_() for x in inputs("cross")]
+
+    def function(*arguments):
+        return layer(*arguments, key_padding_mask=padding["key_padding_mask"][:2, :2])
+
+    assert torch.autograd.gradgradcheck(function, tensors)
+
+
+class Allocations(TorchDispatchMode):
+    """Memory that operations allocate: storage → bytes; 0 for what was there before, and views of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaves, new in (((args, kwargs), False), (result, True)):
+            for storage in (x.untyped_storage() for x in tree_leaves(leaves) if torch.is_tensor(x)):
+                self.found.setdefault(StorageWeakRef(storage), storage.nbytes() if new else 0)
+        return result
+
+    def alive(self):
+        return sum(size for storage, size in self.found.items() if not storage.expired())
+
+
 @pytest.mark.parametrize("name", ["standard", "collaborative-content"])
-def test_fused_attention_has_a_second_derivative_and_may_be_differentiated_again(name):
-    length = kernels.MANY_QUERIES  # standard heads take the fused way by themselves
-    layer = build(name, kernel="auto" if name == "standard" else "sdpa")
-    query = torch.randn(2, length, E, dtype=torch.float64, requires_grad=True)
-    padding = torch.zeros(2, length, dtype=torch.bool)
-    padding[1, 40:] = True
-    results = []
-    for kernel in (layer.kernel, "bmm"):
-        layer.kernel = kernel
-        output = layer(query, query, query, key_padding_mask=padding, need_weights=False)[0].square().sum()
-        again = [torch.autograd.grad(output, query, retain_graph=True)[0] for _ in range(2)]
-        (first,) = torch.autograd.grad(output, query, create_graph=True)
-        second = torch.autograd.grad(first.square().sum(), [query, layer.q_proj.weight, layer.v_proj.weight])
-        results.append([*again, first, *second])
-    for mine, other in zip(*results, strict=True):
-        assert other.abs().max() > 1e-3
-        assert (mine - other).abs().max() < 1e-9 * other.abs().max()
+def test_a_checkpointed_layer_keeps_its_output_only(name):
+    """--checkpoint-activations: what is computed anew in the backward pass is not in memory before."""
+    query = torch.randn(2, kernels.MANY_QUERIES, E, dtype=torch.float64, requires_grad=True)
+    for kernel in ("bmm", "sdpa", "auto"):
+        layer = build(name, kernel=kernel)
+
+        def attend(x, layer=layer):
+            return layer(x, x, x, need_weights=False)[0]
+
+        with Allocations() as kept:
+            output = checkpoint(attend, query, use_reentrant=False, preserve_rng_state=False)
+        assert kept.alive() == output.nbytes, kernel
+        with Allocations() as kept:
+            output = attend(query)
+        assert kept.alive() > 3 * output.nbytes  # the control
 
 
 def test_a_second_derivative_is_right_where_the_key_comes_from_the_query():
