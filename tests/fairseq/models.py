@@ -45,12 +45,17 @@ class Task:
         self.source_dictionary = self.target_dictionary = dictionary
 
 
-def build(arch: str = "transformer_collab", vocabulary: int = VOCABULARY, seed: int = 0, **flags: Any):
-    """A model as the command line with these flags builds it."""
+def arguments(arch: str = "transformer_collab", **flags: Any) -> Namespace:
+    """What the command line makes of these flags."""
     args = Namespace(arch=arch, **{"share_all_embeddings": True, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
+    return args
+
+
+def build(arch: str = "transformer_collab", vocabulary: int = VOCABULARY, seed: int = 0, **flags: Any):
+    """A model as the command line with these flags builds it."""
     torch.manual_seed(seed)
-    return models.build_model(args, Task(vocabulary))
+    return models.build_model(arguments(arch, **flags), Task(vocabulary))
 
 
 def batch(sentences: int = 3, source_len: int = 7, target_len: int = 6, seed: int = 0) -> Tuple[Tensor, Tensor, Tensor]:
