@@ -35,7 +35,8 @@ class CollaborativeAttention(AttentionLayer):
         key_dim: D̃k, width of the shared query and key projections; default E.
         content_bias: add the trainable content score ``Y v_i`` (eq. 13).
         mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or the matrix itself, (H, D̃k).
-        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`.
+        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
+            fused attention (``sdpa``, on a GPU also ``auto``) lacks.
         device, dtype: of the parameters.
         options: ``kdim``, ``vdim``, ``head_dim``, ``dropout``, ``scale``, ``bias``, ``query_bias``, ``key_bias``,
             ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.

@@ -30,11 +30,10 @@ def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) 
     """
     if beams < 2 or inputs.size(0) % beams != 0:
         return False
-    rows = inputs.size(0) // beams
-    grouped = inputs.reshape(rows, beams, inputs.size(1), inputs.size(2))
+    grouped = inputs.reshape(-1, beams, inputs.size(1), inputs.size(2))
     same = torch.equal(grouped[:, 1:], grouped[:, :1].expand_as(grouped[:, 1:]))
     if same and padding is not None:
-        masks = padding.reshape(rows, beams, padding.size(1))
+        masks = padding.reshape(-1, beams, padding.size(1))
         same = torch.equal(masks[:, 1:], masks[:, :1].expand_as(masks[:, 1:]))
     return same
 
