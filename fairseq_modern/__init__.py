@@ -33,6 +33,7 @@ AFTER = {
     "fairseq.optim.amp_optimizer": ("amp.mend",),
     "fairseq.options": ("options.mend",),
     "fairseq.trainer": ("resuming.mend_trainer", "stopping.mend_trainer", "memory.mend"),
+    "fairseq.utils": ("expressions.mend", "user_dir.mend"),
     "fairseq_cli.hydra_train": ("errors.mend_hydra_train",),
     "fairseq_cli.train": ("train.mend", "stopping.mend_train"),
     **dict.fromkeys(
@@ -70,7 +71,6 @@ AFTER = {
             "fairseq.optim.adamax",
             "fairseq.optim.cpu_adam",
             "fairseq.optim.fused_lamb",
-            "fairseq.utils",
         ),
         ("expressions.mend",),
     ),

@@ -64,17 +64,40 @@ class GrowingCache(NamedTuple):
     """Keys and values of a decoder's past, which every step extends and beam search reorders.
 
     Without gradients both happen in memory that is used again and again: fresh memory for some megabytes at every step
-    costs more than the arithmetic of the step.
+    costs more than the arithmetic of the step. A cache may be copied by reference and each copy go on by itself: the
+    first to go on keeps the memory, the others copy what they need of it. That is too late (:func:`lost`) for a copy
+    that has waited while another was reordered twice.
 
     Attributes:
         held: as :class:`KeyValue`, with C ≥ S key positions, of which the first ``length`` are in use.
         length: S.
-        spare: where the next reordering writes to; None before the first.
+        written: scalar, shared by all caches in the memory of ``held``: how many positions are written there; −1 once a
+            reordering has left it, −2 once a later one has overwritten it.
+        spare: where the next reordering writes to, if the memory of ``held`` is still this cache's; None before the
+            first. spare_written: the same of it as ``written`` of ``held``.
     """
 
     held: KeyValue
     length: int
+    written: Tensor
     spare: Optional[KeyValue] = None
+    spare_written: Optional[Tensor] = None
+
+
+def start(entry: KeyValue) -> GrowingCache:
+    """A cache of all positions of an entry."""
+    length = entry.value.size(-2)
+    return GrowingCache(entry, length, torch.tensor(length))
+
+
+def lost(cache: GrowingCache) -> bool:
+    """Whether what was held has been overwritten by another copy of the cache."""
+    return int(cache.written.item()) == -2
+
+
+def _owns(cache: GrowingCache) -> bool:
+    """Whether no copy of the cache has gone on since."""
+    return int(cache.written.item()) == cache.length
 
 
 def visible(cache: GrowingCache) -> KeyValue:
@@ -98,13 +121,13 @@ def _room(past: Tensor, new: Tensor, dim: int, spare_positions: int = SPARE_POSI
 
 def append(cache: GrowingCache, new: KeyValue) -> GrowingCache:
     """The cache with the key positions of ``new`` after its own."""
+    if torch.is_grad_enabled():
+        return start(extend(visible(cache), new))
     count = new.value.size(-2)
     length = cache.length + count
-    if torch.is_grad_enabled():
-        return GrowingCache(extend(visible(cache), new), length)
-    held, spare = cache.held, cache.spare
-    if length > held.value.size(-2):
-        past, spare = visible(cache), None
+    held, written, spare, spare_written = cache.held, cache.written, cache.spare, cache.spare_written
+    if length > held.value.size(-2) or not _owns(cache):
+        past, written, spare, spare_written = visible(cache), torch.tensor(length), None, None
         content, new_content = past.content, new.content
         if content is not None and new_content is not None:
             content = _room(content, new_content, -1)
@@ -114,12 +137,13 @@ def append(cache: GrowingCache, new: KeyValue) -> GrowingCache:
     content, new_content = held.content, new.content
     if content is not None and new_content is not None:
         content.narrow(-1, cache.length, count).copy_(new_content)
-    return GrowingCache(held, length, spare)
+    written.fill_(length)
+    return GrowingCache(held, length, written, spare, spare_written)
 
 
 def _gather(held: Tensor, rows: Tensor, spare: Optional[Tensor]) -> Tensor:
-    """Rows of ``held``, written to ``spare`` where that fits."""
-    if spare is None or spare.size(0) < rows.size(0):
+    """Rows of ``held``, written to ``spare`` where there is one."""
+    if spare is None:
         return held.index_select(0, rows)
     return torch.index_select(held, 0, rows, out=spare[: rows.size(0)])
 
@@ -127,11 +151,19 @@ def _gather(held: Tensor, rows: Tensor, spare: Optional[Tensor]) -> Tensor:
 def reorder(cache: GrowingCache, rows: Tensor) -> GrowingCache:
     """The cache with rows (N', ) of its own, as beam search picks them."""
     if torch.is_grad_enabled():
-        return GrowingCache(select(visible(cache), rows), cache.length)
-    held, spare = cache.held, cache.spare
+        return start(select(visible(cache), rows))
+    held, spare, spare_written, owns = cache.held, cache.spare, cache.spare_written, _owns(cache)
+    if spare is not None and (not owns or spare.value.size(0) < rows.size(0)):
+        spare = None
+    if spare is not None and spare_written is not None:
+        spare_written.fill_(-2)
     content, spare_content = held.content, spare.content if spare is not None else None
     if content is not None:
         content = _gather(content, rows, spare_content)
     key = _gather(held.key, rows, spare.key if spare is not None else None)
     value = _gather(held.value, rows, spare.value if spare is not None else None)
-    return GrowingCache(KeyValue(key, value, content), cache.length, held)
+    picked, written = KeyValue(key, value, content), torch.tensor(cache.length)
+    if not owns:
+        return GrowingCache(picked, cache.length, written)
+    cache.written.fill_(-1)
+    return GrowingCache(picked, cache.length, written, held, cache.written)

@@ -25,15 +25,18 @@ class CollaborativeAttention(AttentionLayer):
         Y (N, S, ·) ── k_proj ─→ (N, S, D̃k) ────────────────────────── · ─→ softmax ─┐
         Y (N, S, ·) ── v_proj ─→ (N, H, S, dv) ────────────────────────────────────── · ─→ out_proj ─→ (N, T, E)
 
-    A drop-in replacement of ``torch.nn.MultiheadAttention(batch_first=True)``; with ``mixing="blocks"`` and
-    ``key_dim == embed_dim`` it computes the same function.
+    A drop-in replacement of ``torch.nn.MultiheadAttention(batch_first=True)``: called in the same way, it returns the
+    same pair, also as ``self_attn`` and ``multihead_attn`` of torch's own encoder and decoder layers built with
+    ``batch_first=True``. Inputs are always batched, there is no ``bias_kv`` or ``add_zero_attn``, and parameters have
+    other names. With ``mixing="blocks"`` and ``key_dim == embed_dim`` it computes the same function.
 
     Args:
         embed_dim, num_heads: E and H.
         key_dim: D̃k, width of the shared query and key projections; default E.
         content_bias: add the trainable content score ``Y v_i`` (eq. 13).
         mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or the matrix itself, (H, D̃k).
-        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`.
+        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
+            fused attention (``sdpa``, on a GPU also ``auto``) lacks.
         device, dtype: of the parameters.
         options: ``kdim``, ``vdim``, ``head_dim``, ``dropout``, ``scale``, ``bias``, ``query_bias``, ``key_bias``,
             ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.

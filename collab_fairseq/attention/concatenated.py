@@ -20,7 +20,8 @@ class ConcatenatedAttention(AttentionLayer):
     Args:
         embed_dim, num_heads: E and H.
         key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
-        kernel: ``auto``, or a name of :data:`.kernels.STANDARD`.
+        kernel: ``auto``, or a name of :data:`.kernels.STANDARD`; ``bmm`` for second derivatives, which torch's fused
+            attention (``sdpa``, for long sentences also ``auto``) lacks.
         device, dtype: of the parameters.
         options: as of :class:`.CollaborativeAttention`; see :class:`.AttentionLayer`. The default scale is (E/H)^-0.5
             at every key dim, as in the paper's runs.

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue
-from .masks import combine
+from .masks import combine, multiply_heads
 from .projections import linear, time_first
+from .torch_encoder import WithoutFastPath
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(WithoutFastPath, nn.Module):
     """Base of :class:`.CollaborativeAttention` and :class:`.ConcatenatedAttention`.
 
     A subclass says how keys are projected (:meth:`project`) and how heads read them (:meth:`read_heads`).
@@ -90,7 +91,8 @@ class AttentionLayer(nn.Module):
 
     def split_heads(self, joined: Tensor) -> Tensor:
         """(N, T, H·d) → (N, H, T, d)"""
-        return joined.view(joined.size(0), joined.size(1), self.num_heads, -1).transpose(1, 2)
+        width = joined.size(2) // self.num_heads
+        return joined.view(joined.size(0), joined.size(1), self.num_heads, width).transpose(1, 2)
 
     def project_query(self, query: Tensor) -> Tensor:
         """Queries of all heads, (N, T, key_dim), not scaled, from (N, T, E)."""
@@ -193,7 +195,7 @@ class AttentionLayer(nn.Module):
         """:meth:`attend` with queries (R, T, key_dim) that :meth:`project_query` has projected."""
         query_rows, query_len = query.size(0), query.size(1)
         rows, key_len = entry.value.size(0), entry.value.size(2)
-        beams = query_rows // max(rows, 1)
+        beams = query_rows // rows if rows > 0 else 1
         if beams * rows != query_rows:
             raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
         if beams > 1 and (attn_mask is not None or is_causal):
@@ -225,14 +227,7 @@ class AttentionLayer(nn.Module):
         if time_first(query):
             context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
-            shape, sizes = list(head_multiplier.shape), [query_rows, query_len, self.num_heads]
-            if shape != sizes and shape != [query_rows, self.num_heads] and shape != [self.num_heads]:
-                raise ValueError(
-                    f"head_multiplier must have shape ({self.num_heads}), ({query_rows}, {self.num_heads}) or "
-                    f"({query_rows}, {query_len}, {self.num_heads}), but is {shape}"
-                )
-            factor = head_multiplier.unsqueeze(1) if len(shape) == 2 else head_multiplier
-            context = context * factor.unsqueeze(-1).to(context.dtype)
+            context = multiply_heads(context, head_multiplier)
         joined = context.flatten(2)
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             output = self.out_proj(joined)

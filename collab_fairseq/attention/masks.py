@@ -1,4 +1,4 @@
-"""The mask conventions of ``torch.nn.MultiheadAttention``, turned into one additive mask."""
+"""The mask conventions of ``torch.nn.MultiheadAttention``, turned into one additive mask; and masks of heads."""
 
 import math
 from typing import NamedTuple, Optional
@@ -93,3 +93,20 @@ def combine(
     if device.type == "cpu" and not watched() and not bool(hidden.any()):
         return AttentionMask(mask, None)
     return AttentionMask(mask.masked_fill(hidden, 0.0), hidden)
+
+
+def multiply_heads(context: Tensor, multiplier: Tensor) -> Tensor:
+    """The context of heads (R, T, H, dv) times a factor of each head, (H), (R, H) or (R, T, H).
+
+    Raises:
+        ValueError: a multiplier of another shape.
+    """
+    rows, query_len, heads = context.size(0), context.size(1), context.size(2)
+    shape = list(multiplier.shape)
+    if shape != [heads] and shape != [rows, heads] and shape != [rows, query_len, heads]:
+        raise ValueError(
+            f"head_multiplier must have shape ({heads}), ({rows}, {heads}) or ({rows}, {query_len}, {heads}), "
+            f"but is {shape}"
+        )
+    factor = multiplier.unsqueeze(1) if len(shape) == 2 else multiplier
+    return context * factor.unsqueeze(-1).to(context.dtype)

@@ -4,3 +4,6 @@ fairseq imports every file here by itself; whoever uses the model without ``--us
 """
 
 from . import criterions, presets  # noqa: F401  (registers the model, then the presets)
+from .transformer_collab import TransformerCollabModel
+
+__all__ = ["TransformerCollabModel"]

@@ -27,6 +27,8 @@ from collab_fairseq.modules.settings import (
 )
 from collab_fairseq.modules.stock import SUB_CONFIGS
 
+from .kept_layers import keep_layers
+
 
 @dataclass
 class TransformerCollabConfig(TransformerConfig):
@@ -132,6 +134,7 @@ def resolve(args: Any) -> TransformerCollabConfig:
         if isinstance(keep, (list, tuple)):  # the command line gives a list where fairseq's model wants "0,2,4"
             setattr(args, name, ",".join(map(str, keep)))
     cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(args)
+    keep_layers(cfg)
     _check_sizes(cfg)
     return cfg
 

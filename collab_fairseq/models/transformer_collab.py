@@ -4,6 +4,7 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 :class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
 """
 
+from contextlib import nullcontext
 from typing import Any, Dict, List
 
 import torch
@@ -12,12 +13,19 @@ from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 
 from .config import TransformerCollabConfig, attention_settings, resolve
 from .inherit import inherit_attention
+
+_WRITTEN_BACK = (
+    "attention_shapes",
+    *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "layers_to_keep")),
+    *(f"max_{side}_positions" for side in ("source", "target")),
+)
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
@@ -90,6 +98,17 @@ class TransformerCollabModel(TransformerModelBase):
     """Transformer with collaborative or standard heads in encoder, cross and decoder attention.
 
     ``--collaborative-heads none`` at the default key dim is fairseq's ``transformer``, parameter for parameter.
+
+    A trained model translates text, given its checkpoint and the data-bin with its dictionaries (absolute paths), and
+    what turns text into its units (``bpe``, ``tokenizer`` and their settings)::
+
+        from collab_fairseq.models import TransformerCollabModel
+
+        model = TransformerCollabModel.from_pretrained(
+            "/runs/checkpoints", "averaged.pt", data_name_or_path="/data/DATA",
+            bpe="sentencepiece", sentencepiece_model="/data/spm.model",
+        )
+        model.translate(["A red dog runs."], beam=4, lenpen=0.6)  # ["Ein roter Hund läuft."]
     """
 
     @classmethod
@@ -102,7 +121,8 @@ class TransformerCollabModel(TransformerModelBase):
         """A new model.
 
         Args:
-            args: namespace of the command line or of a checkpoint, or a Hydra config, presets applied.
+            args: namespace of the command line or of a checkpoint, or a Hydra config, presets applied; what follows
+                from other settings is written back to it, as fairseq's transformer does.
             task: knows the dictionaries.
 
         Raises:
@@ -111,6 +131,10 @@ class TransformerCollabModel(TransformerModelBase):
         inherit_attention(args)
         cfg = resolve(args)
         model = super().build_model(cfg, task)
+        model.args = cfg  # under fairseq's name for it
+        with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+            for name in _WRITTEN_BACK:
+                setattr(args, name, getattr(cfg, name))
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
         return model

@@ -12,7 +12,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue
-from collab_fairseq.attention.cache import GrowingCache, append, reorder, visible
+from collab_fairseq.attention.cache import append, reorder, start, visible
 
 from .gates import HeadGates
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
@@ -145,8 +145,9 @@ class IncrementalAttention(FairseqIncrementalState):
             return entry, key_padding_mask
         if decoding_cross:  # read at every step from now on
             entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
-        cache = GrowingCache(entry, entry.value.size(2))
-        if past is not None:
+        if past is None:
+            cache = start(entry)
+        else:
             key_padding_mask = extend_padding(
                 past_padding, key_padding_mask, keys.size(0), past.length, keys.size(1), keys.device
             )

@@ -4,9 +4,13 @@
 ``prev_value``             (N, H, C, dv)
 ``prev_content``           (N, H, C) or None
 ``prev_length``            S as a scalar: so many of the C ≥ S positions are in use
+``prev_written``           scalar that copies of the state share, see ``GrowingCache`` of ``attention/cache.py``
 ``prev_key_padding_mask``  (N, S) boolean or None
-``spare_key``, …           memory for the next reordering, see :class:`~collab_fairseq.attention.cache.GrowingCache`
+``spare_key``, …           memory for the next reordering
 ``prev_beams``             cross-attention only: B as a scalar; rows are sentences where B > 1, hypotheses where B = 1
+
+A copy of an incremental state (``copy.copy``) goes on by itself; one that waits while another is reordered twice is
+refused. ``copy.deepcopy`` shares nothing.
 """
 
 from typing import Dict, Optional
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import KeyValue
-from collab_fairseq.attention.cache import GrowingCache
+from collab_fairseq.attention.cache import GrowingCache, lost
 
 
 def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) -> bool:
@@ -48,15 +52,27 @@ def extend_padding(
 
 
 def recall(state: Dict[str, Optional[Tensor]]) -> Optional[GrowingCache]:
-    """The cache that :func:`remember` put there, or None at the first step."""
+    """The cache that :func:`remember` put there, or None at the first step.
+
+    Raises:
+        ValueError: another copy of the state has overwritten it.
+    """
     key, value, length = state.get("prev_key"), state.get("prev_value"), state.get("prev_length")
-    if key is None or value is None or length is None:
+    written = state.get("prev_written")
+    if key is None or value is None or length is None or written is None:
         return None
     spare: Optional[KeyValue] = None
     spare_key, spare_value = state.get("spare_key"), state.get("spare_value")
     if spare_key is not None and spare_value is not None:
         spare = KeyValue(spare_key, spare_value, state.get("spare_content"))
-    return GrowingCache(KeyValue(key, value, state.get("prev_content")), int(length.item()), spare)
+    held = KeyValue(key, value, state.get("prev_content"))
+    cache = GrowingCache(held, int(length.item()), written, spare, state.get("spare_written"))
+    if lost(cache):
+        raise ValueError(
+            "expected an incremental state that is still its own, but another copy of it was reordered twice and has "
+            "overwritten it: copy it with copy.deepcopy"
+        )
+    return cache
 
 
 def remember(cache: GrowingCache, padding: Optional[Tensor]) -> Dict[str, Optional[Tensor]]:
@@ -66,10 +82,12 @@ def remember(cache: GrowingCache, padding: Optional[Tensor]) -> Dict[str, Option
     kept["prev_value"] = cache.held.value
     kept["prev_content"] = cache.held.content
     kept["prev_length"] = torch.tensor(cache.length)
+    kept["prev_written"] = cache.written
     kept["prev_key_padding_mask"] = padding
     spare = cache.spare
     if spare is not None:
         kept["spare_key"] = spare.key
         kept["spare_value"] = spare.value
         kept["spare_content"] = spare.content
+        kept["spare_written"] = cache.spare_written
     return kept

@@ -1,7 +1,6 @@
 """From a checkpoint to a model that runs, with standard heads of fairseq's own transformer as heads of ours."""
 
 import copy
-import importlib
 import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Optional
@@ -12,6 +11,7 @@ from fairseq.data import Dictionary
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
+import collab_fairseq.models  # noqa: F401  (registers them)
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.stock import as_transformer_collab
@@ -76,8 +76,6 @@ def run_state(
     text: bool = True,
 ) -> TrainedModel:
     """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
-    # registers the models: fairseq's --user-dir would skip a package that is imported already
-    importlib.import_module("collab_fairseq.models")
     if not isinstance(state.get("model"), dict):
         raise TranslationError(f"{name} holds no model parameters under 'model', as fairseq's checkpoints do")
     state = as_transformer_collab(state)

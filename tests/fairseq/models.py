@@ -24,6 +24,16 @@ SMALL = {
     for name, size in {"embed_dim": 16, "ffn_embed_dim": 20, "layers": 2, "attention_heads": 2}.items()
 }
 
+#: attention that decodes
+KINDS = {
+    "collaborative": {"key_dim": 6},
+    "content": {"key_dim": 6, "attention_content_bias": True},
+    "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
+    "standard": {"collaborative_heads": "none"},
+    "pre-norm": {"key_dim": 6, "decoder_normalize_before": True},
+    "cross-self": {"key_dim": 6, "no_cross_attention": True, "cross_self_attention": True},
+}
+
 
 class Task:
     """As much of a translation task as building a model needs."""
@@ -35,12 +45,17 @@ class Task:
         self.source_dictionary = self.target_dictionary = dictionary
 
 
-def build(arch: str = "transformer_collab", vocabulary: int = VOCABULARY, seed: int = 0, **flags: Any):
-    """A model as the command line with these flags builds it."""
+def arguments(arch: str = "transformer_collab", **flags: Any) -> Namespace:
+    """What the command line makes of these flags."""
     args = Namespace(arch=arch, **{"share_all_embeddings": True, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
+    return args
+
+
+def build(arch: str = "transformer_collab", vocabulary: int = VOCABULARY, seed: int = 0, **flags: Any):
+    """A model as the command line with these flags builds it."""
     torch.manual_seed(seed)
-    return models.build_model(args, Task(vocabulary))
+    return models.build_model(arguments(arch, **flags), Task(vocabulary))
 
 
 def batch(sentences: int = 3, source_len: int = 7, target_len: int = 6, seed: int = 0) -> Tuple[Tensor, Tensor, Tensor]:
@@ -52,3 +67,33 @@ def batch(sentences: int = 3, source_len: int = 7, target_len: int = 6, seed: in
     target = torch.randint(4, VOCABULARY, (sentences, target_len), generator=random)
     target[:, 0] = 2
     return source, source.ne(1).sum(1), target
+
+
+def model_of(kind, seed=0):
+    """A model whose attention is far from uniform and whose translations are not all the same."""
+    model = build(**SMALL, **KINDS[kind], seed=seed).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn" in name and "norm" not in name:
+                parameter.mul_(2.0)
+            if "mixing" in name:
+                parameter.mul_(2.0)
+            if "content_bias" in name:
+                torch.nn.init.normal_(parameter)
+    return model
+
+
+def step_by_step(model, encoder_out, target):
+    """Logits (N, T, V) of decoding one position after the other, and the state that is left."""
+    state = {}
+    steps = [
+        model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
+        for t in range(target.size(1))
+    ]
+    return torch.cat(steps, dim=1), state
+
+
+def cached(model, state, site):
+    """What the layers of one site keep, in order."""
+    layers = [layer.encoder_attn if site == "cross" else layer.self_attn for layer in model.decoder.layers]
+    return [layer._get_input_buffer(state) for layer in layers]

@@ -5,49 +5,8 @@ import torch
 from fairseq.search import Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 
-from collab_fairseq.modules.state import one_row_per_sentence
 from tests.common import FLOAT32
-from tests.fairseq.models import SMALL, Task, batch, build
-
-KINDS = {
-    "collaborative": {"key_dim": 6},
-    "content": {"key_dim": 6, "attention_content_bias": True},
-    "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
-    "standard": {"collaborative_heads": "none"},
-    "pre-norm": {"key_dim": 6, "decoder_normalize_before": True},
-    "cross-self": {"key_dim": 6, "no_cross_attention": True, "cross_self_attention": True},
-}
-KEY, VALUE = "prev_key", "prev_value"
-
-
-def model_of(kind, seed=0):
-    """A model whose attention is far from uniform and whose translations are not all the same."""
-    model = build(**SMALL, **KINDS[kind], seed=seed).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "attn" in name and "norm" not in name:
-                parameter.mul_(2.0)
-            if "mixing" in name:
-                parameter.mul_(2.0)
-            if "content_bias" in name:
-                torch.nn.init.normal_(parameter)
-    return model
-
-
-def step_by_step(model, encoder_out, target):
-    """Logits (N, T, V) of decoding one position after the other, and the state that is left."""
-    state = {}
-    steps = [
-        model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
-        for t in range(target.size(1))
-    ]
-    return torch.cat(steps, dim=1), state
-
-
-def cached(model, state, site):
-    """What the layers of one site keep, in order."""
-    layers = [layer.encoder_attn if site == "cross" else layer.self_attn for layer in model.decoder.layers]
-    return [layer._get_input_buffer(state) for layer in layers]
+from tests.fairseq.models import KINDS, SMALL, Task, batch, build, cached, model_of, step_by_step
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,26 +22,6 @@ def test_steps_equal_the_full_forward_pass(kind):
         assert (steps - control).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["content", "standard"])
-def test_padding_that_enters_while_decoding_stays_hidden(kind):
-    attention = model_of(kind).decoder.layers[0].self_attn
-    x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
-    padding = torch.zeros(3, 5, dtype=torch.bool)
-    padding[1, 2] = padding[2, :2] = True
-    future = torch.full((5, 5), -torch.inf).triu(1)
-    state = {}
-    with torch.no_grad():
-        full = attention(x, x, x, key_padding_mask=padding, attn_mask=future)[0]
-        steps = []
-        for t in range(5):
-            now, hidden = x[t : t + 1], padding[:, t : t + 1]
-            mask = hidden if hidden.any() else None  # fairseq passes no mask where there is no padding
-            steps.append(attention(now, now, now, key_padding_mask=mask, incremental_state=state)[0])
-        unmasked = attention(x, x, x, attn_mask=future)[0]
-    assert (torch.cat(steps) - full).abs().max() < FLOAT32
-    assert (torch.cat(steps) - unmasked).abs().max() > 1e-2
-
-
 def test_standard_heads_decode_as_fairseqs_transformer_does():
     ours, theirs = model_of("standard"), build("transformer", **SMALL).eval()
     theirs.load_state_dict(ours.state_dict())
@@ -91,28 +30,6 @@ def test_standard_heads_decode_as_fairseqs_transformer_does():
     with torch.no_grad():
         (mine, _), (other, _) = (step_by_step(m, m.encoder(source, lengths), target) for m in (ours, theirs))
     assert (mine - other).abs().max() < FLOAT32
-
-
-@pytest.mark.parametrize("kind", ["content", "standard"])
-def test_shapes_of_the_caches(kind):
-    """The shared key has no head axis; with a beam size, cross-attention keeps one row per sentence."""
-    model = model_of(kind)
-    source, lengths, target = batch()
-    beams = target.repeat_interleave(4, 0)
-    model.set_beam_size(4)
-    with torch.no_grad():
-        encoder_out = model.encoder(source, lengths)
-        encoder_out = model.encoder.reorder_encoder_out(encoder_out, torch.arange(3).repeat_interleave(4))
-        _, state = step_by_step(model, encoder_out, beams)
-    head_axis = [] if kind == "content" else [2]
-    width = 6 if kind == "content" else 8
-    for kept in cached(model, state, "cross"):
-        assert list(kept[KEY].shape) == [3, *head_axis, 7, width]
-        assert list(kept[VALUE].shape) == [3, 2, 7, 8]
-    for kept in cached(model, state, "self"):
-        assert kept["prev_length"] == 6
-        assert list(kept[KEY].narrow(-2, 0, 6).shape) == [12, *head_axis, 6, width]
-        assert list(kept[VALUE].narrow(-2, 0, 6).shape) == [12, 2, 6, 8]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,32 +55,7 @@ def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind):
         full = model.decoder(prefix, encoder_out=fresh)[0][:, -1]
         assert (step - full).abs().max() < FLOAT32
         if kind != "cross-self":
-            assert cached(model, state, "cross")[0][KEY].size(0) == 1  # one sentence is left
-
-
-def test_a_beam_size_that_was_set_before_does_not_outlive_its_search():
-    """A later batch with as many rows is not a beam, whether decoded or scored."""
-    model = model_of("collaborative")
-    source, lengths, target = batch(sentences=6)
-    with torch.no_grad():
-        encoder_out = model.encoder(source, lengths)
-        expected = model.decoder(target, encoder_out=encoder_out)[0]
-        model.set_beam_size(3)
-        assert torch.equal(model.decoder(target, encoder_out=encoder_out)[0], expected)
-        steps, state = step_by_step(model, encoder_out, target)
-    assert (steps - expected).abs().max() < FLOAT32
-    assert cached(model, state, "cross")[0][KEY].size(0) == 6
-
-
-def test_rows_are_one_sentence_only_if_masks_agree_too():
-    rows = torch.randn(2, 4, 3).repeat_interleave(3, 0)
-    padding = torch.zeros(6, 4, dtype=torch.bool)
-    assert one_row_per_sentence(rows, padding, 3)
-    assert not one_row_per_sentence(rows, padding, 2)
-    assert not one_row_per_sentence(rows, padding, 1)
-    assert not one_row_per_sentence(rows, padding, 4)
-    padding[4, 0] = True
-    assert not one_row_per_sentence(rows, padding, 3)
+            assert cached(model, state, "cross")[0]["prev_key"].size(0) == 1  # one sentence is left
 
 
 def translate(models, sample, without_cache=False, **options):

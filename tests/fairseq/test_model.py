@@ -4,14 +4,11 @@ import importlib
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention
-from collab_fairseq.models.config import attention_settings, resolve
 from collab_fairseq.modules import layers
-from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, TINY, batch, build
 
@@ -171,15 +168,6 @@ def test_layerdrop_drops_layers_in_training_only():
     assert 0 < sum(kept) < 20  # one in sixteen keeps all four layers
 
 
-def test_layers_to_keep_prunes_a_checkpoint():
-    model = build(**SMALL, key_dim=6)
-    for keep in ("1", [1]):
-        flags = {**SMALL, "encoder_layers_to_keep": keep, "key_dim": 6}
-        pruned = build(**flags)
-        assert len(pruned.encoder.layers) == 1
-        assert len(pruned.decoder.layers) == len(model.decoder.layers)
-
-
 def test_alignment_is_the_cross_attention_of_the_last_layer():
     model = build(**SMALL, key_dim=6).eval()
     source, lengths, target = batch()
@@ -212,60 +200,6 @@ def test_retained_dropout_reaches_attention():
     assert torch.equal(plain(*batch())[0], plain(*batch())[0])
 
 
-def test_quantization_noise_reaches_the_projections():
-    flags = {**SMALL, "key_dim": 8, "dropout": 0.0}
-    x = torch.randn(4, 2, 16)
-    for noise, same in ((0.0, True), (0.5, False)):
-        model = build(**flags, quant_noise_pq=noise, quant_noise_pq_block_size=4)
-        attention = model.encoder.layers[0].self_attn
-        clean = attention.eval()(x, x, x)[0]
-        assert torch.equal(attention.train()(x, x, x)[0], clean) is same
-
-
-def test_a_layer_may_have_a_shape_of_its_own():
-    shapes = {
-        "encoder.1": {"key_dim": 5, "scale": 0.25, "query_bias": False},
-        "cross.0": {"num_heads": 1, "head_dim": 8, "content_bias": True},
-        "decoder.1": {"collaborative": False, "key_dim": 4},
-    }
-    model = build(**SMALL, key_dim=6, attention_shapes=shapes).eval()
-    sites = attentions(model)
-    assert sites["encoder"][0].key_dim == 6
-    assert sites["encoder"][1].key_dim == 5
-    assert sites["encoder"][1].scale == 0.25
-    assert sites["encoder"][1].q_proj.bias is None
-    assert sites["cross"][0].out_proj.weight.shape == (16, 8)
-    assert sites["cross"][0].content_bias.shape == (1, 16)
-    assert isinstance(sites["decoder"][1], ConcatenatedAttention)
-    assert model(*batch())[0].shape == (3, 6, 50)
-    assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
-        ({"collaborative_heads": "encoder_encoder"}, "each site once"),
-        ({"collaborative_heads": ""}, "encoder, cross, decoder joined by '_'"),
-        ({"collaborative_heads": "none_encoder"}, "'none' in"),
-        ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
-        ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
-        ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
-        ({"attention_kernel": "fast"}, "auto, bmm, head_loop, sdpa, but is 'fast'"),
-        ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
-        ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),
-        ({"mixing_init": "bands", "key_dim": 1}, "--mixing-init bands gives .* but --key-dim is 1"),
-        ({"encoder_attention_heads": 3}, "--encoder-embed-dim must be divisible by --encoder-attention-heads"),
-        ({"attention_shapes": {"middle.0": {}}}, "keyed like encoder.0 or cross.3, but has 'middle.0'"),
-        ({"attention_shapes": {"cross.0": {"keys": 3}}}, "but has 'keys'"),
-        ({"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config is not an option"),
-    ],
-)
-def test_impossible_flags_are_named(flags, message):
-    with pytest.raises(ConfigurationError, match=message):
-        build(**{**SMALL, **flags})
-
-
 def test_an_unmended_encoder_layer_is_refused(monkeypatch):
     """It would translate with weights that were never trained."""
 
@@ -275,15 +209,3 @@ def test_an_unmended_encoder_layer_is_refused(monkeypatch):
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", published)
     with pytest.raises(ImportError, match="start-up hook fairseq_modern is not at work"):
         importlib.reload(layers)
-
-
-def test_sites_in_any_order():
-    assert parse_sites("decoder_encoder") == parse_sites("encoder_decoder") == {"encoder", "decoder"}
-    assert parse_sites("none") == frozenset()
-    assert parse_shapes(None) == {}
-
-
-def test_unknown_flags_do_not_reach_the_settings():
-    cfg = resolve(build(**SMALL, key_dim=6).cfg)
-    assert isinstance(cfg, TransformerConfig)
-    assert attention_settings(cfg).key_dim == 6

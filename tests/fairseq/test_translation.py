@@ -14,9 +14,9 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.scoring.generate_log import read_generate_log
-from collab_fairseq.translation import TranslationError, batches, bleu, load_model, loss, translate
+from collab_fairseq.translation import TranslationError, add_text, batches, bleu, load_model, loss, translate
 from collab_fairseq.translation.load import run_state
-from tests.common import FLOAT32, run
+from tests.common import FLOAT32, ROOT, run
 from tests.fairseq.models import SMALL, batch, build
 
 PLACES = ["encoder.0", "encoder.1", "cross.0", "cross.1", "decoder.0", "decoder.1"]
@@ -111,6 +111,48 @@ def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_da
     assert 0 <= bleu(found, references).score < 90
     with pytest.raises(TranslationError, match="20 lines, expected 3"):
         bleu(found[:3], references)
+
+
+#: ways to the model, each in a Python of its own
+ORDERS = {
+    "the package first, as in a notebook": """
+        import collab_fairseq
+        import fairseq.utils
+        fairseq.utils.import_user_module(Namespace(user_dir=USER_DIR))
+        from fairseq.models import ARCH_MODEL_REGISTRY
+        assert "transformer_collab_tiny" in ARCH_MODEL_REGISTRY
+        from fairseq.models.transformer import TransformerModel
+        model = TransformerModel.from_pretrained(*PRETRAINED, user_dir=USER_DIR)
+    """,
+    "--user-dir first": """
+        from fairseq.models.transformer import TransformerModel
+        TransformerModel.from_pretrained(*PRETRAINED, user_dir=USER_DIR)
+        from collab_fairseq.models import TransformerCollabModel
+        model = TransformerCollabModel.from_pretrained(*PRETRAINED)
+        assert type(model.models[0]) is TransformerCollabModel
+    """,
+    "the model first": """
+        from collab_fairseq.models import TransformerCollabModel
+        from fairseq.models.transformer import TransformerModel
+        model = TransformerModel.from_pretrained(*PRETRAINED, user_dir=USER_DIR)
+        assert type(model.models[0]) is TransformerCollabModel
+    """,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_importing_in_any_order_translates(order, trained, tiny_data, tmp_path):
+    checkpoints.save(trained.state, tmp_path / "model.pt")
+    code = f"""
+        from argparse import Namespace
+        USER_DIR, PRETRAINED = {str(ROOT / "collab_fairseq")!r}, {(str(tmp_path), "model.pt", str(tiny_data))!r}
+        {ORDERS[order]}
+        print(model.translate("the red dog runs", beam=3, max_len_a=0, max_len_b=12))
+    """
+    code = "\n".join(line.strip() for line in code.splitlines())
+    add_text(trained, order, ["the red dog runs"])
+    expected = translate(trained, order, beam=3, max_len_a=0, max_len_b=12)
+    assert run("python", "-c", code).stdout.splitlines() == expected
 
 
 def test_batches_are_the_same_every_time(trained):

@@ -6,7 +6,13 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, ConcatenatedAttention
+from collab_fairseq.attention import (
+    COLLABORATIVE_KERNELS,
+    AttentionLayer,
+    CollaborativeAttention,
+    ConcatenatedAttention,
+    KeyValue,
+)
 from collab_fairseq.attention.reference import reference_attention
 
 N, T, S, E, H = 3, 4, 5, 12, 3
@@ -122,3 +128,15 @@ def coloured(*shape: int, seed: int = 0) -> torch.Tensor:
     width = shape[-1]
     mean, basis = 2 * normal(width, seed=100), torch.linalg.qr(normal(width, width, seed=101))[0]
     return mean + (normal(*shape, seed=seed) * torch.logspace(0.5, -1.5, width, dtype=torch.float64)) @ basis
+
+
+def tensors(key_len=5, key_dim=6, value_dim=4, grad=True, dtype=torch.float64):
+    """query, mixing, key, value and content for the kernels."""
+    random = torch.Generator().manual_seed(3)
+    shapes = [(N, T, key_dim), (H, key_dim), (N, key_len, key_dim), (N, H, key_len, value_dim), (N, H, key_len)]
+    return [torch.randn(s, generator=random, dtype=torch.float64).to(dtype).requires_grad_(grad) for s in shapes]
+
+
+def call(kernel, query, mixing, key, value, content, mask=None, dropout=0.0, need_weights=False):
+    entry = KeyValue(key, value, content)
+    return COLLABORATIVE_KERNELS[kernel].attend(query, mixing, entry, mask, 0.7, dropout, need_weights)

@@ -1,10 +1,9 @@
-"""The layers against the float64 per-head reference, torch's own multi-head attention, and themselves."""
+"""The layers against the float64 per-head reference, and themselves."""
 
 import copy
 
 import pytest
 import torch
-from torch import nn
 
 from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, extend, select
 from tests.common import DEVICES, FLOAT64
@@ -110,37 +109,6 @@ def plain_attention(layer, query, key, value, arguments):
     return layer.out_proj(context.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kdim", [None, 7])
-def test_blocks_at_full_width_are_torchs_multihead_attention(kdim):
-    torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(E, H, kdim=kdim, vdim=kdim, batch_first=True, dtype=torch.float64)
-    nn.init.normal_(theirs.in_proj_bias)
-    nn.init.normal_(theirs.out_proj.bias)
-    if kdim is None:
-        weights = theirs.in_proj_weight.chunk(3)
-    else:
-        weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-    collaborative = CollaborativeAttention(E, H, kdim=kdim, vdim=kdim, mixing="blocks", dtype=torch.float64)
-    standard = ConcatenatedAttention(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64)
-    for ours in (collaborative, standard):
-        with torch.no_grad():
-            projections = (ours.q_proj, ours.k_proj, ours.v_proj)
-            for projection, weight, bias in zip(projections, weights, theirs.in_proj_bias.chunk(3), strict=True):
-                projection.weight.copy_(weight)
-                projection.bias.copy_(bias)
-            ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
-        query = torch.randn(N, T, E, dtype=torch.float64)
-        memory = torch.randn(N, 5, kdim or E, dtype=torch.float64)
-        for mask in ("none", "padding", "boolean", "additive", "per-head"):
-            for average in (True, False):
-                arguments = {k: v.double() if v.is_floating_point() else v for k, v in masks(mask, 5, H).items()}
-                arguments["average_attn_weights"] = average
-                expected = theirs(query, memory, memory, **arguments)
-                got = ours(query, memory, memory, **arguments)
-                assert (got[0] - expected[0]).abs().max() < FLOAT64
-                assert (got[1] - expected[1]).abs().max() < FLOAT64
-
-
 def test_a_query_that_sees_nothing_has_no_context():
     layer = build("collaborative")
     output, weights = layer(*inputs("self"), **masks("empty-rows", T, H))
@@ -214,31 +182,6 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
     assert spread > 0.1
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_torchscript_gives_the_same(name):
-    layer = build(name, "cross")
-    scripted = torch.jit.script(layer)
-    query, key, value = inputs("cross")
-    for mask in ("none", "padding", "boolean", "empty-rows"):
-        arguments = masks(mask, 5, layer.num_heads)
-        got, expected = (call(query, key, value, **arguments) for call in (scripted, layer))
-        assert (got[0] - expected[0]).abs().max() < FLOAT64
-        assert (got[1] - expected[1]).abs().max() < FLOAT64
-
-
-@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
-def test_compile_gives_the_same_without_graph_breaks(name):
-    layer = build(name, "cross")
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    query, key, value = (x.detach().clone().requires_grad_() for x in inputs("cross"))
-    arguments = masks("padding", 5, H)
-    got, expected = compiled(query, key, value, **arguments)[0], layer(query, key, value, **arguments)[0]
-    assert (got - expected).abs().max() < FLOAT64
-    gradients = [torch.autograd.grad(output.square().sum(), (query, key, value)) for output in (got, expected)]
-    for mine, other in zip(*gradients, strict=True):
-        assert (mine - other).abs().max() < 1e-11
-
-
 def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
     for key_dim in (512, 128, 64):
         assert CollaborativeAttention(512, 8, key_dim).scale == 0.125
@@ -252,7 +195,7 @@ def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
         (lambda: ConcatenatedAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
         (lambda: CollaborativeAttention(13, H), "embed_dim is 13 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
-        (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "xavier, blocks, normal, but is 'xaver'"),
+        (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),
         (lambda: CollaborativeAttention(E, H, 2, mixing="blocks"), "key_dim is 2 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
         (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "auto or one of bmm, head_loop, sdpa, but is 'fast'"),

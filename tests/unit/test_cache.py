@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from collab_fairseq.attention import KeyValue, extend, select
-from collab_fairseq.attention.cache import SPARE_POSITIONS, GrowingCache, append, reorder, visible
+from collab_fairseq.attention.cache import SPARE_POSITIONS, append, lost, reorder, start, visible
 
 H, D, V = 2, 3, 4
 
@@ -26,7 +26,7 @@ def same(one, other):
 def test_any_sequence_of_steps_gives_what_concatenating_and_indexing_give(content, gradients):
     random = torch.Generator().manual_seed(0)
     first = draw(6, 1, random, content)
-    cache, expected = GrowingCache(first, 1), first
+    cache, expected = start(first), first
     with contextlib.nullcontext() if gradients else torch.no_grad():
         for step in range(3 * SPARE_POSITIONS):
             new = draw(expected.key.size(0), 1 + step % 3, random, content)
@@ -41,10 +41,40 @@ def test_any_sequence_of_steps_gives_what_concatenating_and_indexing_give(conten
             assert cache.length == expected.key.size(1)
 
 
+@pytest.mark.parametrize("content", [False, True])
+def test_copies_go_on_independently(content):
+    """A cache branches, any branch goes on at any time: none is lost but where the others were reordered twice."""
+    random = torch.Generator().manual_seed(0)
+    first = draw(3, 1, random, content)
+    branches = [(start(first), first, 0)]  # the last: reorderings of others since this one was changed
+    losses = 0
+    with torch.no_grad():
+        for _ in range(800):
+            which, action, *order = torch.randint(3, (5,), generator=random).tolist()
+            which %= len(branches)
+            cache, expected, waited = branches[which]
+            if lost(cache):
+                assert waited >= 2
+                losses += 1
+                branches.pop(which)
+            elif action == 0:
+                branches = [*branches[-2:], branches[which]]
+            elif action == 1:
+                new = draw(3, 1 + which % 2, random, content)
+                branches[which] = append(cache, new), extend(expected, new), 0
+            else:
+                rows = torch.tensor(order)
+                branches = [(*others[:2], others[2] + 1) for others in branches]
+                branches[which] = reorder(cache, rows), select(expected, rows), 0
+            assert all(lost(cache) or same(visible(cache), expected) for cache, expected, _ in branches)
+            branches = branches or [(start(first), first, 0)]
+    assert 0 < losses < 100
+
+
 def test_memory_is_used_again():
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        cache = append(GrowingCache(draw(4, 1, random, False), 1), draw(4, 1, random, False))
+        cache = append(start(draw(4, 1, random, False)), draw(4, 1, random, False))
         addresses = []
         for _ in range(SPARE_POSITIONS):
             cache = append(reorder(cache, torch.tensor([3, 0, 0, 1])), draw(4, 1, random, False))
@@ -60,7 +90,7 @@ def test_with_gradients_nothing_is_overwritten():
     first, new = draw(4, 2, random, True), draw(4, 1, random, True)
     for tensor in (*first, *new):
         tensor.requires_grad_()
-    cache = reorder(append(GrowingCache(first, 2), new), torch.tensor([3, 3]))
+    cache = reorder(append(start(first), new), torch.tensor([3, 3]))
     visible(cache).value.sum().backward()
     assert first.value.grad.sum((1, 2, 3)).tolist() == [0, 0, 0, 2 * H * 2 * V]
     assert new.value.grad.sum((1, 2, 3)).tolist() == [0, 0, 0, 2 * H * V]

@@ -18,7 +18,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "reporting": set(),
     "modules": {"attention"},
     "models": {"modules", "heads.gates", "checkpoints"},
-    "translation": {"checkpoints", "scoring", "modules"},
+    "translation": {"models", "checkpoints", "scoring", "modules"},
     "reparam": {"attention", "modules", "checkpoints", "translation"},
     "heads": {"attention", "modules", "checkpoints", "scoring", "reporting", "translation"},
     "bench": {"attention", "modules", "models", "reporting"},

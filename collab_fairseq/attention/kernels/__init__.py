@@ -6,6 +6,7 @@ A new way of collaborative heads is one file with an ``attend`` and an ``obstacl
 
 from typing import Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 
+import torch
 from torch import Tensor
 
 from ..cache import KeyValue
@@ -63,7 +64,7 @@ def choose(
     """The kernel that computes a collaborative layer.
 
     Args:
-        name: ``auto``, or a name of :data:`COLLABORATIVE` to insist on it.
+        name: ``auto``, or a name of :data:`COLLABORATIVE` to insist on it (under autocast: where that can).
         query, mixing, entry, mask, need_weights: of the call, see :func:`.packed_bmm.attend`.
 
     Raises:
@@ -75,9 +76,11 @@ def choose(
         check_name(name, COLLABORATIVE)
         attend, obstacle = COLLABORATIVE[name]
         reason = obstacle(query, mixing, entry, mask)
-        if reason is not None:
-            raise KernelError(reason)
-        return attend
+        if reason is None:
+            return attend
+        if torch.is_autocast_enabled(query.device.type):  # torch chose the types, not who insisted
+            return packed_bmm.attend
+        raise KernelError(reason)
     if query.device.type == "cuda":
         # the memory-efficient backend is made for widths up to 128; above, its generic form is slow
         fused = query.size(2) <= 128 and not need_weights

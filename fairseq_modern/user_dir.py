@@ -1,0 +1,30 @@
+"""Mends `--user-dir` where Python has imported the package before, as a notebook does.
+
+As published, fairseq then registers none of its models and tasks, and fails to find them later.
+"""
+
+import functools
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+
+def mend(module: ModuleType) -> None:
+    """Wrap `fairseq.utils.import_user_module`."""
+    published = module.import_user_module
+
+    @functools.wraps(published)
+    def import_user_module(args: Any) -> None:
+        given = getattr(args, "user_dir", None)
+        folder = os.path.abspath(given) if given else ""
+        name = os.path.basename(folder)
+        left_out = name in sys.modules and folder not in getattr(module.import_user_module, "memo", ())
+        published(args)
+        for kind in ("tasks", "models"):
+            if left_out and os.path.isdir(os.path.join(folder, kind)):
+                register = getattr(importlib.import_module(f"fairseq.{kind}"), f"import_{kind}")
+                register(os.path.join(folder, kind), f"{name}.{kind}")
+
+    module.import_user_module = import_user_module  # type: ignore[attr-defined]

@@ -1,0 +1,129 @@
+"""What single layers have of their own, layers to keep, settings that a model writes back, and those that cannot be."""
+
+import pytest
+import torch
+from fairseq import models
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import MultiheadAttention
+
+from collab_fairseq.attention import ConcatenatedAttention
+from collab_fairseq.models.config import attention_settings, resolve
+from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
+from collab_fairseq.modules.sites import attention_layers
+from tests.common import FLOAT32
+from tests.fairseq.models import SMALL, Task, arguments, batch, build
+
+SHAPES = {
+    "encoder.0": {"key_dim": 4},
+    "encoder.2": {"key_dim": 5, "scale": 0.25},
+    "cross.1": {"num_heads": 1, "head_dim": 8},
+    "decoder.1": {"collaborative": False, "key_dim": 4},
+}
+DEEP = {**SMALL, "encoder_layers": 3, "key_dim": 6}
+
+
+@pytest.mark.parametrize("keep", [{"encoder": "2", "decoder": "1"}, {"encoder": [2, 0], "decoder": [0, 1]}])
+def test_kept_layers_keep_what_they_have_of_their_own(keep):
+    """Against the whole model, from which the other layers are taken by hand."""
+    whole = build(**DEEP, attention_shapes=SHAPES)
+    args = arguments(**DEEP, attention_shapes=SHAPES, **{f"{s}_layers_to_keep": kept for s, kept in keep.items()})
+    pruned = models.build_model(args, Task())
+    pruned.load_state_dict(whole.state_dict(), model_cfg=args)
+    for side, kept in keep.items():
+        stack = getattr(whole, side)
+        stack.layers = torch.nn.ModuleList(stack.layers[i] for i in sorted(map(int, kept)))
+    assert list(attention_layers(pruned)) == list(attention_layers(whole))
+    assert (pruned.eval()(*batch())[0] - whole.eval()(*batch())[0]).abs().max() < FLOAT32
+
+    # what a training that goes on from here saves
+    assert (args.encoder_layers, args.encoder_layers_to_keep) == (len(keep["encoder"]), None)
+    again = models.build_model(args, Task())
+    again.load_state_dict(pruned.state_dict(), model_cfg=args)
+    assert torch.equal(again.eval()(*batch())[0], pruned(*batch())[0])
+
+
+def test_settings_are_written_back_as_fairseqs_transformer_does():
+    """fairseq's task online_backtranslation reads them; other programs read those of the model."""
+    for flags, positions in (({}, 1024), ({"max_source_positions": 77, "max_target_positions": 77}, 77)):
+        for arch in ("transformer", "transformer_collab"):
+            args = arguments(arch, **SMALL, **flags)
+            model = models.build_model(args, Task())
+            assert args.max_source_positions == args.max_target_positions == positions
+            assert model.args.max_source_positions == positions
+            assert model.args.encoder_embed_dim == 16
+
+
+def test_quantization_noise_reaches_the_projections():
+    """As in fairseq's attention where that calls its projections; in training it reads weights, past the noise."""
+    flags = {**SMALL, "dropout": 0.0, "quant_noise_pq": 0.3, "quant_noise_pq_block_size": 4}
+    logits = []
+    for arch, reads_weights in (("transformer_collab", None), ("transformer", False), ("transformer", True)):
+        model = build(arch, **flags, **({"collaborative_heads": "none"} if arch == "transformer_collab" else {}))
+        for module in model.modules():
+            if isinstance(module, MultiheadAttention):
+                module.skip_embed_dim_check = not reads_weights
+        torch.manual_seed(3)
+        logits.append(model.train()(*batch())[0])
+    ours, theirs, without_noise = logits
+    assert (ours - theirs).abs().max() < FLOAT32
+    assert (ours - without_noise).abs().max() > 0.1
+
+
+def test_a_layer_may_have_a_shape_of_its_own():
+    shapes = {
+        "encoder.1": {"key_dim": 5, "scale": 0.25, "query_bias": False},
+        "cross.0": {"num_heads": 1, "head_dim": 8, "content_bias": True},
+        "decoder.1": {"collaborative": False, "key_dim": 4},
+    }
+    model = build(**SMALL, key_dim=6, attention_shapes=shapes).eval()
+    layers = attention_layers(model)
+    assert layers["encoder.0"].key_dim == 6
+    assert layers["encoder.1"].key_dim == 5
+    assert layers["encoder.1"].scale == 0.25
+    assert layers["encoder.1"].q_proj.bias is None
+    assert layers["cross.0"].out_proj.weight.shape == (16, 8)
+    assert layers["cross.0"].content_bias.shape == (1, 16)
+    assert isinstance(layers["decoder.1"], ConcatenatedAttention)
+    assert model(*batch())[0].shape == (3, 6, 50)
+    assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
+        ({"collaborative_heads": "encoder_encoder"}, "each site once"),
+        ({"collaborative_heads": ""}, "encoder, cross, decoder joined by '_'"),
+        ({"collaborative_heads": "none_encoder"}, "'none' in"),
+        ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
+        ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
+        ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
+        ({"attention_kernel": "fast"}, "auto, bmm, head_loop, sdpa, but is 'fast'"),
+        ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
+        ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),
+        ({"mixing_init": "bands", "key_dim": 1}, "--mixing-init bands gives .* but --key-dim is 1"),
+        ({"encoder_attention_heads": 3}, "--encoder-embed-dim must be divisible by --encoder-attention-heads"),
+        ({"attention_shapes": {"middle.0": {}}}, "keyed like encoder.0 or cross.3, but has 'middle.0'"),
+        ({"attention_shapes": {"cross.0": {"keys": 3}}}, "but has 'keys'"),
+        ({"attention_shapes": {"encoder.77": {}}}, "'encoder.77', .* encoder.0 to encoder.1, cross.0 to cross.1"),
+        ({"attention_shapes": {"encoder.01": {}}}, "has 'encoder.01', but"),
+        ({"encoder_layers_to_keep": [2]}, r"--encoder-layers-to-keep .* 0 to 1, .* but is 2$"),
+        ({"decoder_layers_to_keep": "last"}, "--decoder-layers-to-keep .* 0 to 1, .* but is last"),
+        ({"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config is not an option"),
+    ],
+)
+def test_impossible_flags_are_named(flags, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build(**{**SMALL, **flags})
+
+
+def test_sites_in_any_order():
+    assert parse_sites("decoder_encoder") == parse_sites("encoder_decoder") == {"encoder", "decoder"}
+    assert parse_sites("none") == frozenset()
+    assert parse_shapes(None) == {}
+
+
+def test_unknown_flags_do_not_reach_the_settings():
+    cfg = resolve(build(**SMALL, key_dim=6).cfg)
+    assert isinstance(cfg, TransformerConfig)
+    assert attention_settings(cfg).key_dim == 6

@@ -1,0 +1,148 @@
+"""The layers in the place of torch's multi-head attention: same results, also in its encoder, compiled and scripted."""
+
+import pytest
+import torch
+from torch import nn
+
+from collab_fairseq.attention import (
+    COLLABORATIVE_KERNELS,
+    STANDARD_KERNELS,
+    CollaborativeAttention,
+    ConcatenatedAttention,
+)
+from tests.common import FLOAT64
+from tests.unit.attention_cases import LAYERS, E, H, N, T, build, inputs, masks
+
+
+@pytest.mark.parametrize("kdim", [None, 7])
+def test_blocks_at_full_width_are_torchs_multihead_attention(kdim):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(E, H, kdim=kdim, vdim=kdim, batch_first=True, dtype=torch.float64)
+    nn.init.normal_(theirs.in_proj_bias)
+    nn.init.normal_(theirs.out_proj.bias)
+    if kdim is None:
+        weights = theirs.in_proj_weight.chunk(3)
+    else:
+        weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    collaborative = CollaborativeAttention(E, H, kdim=kdim, vdim=kdim, mixing="blocks", dtype=torch.float64)
+    standard = ConcatenatedAttention(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64)
+    for ours in (collaborative, standard):
+        with torch.no_grad():
+            projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+            for projection, weight, bias in zip(projections, weights, theirs.in_proj_bias.chunk(3), strict=True):
+                projection.weight.copy_(weight)
+                projection.bias.copy_(bias)
+            ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+        query = torch.randn(N, T, E, dtype=torch.float64)
+        memory = torch.randn(N, 5, kdim or E, dtype=torch.float64)
+        for mask in ("none", "padding", "boolean", "additive", "per-head"):
+            for average in (True, False):
+                arguments = {k: v.double() if v.is_floating_point() else v for k, v in masks(mask, 5, H).items()}
+                arguments["average_attn_weights"] = average
+                expected = theirs(query, memory, memory, **arguments)
+                got = ours(query, memory, memory, **arguments)
+                assert (got[0] - expected[0]).abs().max() < FLOAT64
+                assert (got[1] - expected[1]).abs().max() < FLOAT64
+
+
+def by_hand(layer, x, arguments):
+    """A layer of torch's encoder, normalised after each part."""
+    x = layer.norm1(x + layer.self_attn(x, x, x, need_weights=False, **arguments)[0])
+    return layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x))))
+
+
+@pytest.mark.parametrize("cls", [CollaborativeAttention, ConcatenatedAttention])
+@pytest.mark.parametrize("replace", ["before", "after"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_layers_of_torchs_encoder_take_ours(cls, replace):
+    """Put there before or after the encoder is built of its layers; in evaluation torch has a fast path of its own."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(E, 2, 20, dropout=0.0, batch_first=True, dtype=torch.float64)
+    if replace == "before":
+        layer.self_attn = cls(E, 2, 6, dtype=torch.float64)
+    encoder = nn.TransformerEncoder(layer, 2)
+    if replace == "after":
+        for layer in encoder.layers:
+            layer.self_attn = cls(E, 2, 6, dtype=torch.float64)
+    x = inputs("self")[0]
+    padding = masks("padding", T, H)["key_padding_mask"]
+    padding[1] = padding[0]  # on the right, as torch's nested tensors want it
+    future = nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
+    calls = (
+        ({}, {}),
+        ({"src_key_padding_mask": padding}, {"key_padding_mask": padding}),
+        ({"mask": future, "is_causal": True}, {"is_causal": True}),
+    )
+    for arguments, own in calls:
+        expected = by_hand(encoder.layers[1], by_hand(encoder.layers[0], x, own), own)
+        for training in (True, False):
+            for gradients in (True, False):
+                with torch.set_grad_enabled(gradients):
+                    got = encoder.train(training)(x, **arguments)
+                assert (got - expected).abs().max() < FLOAT64
+
+
+def test_layers_of_torchs_decoder_take_ours():
+    layer = nn.TransformerDecoderLayer(E, H, 20, dropout=0.0, batch_first=True, dtype=torch.float64)
+    query, memory, _ = inputs("cross")
+    for name in ("self_attn", "multihead_attn"):
+        theirs, ours = getattr(layer, name), ConcatenatedAttention(E, H, dtype=torch.float64)
+        with torch.no_grad():
+            for part, weight in zip("qkv", theirs.in_proj_weight.chunk(3), strict=True):
+                getattr(ours, f"{part}_proj").weight.copy_(weight)
+                getattr(ours, f"{part}_proj").bias.zero_()
+        ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+        expected = layer(query, memory)
+        setattr(layer, name, ours)
+        for training in (True, False):
+            assert (layer.train(training)(query, memory) - expected).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize(("rows", "query_len", "key_len"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("cls", "kernel"),
+    [(CollaborativeAttention, kernel) for kernel in COLLABORATIVE_KERNELS]
+    + [(ConcatenatedAttention, kernel) for kernel in STANDARD_KERNELS],
+)
+def test_nothing_to_read_and_nothing_to_ask_are_as_in_torch(cls, kernel, rows, query_len, key_len):
+    """Without keys the context is zero, so that the output is its bias; without sentences or queries it is empty."""
+    theirs = nn.MultiheadAttention(E, H, batch_first=True)
+    nn.init.normal_(theirs.out_proj.bias)
+    ours = cls(E, H, 6, kernel=kernel)
+    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    query, memory = (torch.randn(rows, length, E, requires_grad=True) for length in (query_len, key_len))
+    padding, hidden = (torch.zeros(size, dtype=torch.bool) for size in ((rows, key_len), (query_len, key_len)))
+    for arguments in ({}, {"key_padding_mask": padding}, {"attn_mask": hidden}, {"average_attn_weights": False}):
+        expected = theirs(query, memory, memory, **arguments)
+        got = ours(query, memory, memory, **arguments)
+        torch.testing.assert_close(got, expected)
+        assert ours(query, memory, memory, need_weights=False, **arguments)[0].equal(got[0])
+        with torch.no_grad():
+            assert ours(query, memory, memory, **arguments)[0].equal(got[0])
+        gradients = torch.autograd.grad(got[0].sum(), [query, memory, *ours.parameters()], allow_unused=True)
+        assert all(g is None or torch.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_torchscript_gives_the_same(name):
+    layer = build(name, "cross")
+    scripted = torch.jit.script(layer)
+    query, key, value = inputs("cross")
+    for mask in ("none", "padding", "boolean", "empty-rows"):
+        arguments = masks(mask, 5, layer.num_heads)
+        got, expected = (call(query, key, value, **arguments) for call in (scripted, layer))
+        assert (got[0] - expected[0]).abs().max() < FLOAT64
+        assert (got[1] - expected[1]).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+def test_compile_gives_the_same_without_graph_breaks(name):
+    layer = build(name, "cross")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    query, key, value = (x.detach().clone().requires_grad_() for x in inputs("cross"))
+    arguments = masks("padding", 5, H)
+    got, expected = compiled(query, key, value, **arguments)[0], layer(query, key, value, **arguments)[0]
+    assert (got - expected).abs().max() < FLOAT64
+    gradients = [torch.autograd.grad(output.square().sum(), (query, key, value)) for output in (got, expected)]
+    for mine, other in zip(*gradients, strict=True):
+        assert (mine - other).abs().max() < 1e-11

@@ -1,0 +1,88 @@
+"""What the ways to compute attention keep in memory for the backward pass."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from collab_fairseq.attention import kernels
+from tests.unit.attention_cases import E, H, N, T, build, call, tensors
+
+
+class Allocations(TorchDispatchMode):
+    """Memory that operations allocate: storage → bytes; 0 for what was there before, and views of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaves, new in (((args, kwargs), False), (result, True)):
+            for storage in (x.untyped_storage() for x in tree_leaves(leaves) if torch.is_tensor(x)):
+                self.found.setdefault(StorageWeakRef(storage), storage.nbytes() if new else 0)
+        return result
+
+    def alive(self):
+        return sum(size for storage, size in self.found.items() if not storage.expired())
+
+
+@pytest.mark.parametrize("name", ["standard", "collaborative-content"])
+def test_a_checkpointed_layer_keeps_its_output_only(name):
+    """--checkpoint-activations: what is computed anew in the backward pass is not in memory before."""
+    query = torch.randn(2, kernels.MANY_QUERIES, E, dtype=torch.float64, requires_grad=True)
+    for kernel in ("bmm", "sdpa", "auto"):
+        layer = build(name, kernel=kernel)
+
+        def attend(x, layer=layer):
+            return layer(x, x, x, need_weights=False)[0]
+
+        with Allocations() as kept:
+            output = checkpoint(attend, query, use_reentrant=False, preserve_rng_state=False)
+        assert kept.alive() == output.nbytes, kernel
+        with Allocations() as kept:
+            output = attend(query)
+        assert kept.alive() > 3 * output.nbytes  # the control
+
+
+def saved_bytes(function, *arguments):
+    """Bytes that autograd keeps for the backward pass beyond the arguments, every storage once."""
+    own = {x.untyped_storage().data_ptr() for x in arguments}
+    kept = {}
+
+    def pack(x):
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        alive = function(*arguments)  # while the graph lives no two storages share an address
+    del alive
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("key_dim", [6, 48])
+def test_what_is_kept_for_the_backward_pass_to_the_byte(key_dim):
+    arguments = tensors(key_dim=key_dim, dtype=torch.float32)
+    key_len = arguments[2].size(1)
+    weights = N * H * T * key_len
+
+    def kept(kernel, dropout=0.0):
+        return saved_bytes(lambda *x: call(kernel, *x, dropout=dropout), *arguments)
+
+    assert kept("head_loop") == 4 * weights
+    assert kept("head_loop", dropout=0.1) == 4 * weights + weights  # one byte for each
+    # the plain way keeps the mixed queries of all heads, the scaled mixing matrix and the weights
+    assert kept("bmm") == 4 * (N * H * T * key_dim + H * key_dim + weights)
+
+
+def test_autograd_refuses_weights_that_were_changed_behind_its_back():
+    query, mixing, key, value, content = tensors()
+    context, weights = call("head_loop", query, mixing, key, value, content, need_weights=True)
+    with torch.no_grad():
+        weights.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        context.sum().backward()
