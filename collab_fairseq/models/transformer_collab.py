@@ -11,6 +11,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
@@ -18,6 +19,14 @@ from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 
 from .config import TransformerCollabConfig, attention_settings, resolve
 from .inherit import inherit_attention
+
+#: what fairseq calls the modules that ours stand for, in ``--retain-dropout-modules``
+STOCK_NAMES = {
+    "TransformerCollabEncoder": "TransformerEncoder",
+    "TransformerCollabDecoder": "TransformerDecoder",
+    "CollabEncoderLayer": "TransformerEncoderLayerBase",
+    "CollabDecoderLayer": "TransformerDecoderLayerBase",
+}
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
@@ -111,6 +120,9 @@ class TransformerCollabModel(TransformerModelBase):
         inherit_attention(args)
         cfg = resolve(args)
         model = super().build_model(cfg, task)
+        for module in model.modules():
+            if isinstance(module, FairseqDropout):
+                module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
         return model
