@@ -83,7 +83,7 @@ MISTAKES = {
     ),
     "other --collaborative-heads": (
         lambda s: s.train(save_dir=s.folder / "run", collaborative_heads="none"),
-        r".* mixing is only in the file.* give the --collaborative-heads .*".replace(" mixing", r"\.mixing"),
+        r".*\.mixing is only in the file.* give the --collaborative-heads .*",
     ),
     "other number of layers": (
         lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
@@ -166,6 +166,13 @@ def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)) as raised:
         build_model("x")
     assert mistakes.sentence(raised.value) is None
+
+
+def test_divergence_in_half_precision_is_told_like_any_other():
+    """fairseq says so itself, then looks for the first NaN and fails."""
+    failed = StopIteration()
+    failed.__context__ = FloatingPointError("Minimum loss scale reached (0.0001). Your loss is probably exploding.")
+    assert mistakes.sentence(failed).startswith("the training diverged (Minimum loss scale reached); lower --lr")
 
 
 @pytest.mark.parametrize(("part", "size"), [("bin", 100), ("bin", 0), ("idx", 300)])
