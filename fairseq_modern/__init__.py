@@ -24,6 +24,7 @@ BEFORE = {
 AFTER = {
     "fairseq.checkpoint_utils": ("loading.mend", "saving.mend", "resuming.mend", "stopping.mend_loading"),
     "fairseq.data.codedataset": ("loading.mend", "expressions.mend"),
+    "fairseq.data.indexed_dataset": ("mistakes_data.mend",),
     "fairseq.dataclass.configs": ("dataclasses_.restore_builtins",),
     "fairseq.dataclass.utils": ("config.mend",),
     "fairseq.distributed.utils": ("distributed.mend",),
@@ -31,7 +32,7 @@ AFTER = {
     "fairseq.models.transformer.transformer_encoder": ("encoder.mend",),
     "fairseq.modules.transformer_layer": ("encoder_layer.mend",),
     "fairseq.optim.amp_optimizer": ("amp.mend",),
-    "fairseq.options": ("options.mend",),
+    "fairseq.options": ("options.mend", "mistakes_options.mend"),
     "fairseq.trainer": ("resuming.mend_trainer", "stopping.mend_trainer", "memory.mend"),
     "fairseq.utils": ("expressions.mend", "user_dir.mend"),
     "fairseq_cli.hydra_train": ("errors.mend_hydra_train",),

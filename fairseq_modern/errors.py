@@ -12,6 +12,8 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any, Optional, Type
 
+from fairseq_modern import mistakes
+
 
 class UserError(RuntimeError):
     """Something that the user can put right. Its message is one complete sentence."""
@@ -41,13 +43,17 @@ def tool_name() -> Optional[str]:
 def is_for_user(error: BaseException) -> bool:
     """Whether the error is to be shown as one line, in the program that is running."""
     wanted = os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0")
-    return getattr(error, "user_error", False) is True and not wanted and tool_name() is not None
+    if wanted or tool_name() is None:
+        return False
+    return getattr(error, "user_error", False) is True or mistakes.sentence(error) is not None
 
 
 def show(error: BaseException) -> None:
     """Print the error as one line on standard error."""
     sys.stdout.flush()
-    sys.stderr.write(f"{tool_name()}: error: {' '.join(str(error).split())}\n")
+    own = getattr(error, "user_error", False) is True
+    sentence = str(error) if own else mistakes.sentence(error)
+    sys.stderr.write(f"{tool_name()}: error: {' '.join(str(sentence).split())}\n")
 
 
 def show_user_errors(module: ModuleType) -> None:

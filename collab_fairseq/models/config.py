@@ -4,9 +4,11 @@ The model is registered *without* this dataclass: fairseq loses nested flags (``
 with one. Flags, presets and Hydra configs all become a flat namespace first (:func:`flatten`), then this config.
 """
 
+import os
 from argparse import Namespace
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, List, Optional
+from difflib import get_close_matches
+from typing import Any, Dict, List, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
@@ -106,7 +108,7 @@ def flatten(cfg: DictConfig) -> None:
     ``encoder: {layers: 2}`` becomes ``encoder_layers: 2``, so that presets and checkpoints know one form.
 
     Raises:
-        ConfigurationError: the same value is given in both forms.
+        ConfigurationError: the same value is given in both forms, a name is no field, or a value not of its type.
     """
     for name in SUB_CONFIGS:
         nested = cfg.pop(name, None)
@@ -115,6 +117,22 @@ def flatten(cfg: DictConfig) -> None:
             if flat in cfg:
                 raise ConfigurationError(f"model.{name}.{key} and model.{flat} are the same; give one of them")
             cfg[flat] = value
+    _check_fields(cfg)
+
+
+def _check_fields(cfg: DictConfig) -> None:
+    """Every name is one of the config's, in its flat form, and numbers are numbers."""
+    types = get_type_hints(TransformerCollabConfig)
+    for part in SUB_CONFIGS:
+        types.update({f"{part}_{name}": kind for name, kind in get_type_hints(types.pop(part)).items()})
+    for name, value in ((str(key), value) for key, value in cfg.items()):
+        if name not in types and name != "arch":
+            nearest = get_close_matches(name, types, n=1)
+            meant = f"; the nearest is model.{nearest[0]}" if nearest else ""
+            raise ConfigurationError(f"model.{name} is no setting of transformer_collab{meant}")
+        kind = next((k for k in (int, float, bool) if k in (types.get(name), *get_args(types.get(name)))), None)
+        if kind and value is not None and not isinstance(value, (int, float) if kind is float else int):
+            raise ConfigurationError(f"model.{name} must be of type {kind.__name__}, but is {value!r}")
 
 
 def resolve(args: Any) -> TransformerCollabConfig:
@@ -177,11 +195,16 @@ def _check_sizes(cfg: TransformerCollabConfig) -> None:
         )
     if cfg.key_dim is not None and cfg.key_dim < 1:
         raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
+    numbers = 0  # in the query and key projections
     for site in SITES:
         side = "encoder" if site == "encoder" else "decoder"
         sub = cfg.encoder if site == "encoder" else cfg.decoder
         heads, width = sub.attention_heads, sub.embed_dim
+        for name, value in (("attention-heads", heads), ("embed-dim", width)):
+            if value < 1:
+                raise ConfigurationError(f"--{side}-{name} must be positive, but is {value}")
         key_dim = width if cfg.key_dim is None else cfg.key_dim
+        numbers += sub.layers * 2 * width * key_dim
         if width % heads != 0:
             raise ConfigurationError(
                 f"--{side}-embed-dim must be divisible by --{side}-attention-heads, but they are {width} and {heads}"
@@ -196,6 +219,12 @@ def _check_sizes(cfg: TransformerCollabConfig) -> None:
                 f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
                 f"but --key-dim is {key_dim}"
             )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if cfg.key_dim is not None and not cfg.attention_shapes and 4 * numbers > memory:
+        raise ConfigurationError(
+            f"--key-dim {cfg.key_dim} makes query and key projections of {4 * numbers / 2**30:,.0f} GiB, "
+            f"but this machine has {memory / 2**30:,.0f} GiB of memory"
+        )
     _check_heads(cfg)
 
 

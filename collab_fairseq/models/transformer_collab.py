@@ -12,6 +12,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
@@ -26,6 +27,13 @@ _WRITTEN_BACK = (
     *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "layers_to_keep")),
     *(f"max_{side}_positions" for side in ("source", "target")),
 )
+#: what fairseq calls the modules that ours stand for, in ``--retain-dropout-modules``
+STOCK_NAMES = {
+    "TransformerCollabEncoder": "TransformerEncoder",
+    "TransformerCollabDecoder": "TransformerDecoder",
+    "CollabEncoderLayer": "TransformerEncoderLayerBase",
+    "CollabDecoderLayer": "TransformerDecoderLayerBase",
+}
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
@@ -135,6 +143,9 @@ class TransformerCollabModel(TransformerModelBase):
         with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
             for name in _WRITTEN_BACK:
                 setattr(args, name, getattr(cfg, name))
+        for module in model.modules():
+            if isinstance(module, FairseqDropout):
+                module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
         return model

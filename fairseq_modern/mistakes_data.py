@@ -1,0 +1,38 @@
+"""Binarised data whose files do not hold what their index says, as an interrupted copy leaves them.
+
+As published, a training ends in a traceback when it comes to the first sentence that is not there. Here the files are
+refused when they are opened.
+"""
+
+import functools
+import io
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy
+
+from fairseq_modern.errors import UserError
+
+
+class DataError(UserError, ValueError):
+    """A file of binarised data is not whole."""
+
+
+def mend(module: ModuleType) -> None:
+    """Wrap how `fairseq.data.indexed_dataset.MMapIndexedDataset` opens its two files."""
+    dataset: Any = module.MMapIndexedDataset
+    published = dataset._do_init
+
+    @functools.wraps(published)
+    def _do_init(self: Any, path: str) -> None:
+        self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())  # for __del__, where nothing comes in its place
+        try:
+            published(self, path)
+            start, size = self._index[len(self._index) - 1] if len(self._index) else (0, 0)
+            expected, got = int(start) + int(size) * numpy.dtype(self._index.dtype).itemsize, len(self._bin_buffer)
+        except ValueError as error:  # the index is cut, or a file is empty
+            raise DataError(f"{path}.idx or .bin is not whole ({error}); binarise or copy the data anew.") from error
+        if got < expected:
+            raise DataError(f"{path}.bin has {got} bytes, expected {expected}; binarise or copy the data anew.")
+
+    dataset._do_init = _do_init

@@ -1,0 +1,251 @@
+"""The commonest mistakes end in one sentence, which names the wrong thing and the right one."""
+
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy
+import pytest
+from fairseq.data import indexed_dataset
+from fairseq.modules import FairseqDropout
+from omegaconf import OmegaConf
+
+from collab_fairseq.models.config import flatten
+from collab_fairseq.modules.settings import ConfigurationError
+from fairseq_modern import mistakes
+from tests.common import run
+from tests.fairseq.models import SMALL, build
+from tests.fairseq.test_training import USER_DIR, hydra_command, train_command
+
+
+def cut(file, size):
+    with open(file, "r+b") as stream:
+        stream.truncate(size)
+
+
+@pytest.fixture(scope="module")
+def scene(tiny_data, tmp_path_factory):
+    """Data whole and spoilt, a checkpoint of a small model, and the commands that meet them."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    options = {**SMALL, "key_dim": 6, "max_update": 1}
+    run(*train_command(tiny_data, folder / "run", **options))
+    spoilt = {name: folder / name for name in ("no train", "cut", "other dictionary")}
+    for copy in spoilt.values():
+        shutil.copytree(tiny_data, copy)
+    for file in spoilt["no train"].glob("train.*"):
+        file.unlink()
+    cut(spoilt["cut"] / "train.src-tgt.src.bin", 100)
+    for side in ("src", "tgt"):
+        file = spoilt["other dictionary"] / f"dict.{side}.txt"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:9]))
+    (folder / "file").write_text("")
+
+    def train(*more, data=tiny_data, save_dir=folder / "new", **others):
+        return [*train_command(data, save_dir, **{**options, **others}), *more]
+
+    def without_user_dir(command):
+        place = command.index("--user-dir")
+        return command[:place] + command[place + 2 :]
+
+    def load(tool, *more, data=tiny_data, path=folder / "run/checkpoint_last.pt"):
+        return [tool, data, "--user-dir", USER_DIR, "--cpu", *(["--path", path] if path else []), *more]
+
+    return SimpleNamespace(
+        folder=folder, data=tiny_data, spoilt=spoilt, train=train, load=load, without_user_dir=without_user_dir,
+        hydra=lambda *more: [*hydra_command(tiny_data, folder / "h", folder / "conf", **SMALL), *more],
+    )  # fmt: skip
+
+
+NO_USER_DIR = r'fairseq has no (model )?transformer_collab; add --user-dir "\$\(collab user-dir\)" .*'
+#: mistake -> the command that makes it, and the sentence
+MISTAKES = {
+    "generate without --user-dir": (lambda s: s.without_user_dir(s.load("fairseq-generate")), NO_USER_DIR),
+    "train without --user-dir": (lambda s: s.without_user_dir(s.train()), NO_USER_DIR),
+    "Hydra without user_dir": (lambda s: s.hydra("common.user_dir=null"), NO_USER_DIR),
+    "--user-dir not there": (lambda s: [*s.without_user_dir(s.train()), "--user-dir", "no"], "--user-dir .* no .*/no."),
+    "generate without --path": (lambda s: s.load("fairseq-generate", path=None), "--path is missing, .*"),
+    "validate without --path": (lambda s: s.load("fairseq-validate", path=None), "--path is missing, .* --task .*"),
+    "--path not there": (lambda s: s.load("fairseq-generate", path="no.pt"), "expected a .* there is no file no.pt."),
+    "validate, --path not there": (lambda s: s.load("fairseq-validate", path="no.pt"), ".* there is no file no.pt."),
+    "--path is a folder": (
+        lambda s: s.load("fairseq-generate", path=s.folder / "run"),
+        "expected a checkpoint, but .*/run is a folder, which holds .*checkpoint_last.pt.*",
+    ),
+    "other dictionary": (
+        lambda s: s.load("fairseq-generate", data=s.spoilt["other dictionary"]),
+        r".*/checkpoint_last.pt does not fit the model: encoder.embed_tokens.weight is \(32, 16\) in the file, "
+        r"\(13, 16\) in the model; .*; give the data folder \(its dictionaries\) of its training.",
+    ),
+    "other --key-dim": (
+        lambda s: s.train(save_dir=s.folder / "run", key_dim=4),
+        r".*/checkpoint_last.pt does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
+        r".* and \d+ more; give the --key-dim \(6\) of its training.",
+    ),
+    "other --collaborative-heads": (
+        lambda s: s.train(save_dir=s.folder / "run", collaborative_heads="none"),
+        r".*\.mixing is only in the file.* give the --collaborative-heads .*",
+    ),
+    "other number of layers": (
+        lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
+        r".* encoder.layers.2.\S+ is only in the model.* give the --arch and sizes of its training.",
+    ),
+    "no data folder": (lambda s: s.train(data="nowhere"), "nowhere: No such file or directory; expected a folder .*"),
+    "text in place of data": (lambda s: s.train(data=s.folder), ".*/mistakes0 holds no binarised data; .*"),
+    "no train split": (
+        lambda s: s.train(data=s.spoilt["no train"]), ".* has no split 'train', its splits are test, valid.",
+    ),
+    "data cut off": (lambda s: s.train(data=s.spoilt["cut"]), r".*\.src\.bin has 100 bytes, expected \d{4}; .*"),
+    "--save-dir below a file": (
+        lambda s: s.train(save_dir=s.folder / "file/below"),
+        r"--save-dir .*/file/below cannot be written to \(Not a directory\).",
+    ),
+    "divergence": (lambda s: s.train(lr=1e30, max_update=9), r"the training diverged \(gradients are Nan/Inf\); .*"),
+    "more than memory holds": (
+        lambda s: s.train(encoder_ffn_embed_dim=10**13), r"this machine has no memory for a tensor of \d{15} bytes; .*",
+    ),
+    "--tokenizer moses without languages": (
+        lambda s: s.load("fairseq-interactive", "--tokenizer", "moses"),
+        "--source-lang is missing, which --tokenizer needs.",
+    ),
+    "--bpe without its model": (
+        lambda s: s.load("fairseq-interactive", "--bpe", "sentencepiece"), "--sentencepiece-model is missing.",
+    ),
+    "no batch size": (lambda s: s.load("fairseq-validate"), "Must specify .* --max-tokens or --batch-size"),
+    "mistyped key of the model": (
+        lambda s: s.hydra("+model.key_dimm=3"),
+        "model.key_dimm is no setting of transformer_collab; the nearest is model.key_dim",
+    ),
+    "mistyped key of the task": (
+        lambda s: s.hydra("+task.sourc_lang=a"), "sourc_lang is not among the settings of TranslationConfig.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(scene, mistake):
+    command, expected = MISTAKES[mistake]
+    done = run(*command(scene), check=False, cwd=scene.folder, input="")
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert re.fullmatch(rf"fairseq-[\w-]+: error: {expected}", done.stderr.splitlines()[-1])
+
+
+def test_hydra_itself_says_that_a_key_needs_a_plus(scene):
+    done = run(*scene.hydra("model.key_dim=3"), check=False)
+    assert done.returncode == 1
+    assert "To append to your config use +model.key_dim=3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_validate_takes_the_task_of_the_checkpoint(scene):
+    """`fairseq-validate` has no default task as published."""
+    command = scene.load("fairseq-validate", "--max-tokens", 100)
+    logs = [run(*command, *more).stdout for more in ([], ["--task", "translation"])]
+    found = [re.findall(r"valid on 'valid' subset \| (loss \S+ \| nll_loss \S+)", log) for log in logs]
+    assert found[0] == found[1] != []
+
+
+# --- without a process of its own ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError(None), IndexError("Replacement index 1"), FileNotFoundError(2, "No such file", "x"),
+        ValueError("cannot mmap an empty file"), AssertionError("--flag of somebody else"), StopIteration(),
+        ZeroDivisionError(), FloatingPointError("Fatal error: gradients are inconsistent between workers."),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_other_errors_keep_their_traceback(error):
+    """Also where a function of somebody else's is called as one of fairseq's."""
+
+    def build_model(model_type, model=None, path="x", module_path="x"):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        build_model("x")
+    assert mistakes.sentence(raised.value) is None
+
+
+def test_divergence_in_half_precision_is_told_like_any_other():
+    """fairseq says so itself, then looks for the first NaN and fails."""
+    failed = StopIteration()
+    failed.__context__ = FloatingPointError("Minimum loss scale reached (0.0001). Your loss is probably exploding.")
+    assert mistakes.sentence(failed).startswith("the training diverged (Minimum loss scale reached); lower --lr")
+
+
+@pytest.mark.parametrize(("part", "size"), [("bin", 100), ("bin", 0), ("idx", 300)])
+def test_data_that_are_not_whole_are_refused_when_opened(scene, tmp_path, part, size):
+    for suffix in ("bin", "idx"):
+        shutil.copy(scene.data / f"train.src-tgt.src.{suffix}", tmp_path / f"data.{suffix}")
+    path = str(tmp_path / "data")
+    assert len(indexed_dataset.MMapIndexedDataset(path)[199]) > 3
+    cut(f"{path}.{part}", size)
+    with pytest.raises(ValueError, match=rf"{path}\.\w+ .*; binarise or copy the data anew\."):
+        indexed_dataset.MMapIndexedDataset(path)
+
+
+def test_data_without_sentences_are_whole(tmp_path):
+    builder = indexed_dataset.MMapIndexedDatasetBuilder(str(tmp_path / "data.bin"), dtype=numpy.int32)
+    builder.finalize(str(tmp_path / "data.idx"))
+    (tmp_path / "data.bin").write_bytes(b"\0")  # which is how an empty file can be mapped
+    assert len(indexed_dataset.MMapIndexedDataset(str(tmp_path / "data"))) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"encoder_attention_heads": 0}, "--encoder-attention-heads must be positive, but is 0"),
+        ({"decoder_attention_heads": -2}, "--decoder-attention-heads must be positive, but is -2"),
+        ({"encoder_embed_dim": -16}, "--encoder-embed-dim must be positive, but is -16"),
+        ({"key_dim": 10**11}, r"--key-dim 100000000000 makes .* of [\d,]+ GiB, but this machine has [\d,]+ GiB"),
+    ],
+)
+def test_impossible_sizes_are_refused(flags, expected):
+    with pytest.raises(ConfigurationError, match=expected):
+        build(**{**SMALL, **flags})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"key_dimm": 3}, r"model\.key_dimm is no setting of transformer_collab; the nearest is model\.key_dim$"),
+        ({"encoder": {"layerss": 3}}, r"model\.encoder_layerss is no .*; the nearest is model\.encoder_layers$"),
+        ({"qqqqqqqq": 3}, r"model\.qqqqqqqq is no setting of transformer_collab$"),
+        ({"key_dim": "abc"}, r"model\.key_dim must be of type int, but is 'abc'"),
+        ({"key_dim": 2.5}, r"model\.key_dim must be of type int, but is 2\.5"),
+        ({"decoder": {"layerdrop": "abc"}}, r"model\.decoder_layerdrop must be of type float, but is 'abc'"),
+        ({"share_all_embeddings": "yes please"}, "must be of type bool, but is 'yes please'"),
+    ],
+)
+def test_hydra_keys_are_fields_of_the_model(given, expected):
+    with pytest.raises(ConfigurationError, match=expected):
+        flatten(OmegaConf.create({"_name": "transformer_collab", **given}))
+
+
+def test_hydra_keys_that_are_fields_stay_as_they_are():
+    given = {
+        "_name": "transformer_collab", "key_dim": None, "encoder": {"layers": 2, "layerdrop": 0}, "dropout": 0.5,
+        "decoder": {"layers_to_keep": "0,1"}, "quant_noise": {"pq": 0.1},
+        "attention_shapes": {"cross.0": {"key_dim": 4}},
+    }  # fmt: skip
+    config = OmegaConf.create(given)
+    flatten(config)
+    assert dict(config) == {
+        **{name: value for name, value in given.items() if not isinstance(value, dict)}, "encoder_layers": 2,
+        "encoder_layerdrop": 0, "decoder_layers_to_keep": "0,1", "quant_noise_pq": 0.1,
+        "attention_shapes": given["attention_shapes"],
+    }  # fmt: skip
+
+
+def test_retain_dropout_modules_has_fairseqs_names():
+    """`--retain-dropout-modules TransformerEncoder` means our encoder, as it means fairseq's."""
+
+    def names(model):
+        modules = model.named_modules()
+        return {name: module.module_name for name, module in modules if isinstance(module, FairseqDropout)}
+
+    stock, ours = names(build("transformer", **SMALL)), names(build(**SMALL))
+    assert ours["encoder.dropout_module"] == "TransformerEncoder"
+    assert ours == {name: stock[name] for name in ours}
