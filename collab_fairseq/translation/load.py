@@ -59,11 +59,13 @@ def load_model(
         text: False: the weights are all that matters; no data-bin is needed, words have no names.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: the file cannot be read, or its parameters are missing or not finite.
         ConfigurationError: another kind of model.
         TranslationError: another task, no data-bin, or dictionaries of another model.
     """
-    return run_state(checkpoints.load(checkpoint), os.fspath(checkpoint), data, device=device, seed=seed, text=text)
+    return run_state(
+        checkpoints.load_with_model(checkpoint), os.fspath(checkpoint), data, device=device, seed=seed, text=text
+    )
 
 
 def run_state(
@@ -78,8 +80,6 @@ def run_state(
     """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
     # registers the models: fairseq's --user-dir would skip a package that is imported already
     importlib.import_module("collab_fairseq.models")
-    if not isinstance(state.get("model"), dict):
-        raise TranslationError(f"{name} holds no model parameters under 'model', as fairseq's checkpoints do")
     state = as_transformer_collab(state)
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     with open_dict(cfg):
