@@ -17,6 +17,8 @@ import shlex
 import sys
 from typing import Any, Dict, List
 
+from collab_fairseq.reporting.files import check_targets, write_json
+
 HELP = "measure speed and memory beside the baselines"
 
 logger = logging.getLogger(__name__)
@@ -131,7 +133,6 @@ def _measure(args: argparse.Namespace) -> int:
     from collab_fairseq.bench.lengths import histogram
     from collab_fairseq.bench.roofline import measure_peaks
     from collab_fairseq.bench.timing import CLOCKS, Budget, Stopwatch
-    from collab_fairseq.reporting.files import write_json
 
     # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
     warnings.filterwarnings("ignore", message="Support for mismatched")
@@ -140,7 +141,9 @@ def _measure(args: argparse.Namespace) -> int:
         raise UsageError("--device cuda needs a GPU that torch can use, but torch finds none here; use --device cpu")
     if args.clock == "processor" and (device.type == "cuda" or args.threads > 1):
         raise UsageError("--clock processor is for one thread of a CPU; use --threads 1 and --device cpu")
-    _check_results(args.output, args.figure)
+    check_targets(args.output, args.figure)
+    if args.figure and not args.figure.lower().endswith((".png", ".svg")):
+        raise UsageError(f"--figure must end in .png or .svg, got {args.figure}")
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype or ("float16" if device.type == "cuda" else "float32"))
     quick = args.quick
@@ -196,19 +199,10 @@ def _cases(what: str, options: Any) -> List[Any]:
     return list(train.cases(options))
 
 
-def _check_results(output: Any, figure: Any) -> None:
-    """Before hours are spent: the folders of the results exist, and the figure has an ending that can be drawn."""
-    for path in filter(None, (output, figure)):
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise UsageError(f"cannot write {path}: there is no folder {folder}")
-    if figure and not figure.lower().endswith((".png", ".svg")):
-        raise UsageError(f"--figure must end in .png or .svg, got {figure}")
-
-
 def _table(args: argparse.Namespace) -> int:
     if (args.marker or args.check) and not args.output:
         raise UsageError(f"{'--marker' if args.marker else '--check'} needs --output")
+    check_targets(None if args.check else args.output)
     from collab_fairseq.bench import record, report
     from collab_fairseq.reporting import pages
 
