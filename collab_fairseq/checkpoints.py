@@ -8,11 +8,13 @@ import argparse
 import contextlib
 import hashlib
 import importlib
+import io
 import logging
 import os
 import re
+import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -78,8 +80,8 @@ def load(path: PathLike) -> Dict[str, Any]:
         The pickled dictionary. Tensors that shared memory when they were saved share memory.
 
     Raises:
-        CheckpointError: the file is missing, truncated or no checkpoint, or refers to a class or function outside the
-            allowlist; nothing of it has been run then.
+        CheckpointError: the file is missing, truncated, damaged or no checkpoint, or refers to a class or function
+            outside the allowlist; nothing of it has been run then.
     """
     name = os.fspath(path)
     if os.path.isdir(name):
@@ -87,22 +89,73 @@ def load(path: PathLike) -> Dict[str, Any]:
     if not os.path.exists(name):
         raise CheckpointError(f"there is no checkpoint {name}")
     try:
+        damaged = _damaged_part(name)
         with _allowed_globals():
-            state = torch.load(name, map_location="cpu", weights_only=True)
+            state = None if damaged else torch.load(name, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(f"cannot read {name}: {error.strerror or error}") from error
     except Exception as error:  # a damaged file can fail anywhere in the unpickler
+        # "from None": torch's message advises to load without weights_only, which would run what the file carries
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused:
             raise CheckpointError(
                 f"{name} was not loaded: it refers to {refused.group(1).rstrip('.,')}, which is neither a tensor nor "
                 "one of the classes that fairseq's checkpoints need, so it could run code on loading"
-            ) from error
+            ) from None
         size = os.path.getsize(name)
-        raise CheckpointError(f"{name} ({size} bytes) is truncated, damaged or not a checkpoint") from error
+        raise CheckpointError(f"{name} ({size} bytes) is truncated, damaged or not a checkpoint") from None
+    if damaged:
+        raise CheckpointError(f"{name} is damaged: the checksum of {damaged} in it is wrong; use another copy of it")
     if not isinstance(state, dict):
         raise CheckpointError(f"{name} holds a {type(state).__name__}, expected a dictionary as fairseq saves it")
     return state
+
+
+def _damaged_part(name: str) -> Optional[str]:
+    """The first part of a zip archive whose checksum is wrong: torch itself compares none."""
+    if not zipfile.is_zipfile(name):  # the format before torch 1.6 has no checksums
+        return None
+    with zipfile.ZipFile(name) as archive:
+        # all are zero where torch was told to leave them out
+        return archive.testzip() if any(part.CRC for part in archive.infolist()) else None
+
+
+def load_with_model(path: PathLike) -> Dict[str, Any]:
+    """:func:`load` a checkpoint whose parameters, under ``model``, are to be worked with.
+
+    Raises:
+        CheckpointError: as of `load`; there are no parameters, or some that are not finite.
+    """
+    state, name = load(path), os.fspath(path)
+    model = state.get("model")
+    if not isinstance(model, dict) or not all(isinstance(value, torch.Tensor) for value in model.values()):
+        raise CheckpointError(
+            f"{name} holds no model parameters under 'model', as fairseq's checkpoints do; "
+            f"it has: {', '.join(sorted(map(str, state)))}"
+        )
+    check_finite(model, name)
+    return state
+
+
+def check_finite(model: Mapping[str, torch.Tensor], name: str) -> None:
+    """Raise CheckpointError where a tensor of the model ``name`` has NaN or infinity: every result would be NaN."""
+    for key, tensor in model.items():
+        # fairseq's `_float_tensor` markers are memory that nobody initialises
+        if not key.endswith("._float_tensor") and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
+
+
+class _File(io.FileIO):
+    """Remembers the system's error: torch reports a full disk as something else."""
+
+    error: Optional[OSError] = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 @contextlib.contextmanager
@@ -113,8 +166,9 @@ def atomic_file(path: PathLike) -> Iterator[Any]:
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    file = _File(partial, "wb")
     try:
-        with open(partial, "wb") as stream:
+        with io.BufferedWriter(file) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -122,6 +176,8 @@ def atomic_file(path: PathLike) -> Iterator[Any]:
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
+        if file.error is not None:
+            raise file.error from None
         raise
     with contextlib.suppress(OSError):  # some file systems do not sync directories
         directory = os.open(target.parent, os.O_RDONLY)
@@ -142,9 +198,8 @@ def save(state: Dict[str, Any], path: PathLike) -> None:
     try:
         with atomic_file(path) as stream:
             torch.save(state, stream)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).partition(". ")[0]
-        raise CheckpointError(f"cannot write {os.fspath(path)}: {reason}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
 def sha256(path: PathLike) -> str:
@@ -227,7 +282,8 @@ def average(
         number of updates of every input.
 
     Raises:
-        CheckpointError: an input cannot be read, or keys or shapes differ; the message names file and parameter.
+        CheckpointError: an input cannot be read or has values that are not finite, or keys or shapes differ; the
+            message names file and parameter.
     """
     if not paths:
         raise CheckpointError("there is nothing to average: no checkpoints were given")
@@ -237,8 +293,8 @@ def average(
     for path in paths:
         if progress:
             progress(os.fspath(path))
-        state = load(path)
-        total.add(_model(state, path), os.fspath(path))
+        state = load_with_model(path)
+        total.add(state["model"], os.fspath(path))
         entry: Dict[str, Any] = {
             "file": os.path.basename(os.fspath(path)),
             "sha256": sha256(path),
@@ -253,16 +309,6 @@ def average(
     newest["last_optimizer_state"] = None  # belongs to one of the inputs, not to their average
     newest["extra_state"] = {**(newest.get("extra_state") or {}), "averaged_from": report}
     return newest, report
-
-
-def _model(state: Dict[str, Any], path: PathLike) -> Dict[str, torch.Tensor]:
-    model = state.get("model")
-    if not isinstance(model, dict) or not all(isinstance(value, torch.Tensor) for value in model.values()):
-        raise CheckpointError(
-            f"{os.fspath(path)} holds no model parameters under 'model', as fairseq's checkpoints do; "
-            f"it has: {', '.join(sorted(map(str, state)))}"
-        )
-    return model
 
 
 class _Sum:
@@ -316,12 +362,7 @@ class _Sum:
 
     def mean(self, newest: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
         """The average in the key order and the types of `newest`."""
-        means: Dict[str, torch.Tensor] = {}
-        for key, total in self.sums.items():
-            means[key] = (total / self.count).to(newest[key].dtype)
-            # fairseq's `_float_tensor` markers are memory that nobody initialises
-            if not key.endswith("._float_tensor") and not bool(torch.isfinite(means[key]).all()):
-                logger.warning("the average of %s has values that are not finite", key)
+        means = {key: (total / self.count).to(newest[key].dtype) for key, total in self.sums.items()}
         result = type(newest)()  # an OrderedDict stays one
         for key, tensor in newest.items():
             result[key] = means.get(self.owner[key], tensor)

@@ -14,17 +14,16 @@ attention weights.
 """
 
 import logging
-import os
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.reporting.files import PathLike, check_targets
 from collab_fairseq.reporting.record_file import Record
 
 from . import layers, programs
-from .cases import BenchError, Case, Options, choose
+from .cases import Case, Options, choose
 from .measure import captured, interleave, measure_peaks, operators, peak_bytes, ratio, spread, stopwatch
 
 logger = logging.getLogger(__name__)
@@ -68,8 +67,7 @@ def run(
     if options.quick:
         options = replace(options, rounds=min(2, options.rounds), least=1, seconds=1.0)
     chosen = cases(what, options, patterns)
-    if output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output))):
-        raise BenchError(f"cannot write {os.fspath(output)}: there is no folder {os.path.dirname(output)}")
+    check_targets(output)
     torch.set_num_threads(options.threads)
     record = Record(
         "bench", what, command, options.settings(), output, device="gpu" if options.device == "cuda" else "cpu",

@@ -13,6 +13,8 @@ import argparse
 import os
 import sys
 
+from collab_fairseq.reporting.files import check_targets
+
 HELP = "average checkpoints"
 
 
@@ -58,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.inputs[0]} is a folder: say how many of its checkpoints with --num-epoch-checkpoints or "
             "--num-update-checkpoints, or name the files"
         )
+    check_targets(args.output)
     from collab_fairseq import checkpoints
 
     paths = args.inputs
@@ -68,10 +71,6 @@ def run(args: argparse.Namespace) -> int:
             updates=args.num_update_checkpoints,
             upper_bound=args.checkpoint_upper_bound,
         )
-    # found out now rather than after minutes of averaging
-    folder = os.path.dirname(os.path.abspath(args.output))
-    if not os.path.isdir(folder):
-        raise UsageError(f"--output {args.output}: there is no folder {folder}")
     for path in paths:
         if os.path.exists(args.output) and os.path.exists(path) and os.path.samefile(args.output, path):
             raise UsageError(f"--output {args.output} is one of the inputs and would overwrite it")

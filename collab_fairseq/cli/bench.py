@@ -26,6 +26,8 @@ import shlex
 import sys
 from dataclasses import fields
 
+from collab_fairseq.reporting.files import check_targets
+
 from .heads_options import UsageError, positive
 
 HELP = "measure speed and memory beside the baselines"
@@ -108,7 +110,8 @@ def _measure(args: argparse.Namespace) -> int:
 
     # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
     warnings.filterwarnings("ignore", message="Support for mismatched")
-    if args.figure and not args.figure.lower().endswith((".png", ".svg")):  # before hours are spent
+    check_targets(args.figure)
+    if args.figure and not args.figure.lower().endswith((".png", ".svg")):
         raise UsageError(f"--figure must end in .png or .svg, got {args.figure}")
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -130,6 +133,7 @@ def _measure(args: argparse.Namespace) -> int:
 def _table(args: argparse.Namespace) -> int:
     if (args.marker or args.check) and not args.output:
         raise UsageError(f"{'--marker' if args.marker else '--check'} needs --output")
+    check_targets(None if args.check else args.output)
     from collab_fairseq.bench.report import ratio_table
     from collab_fairseq.reporting import pages, record_file
 

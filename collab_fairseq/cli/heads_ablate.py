@@ -25,7 +25,6 @@ from collab_fairseq.cli.heads_options import (
     add_sites,
     add_tests,
     check_figure,
-    check_files,
     chosen_sites,
     load,
     make_record,
@@ -35,6 +34,7 @@ from collab_fairseq.cli.heads_options import (
     show_table,
     test_settings,
 )
+from collab_fairseq.reporting.files import check_targets
 
 HELP = "BLEU without each head, or with it alone"
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate again and again, print, draw."""
-    check_files(args.output)
+    check_targets(args.output)
     check_figure(args.figure)
     sites = chosen_sites(args)
     folder = is_folder(args)

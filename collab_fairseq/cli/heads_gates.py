@@ -16,10 +16,10 @@ from collab_fairseq.cli.heads_options import (
     add_output,
     check_distinct,
     check_figure,
-    check_files,
     make_record,
     show_table,
 )
+from collab_fairseq.reporting.files import check_targets
 
 HELP = "show what gates have closed, and remove it"
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the gates, and write the finalised checkpoint."""
-    check_files(args.output, args.finalise)
+    check_targets(args.output, args.finalise)
     check_figure(args.figure)
     check_distinct(args.finalise, args.checkpoint, "--finalise")
     import importlib
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.heads import closing, figures
     from collab_fairseq.modules.heads import describe
 
-    state = checkpoints.load(args.checkpoint)
+    state = checkpoints.load_with_model(args.checkpoint)
     gates = closing.read_gates(state)
     if args.output:
         make_record(args, "gates", {}).part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})

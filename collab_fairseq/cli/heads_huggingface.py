@@ -54,11 +54,12 @@ def load_model(path: str) -> Any:
     """The model of a folder, of the class that it was saved as, and the module that knows its heads.
 
     Raises:
-        UsageError: transformers is not installed.
+        UsageError: transformers is not installed. CheckpointError: parameters that are not finite.
     """
     try:
         import transformers
 
+        from collab_fairseq.checkpoints import check_finite
         from collab_fairseq.reparam import huggingface
     except ImportError as error:
         raise UsageError(
@@ -67,10 +68,12 @@ def load_model(path: str) -> Any:
         ) from error
     config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     if type(config) in huggingface.CONFIGS.values():
-        return huggingface.from_pretrained(path, local_files_only=True), huggingface
-    kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-    model = kind.from_pretrained(path, local_files_only=True)
-    huggingface.check_convertible(model)
+        model = huggingface.from_pretrained(path, local_files_only=True)
+    else:
+        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
+        model = kind.from_pretrained(path, local_files_only=True)
+        huggingface.check_convertible(model)
+    check_finite(dict(model.named_parameters()), path)
     return model, huggingface
 
 

@@ -20,13 +20,13 @@ from collab_fairseq.cli.heads_options import (
     add_model,
     add_output,
     check_figure,
-    check_files,
     choose_device,
     data_setting,
     load,
     make_record,
     show_table,
 )
+from collab_fairseq.reporting.files import check_targets
 
 HELP = "rank heads by the gradient of the loss"
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute, print, draw; of several processes the first one prints."""
-    check_files(args.output)
+    check_targets(args.output)
     check_figure(args.figure)
     if is_folder(args):
         return _show(importance(args), args)

@@ -6,6 +6,8 @@ import shlex
 import sys
 from typing import Any, Dict, List, Optional, Sequence
 
+from collab_fairseq.reporting.files import check_targets
+
 
 class UsageError(ValueError):
     """Flags that cannot be followed."""
@@ -113,14 +115,6 @@ def test_settings(args: argparse.Namespace, trained: Any, tests: Sequence[Any]) 
     }
 
 
-def check_files(*paths: Optional[str]) -> None:
-    """Before anything is computed: the folders of all results exist, and figures have an ending that can be drawn."""
-    for path in filter(None, paths):
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise UsageError(f"cannot write {path}: there is no folder {folder}")
-
-
 def check_distinct(result: Optional[str], source: str, flag: str) -> None:
     """A result does not overwrite the checkpoint that it is made from."""
     if result and os.path.exists(result) and os.path.exists(source) and os.path.samefile(result, source):
@@ -128,8 +122,8 @@ def check_distinct(result: Optional[str], source: str, flag: str) -> None:
 
 
 def check_figure(path: Optional[str]) -> None:
-    """A figure's name has an ending that can be drawn."""
-    check_files(path)
+    """A figure can be written, and its name has an ending that can be drawn."""
+    check_targets(path)
     if path and not path.lower().endswith((".png", ".svg")):
         raise UsageError(f"--figure must end in .png or .svg, got {path}")
 

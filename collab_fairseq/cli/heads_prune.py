@@ -28,7 +28,6 @@ from collab_fairseq.cli.heads_options import (
     add_tests,
     check_distinct,
     check_figure,
-    check_files,
     chosen_sites,
     data_setting,
     load,
@@ -38,6 +37,7 @@ from collab_fairseq.cli.heads_options import (
     show_table,
     test_settings,
 )
+from collab_fairseq.reporting.files import check_targets
 
 HELP = "prune heads in the order of their importance"
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prune step by step, or remove."""
-    check_files(args.output, args.pruned)
+    check_targets(args.output, args.pruned)
     check_figure(args.figure)
     if (args.remove is None) != (args.pruned is None):
         raise UsageError("--remove and --pruned go together")
@@ -183,7 +183,7 @@ def _remove(args: argparse.Namespace) -> int:
         percent = float(args.remove)
     except ValueError:
         heads = parse_heads(args.remove)
-        state = checkpoints.load(path)
+        state = checkpoints.load_with_model(path)
     else:
         if not 0 < percent < 100:
             raise UsageError(f"--remove takes heads, or per cent of them between 0 and 100, got {args.remove}")

@@ -13,7 +13,8 @@ import os
 from typing import Any, Dict
 
 from collab_fairseq.cli.heads_huggingface import load_model
-from collab_fairseq.cli.heads_options import add_output, check_figure, check_files, make_record, show_table
+from collab_fairseq.cli.heads_options import add_output, check_figure, make_record, show_table
+from collab_fairseq.reporting.files import check_targets
 
 HELP = "what heads share"
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, print, draw."""
-    check_files(args.output)
+    check_targets(args.output)
     check_figure(args.figure)
     check_figure(args.overlap)
     from collab_fairseq.heads import redundancy
@@ -48,7 +49,7 @@ def _fairseq(path: str) -> Dict[str, Any]:
     from collab_fairseq import checkpoints
     from collab_fairseq.heads.redundancy import read_weights
 
-    return read_weights(checkpoints.load(path))
+    return read_weights(checkpoints.load_with_model(path))
 
 
 def _hugging_face(path: str) -> Dict[str, Any]:

@@ -20,12 +20,12 @@ from collab_fairseq.cli.heads_options import (
     add_model,
     add_output,
     check_figure,
-    check_files,
     data_setting,
     load,
     make_record,
     show_table,
 )
+from collab_fairseq.reporting.files import check_targets
 
 HELP = "tell what heads do"
 
@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, print, draw."""
-    check_files(args.output)
+    check_targets(args.output)
     check_figure(args.figure)
     if (args.maps is None) != (args.maps_folder is None):
         raise UsageError("--maps and --maps-folder go together")
-    if args.maps_folder and not os.path.isdir(args.maps_folder):
-        raise UsageError(f"--maps-folder: there is no folder {args.maps_folder}")
+    if args.maps_folder:
+        check_targets(os.path.join(args.maps_folder, "attention.svg"))
     chosen = _numbers(args.maps)
     if args.relevance_sentences < 0 or args.epsilon < 0:
         raise UsageError("--relevance-sentences and --epsilon must not be negative")

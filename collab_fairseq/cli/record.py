@@ -8,6 +8,8 @@ The fields are described in collab_fairseq/reporting/schema.py. Recipes call thi
 
 import argparse
 
+from collab_fairseq.reporting.files import check_targets, write_json
+
 HELP = "write the JSON record of a run"
 
 
@@ -46,17 +48,27 @@ def _pair(text: str) -> "tuple[str, str]":
     return name, file
 
 
+class UsageError(ValueError):
+    """Nothing was named."""
+
+    user_error = True
+
+
 def run(args: argparse.Namespace) -> int:
     """Gather, validate, write."""
+    if not (args.checkpoint or args.train_log or args.usage or args.data_sums or args.scores):
+        raise UsageError(
+            "there is nothing to record: give at least one of --checkpoint, --train-log, --usage, --data-sums, --scores"
+        )
+    check_targets(args.output)
     from collab_fairseq import checkpoints
-    from collab_fairseq.reporting.files import write_json
     from collab_fairseq.reporting.record import make_record
 
     record = make_record(
         args.name,
         args.started_as,
         seed=args.seed,
-        checkpoint=checkpoints.load(args.checkpoint) if args.checkpoint else None,
+        checkpoint=checkpoints.load_with_model(args.checkpoint) if args.checkpoint else None,
         train_log=args.train_log,
         usage=args.usage,
         data_sums=args.data_sums,

@@ -25,6 +25,8 @@ import sys
 import time
 from typing import Tuple
 
+from collab_fairseq.reporting.files import check_targets, write_json
+
 HELP = "collaborative heads for a trained model"
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,6 @@ def run(args: argparse.Namespace) -> int:
 
     from collab_fairseq import checkpoints, translation
     from collab_fairseq.reparam import allocation, distill, fairseq
-    from collab_fairseq.reporting.files import write_json
 
     from .reparam_report import Report, evaluate, test_splits
     from .reparam_text import text_of
@@ -180,8 +181,6 @@ def _check(args: argparse.Namespace) -> None:
         path = getattr(args, name)
         if path is None:
             continue
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise UsageError(f"--{name} {path}: there is no folder {folder}")
+        check_targets(path)
         if os.path.exists(path) and os.path.exists(args.checkpoint) and os.path.samefile(path, args.checkpoint):
             raise UsageError(f"--{name} {path} is the source and would overwrite it")

@@ -55,7 +55,9 @@ def text_of(flag: str, trained: TrainedModel, max_tokens: int) -> Text:
     if len(files) == 1:
         translation.add_text(trained, f"{_NAME} source", lines[0])
         lines.append(
-            translation.translate(trained, f"{_NAME} source", beam=1, max_tokens=max_tokens, remove_bpe=None)
+            translation.translate(
+                trained, f"{_NAME} source", beam=1, max_tokens=max_tokens, remove_bpe=None, unkpen=float("inf")
+            )
         )
         description += " and its translation by the model"
     translation.add_text(trained, _NAME, lines[0], lines[1])
@@ -64,7 +66,7 @@ def text_of(flag: str, trained: TrainedModel, max_tokens: int) -> Text:
 
 def _lines(file: str) -> List[str]:
     try:
-        with open(file, encoding="utf-8", newline="\n") as stream:
+        with open(file, encoding="utf-8-sig", newline="\n") as stream:
             content = stream.read()
     except UnicodeDecodeError as error:
         raise TranslationError(f"--calibration: {file} is not UTF-8 text ({error.reason})") from error

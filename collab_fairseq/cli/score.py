@@ -11,6 +11,8 @@ import argparse
 import os
 import sys
 
+from collab_fairseq.reporting.files import check_targets, write_json
+
 HELP = "BLEU of a generate log, three ways"
 
 
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one labelled line per score, with what was compared below it."""
-    from collab_fairseq.reporting.files import write_json
+    check_targets(args.json)
     from collab_fairseq.scoring.evaluation import evaluate
 
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]

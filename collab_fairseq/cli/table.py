@@ -18,6 +18,8 @@ import os
 import sys
 from typing import List
 
+from collab_fairseq.reporting.files import check_targets
+
 HELP = "tables and figures from records"
 
 logger = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--figure is drawn instead of a table and excludes --output, --columns and --baseline")
     if args.x == "updates" and args.y not in (None, "valid_loss"):
         raise UsageError(f"--x updates draws curves of valid_loss, got --y {args.y}")
+    check_targets(args.figure, None if args.check else args.output)
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # four lines for every comparison
     from collab_fairseq.reporting import figures, pages, table
     from collab_fairseq.reporting.rows import load_run

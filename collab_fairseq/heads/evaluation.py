@@ -50,7 +50,7 @@ def read_test_set(
         HeadsError: the file cannot be read.
     """
     try:
-        with open(references, encoding="utf-8", newline="\n") as stream:
+        with open(references, encoding="utf-8-sig", newline="\n") as stream:
             lines = stream.read().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise HeadsError(f"cannot read the references {os.fspath(references)}: {error}") from error

@@ -51,7 +51,7 @@ def read_examples(
     """
     found: List[Example] = []
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, 1):
                 if sentences is not None and len(found) == sentences:
                     break

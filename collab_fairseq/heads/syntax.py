@@ -47,7 +47,7 @@ def read_conllu(path: PathLike) -> List[Sentence]:
     """
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8", newline="\n") as stream:
+        with open(path, encoding="utf-8-sig", newline="\n") as stream:
             lines = stream.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise HeadsError(f"cannot read the parses {name}: {error}") from error

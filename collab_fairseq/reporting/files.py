@@ -1,12 +1,39 @@
-"""Writing small files whole or not at all."""
+"""Writing small files whole or not at all, and seeing beforehand whether any file can be written."""
 
 import contextlib
 import json
 import os
+import tempfile
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 PathLike = Union[str, "os.PathLike[str]"]
+
+
+class TargetError(ValueError):
+    """A result cannot be written where it is to go."""
+
+    user_error = True
+
+
+def check_targets(*paths: Optional[PathLike]) -> None:
+    """See, before any work, that files can be written under these names; None is left out.
+
+    Raises:
+        TargetError: the folder is missing or cannot be written to, or there is something else than a file.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        name, folder = os.fspath(path), os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise TargetError(f"cannot write {name}: there is no folder {folder}")
+        if os.path.exists(name) and not os.path.isfile(name):
+            raise TargetError(f"cannot write {name}: it is {'a directory' if os.path.isdir(name) else 'no file'}")
+        try:  # permissions alone do not tell of read-only disks and quotas
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise TargetError(f"cannot write {name}: {folder} takes no files ({error.strerror})") from error
 
 
 def write_bytes(data: bytes, path: PathLike) -> None:

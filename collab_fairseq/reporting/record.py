@@ -128,9 +128,14 @@ def make_record(
 
 def _read_log(path: PathLike) -> Dict[str, Any]:
     try:
-        return read_train_log(path)
+        log = read_train_log(path)
     except OSError as error:
         raise RecordError(f"cannot read the training log {os.fspath(path)}: {error.strerror}") from error
+    if log["train_seconds"] is None and not any(log["curves"].values()):
+        raise RecordError(
+            f"the training log {os.fspath(path)} has no numbers in JSON; run fairseq-train with --log-format json"
+        )
+    return log
 
 
 def _read_json(path: PathLike) -> Any:

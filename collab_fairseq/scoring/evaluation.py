@@ -159,7 +159,7 @@ def _check_words(logs: Sequence[PathLike], log: GenerateLog) -> None:
 def _read_reference(path: PathLike, log: GenerateLog) -> _Reference:
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8", newline="\n") as stream:
+        with open(path, encoding="utf-8-sig", newline="\n") as stream:
             lines = stream.read().split("\n")
     except OSError as error:
         raise ScoringError(f"cannot read the references {name}: {error.strerror}") from error

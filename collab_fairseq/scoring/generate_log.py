@@ -5,6 +5,7 @@ Of interest are the lines `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>sco
 files (shards), between other log lines.
 """
 
+import codecs
 import os
 import re
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
 def _read(path: str, sentences: Dict[int, _Sentence]) -> None:
     try:
         with open(path, "rb") as stream:
-            content = stream.read()
+            content = stream.read().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ScoringError(f"cannot read the log {path}: {error.strerror}") from error
     # only "\n" ends a line: sentences may hold other characters that str.splitlines() would split at

@@ -94,7 +94,7 @@ def bleu(
     """
     if isinstance(references, (str, os.PathLike)):
         name = os.fspath(references)
-        with open(references, encoding="utf-8", newline="\n") as stream:
+        with open(references, encoding="utf-8-sig", newline="\n") as stream:
             lines = stream.read().removesuffix("\n").split("\n")
     else:
         name, lines = "the reference", list(references)

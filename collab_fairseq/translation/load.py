@@ -59,11 +59,13 @@ def load_model(
         text: False: the weights are all that matters; no data-bin is needed, words have no names.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: the file cannot be read, or its parameters are missing or not finite.
         ConfigurationError: another kind of model.
         TranslationError: another task, no data-bin, or dictionaries of another model.
     """
-    return run_state(checkpoints.load(checkpoint), os.fspath(checkpoint), data, device=device, seed=seed, text=text)
+    return run_state(
+        checkpoints.load_with_model(checkpoint), os.fspath(checkpoint), data, device=device, seed=seed, text=text
+    )
 
 
 def run_state(

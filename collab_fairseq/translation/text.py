@@ -1,16 +1,25 @@
 """Batches of the text of a data-bin."""
 
+import logging
 import os
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy
+import torch
 from fairseq import utils
 from fairseq.data import LanguagePairDataset, ListDataset, data_utils
 
 from collab_fairseq.scoring import text
 
 from .load import TrainedModel, TranslationError
+
+logger = logging.getLogger(__name__)
+
+#: the largest share of unknown units: subwords spell nearly every word, dictionaries of words miss the rare ones
+_MOST_UNKNOWN = {"subwords": 0.05, "words": 0.25}
+#: of so many sentences from the first
+_LOOKED_AT = 1000
 
 
 def splits(trained: TrainedModel) -> List[str]:
@@ -25,7 +34,8 @@ def dataset(trained: TrainedModel, split: str) -> Any:
     """fairseq's data set of a split, loaded once.
 
     Raises:
-        TranslationError: there is no such split; the message lists those that are there.
+        TranslationError: there is no such split (the message lists those that are there), or its text is not in the
+            model's units.
     """
     if split not in trained.task.datasets:
         there = splits(trained)
@@ -34,6 +44,7 @@ def dataset(trained: TrainedModel, split: str) -> Any:
                 f"{trained.cfg.task.data} has no split {split!r}; there are {', '.join(there) or 'none'}"
             )
         trained.task.load_dataset(split, combine=False, epoch=1)
+        _check_units(trained.task.dataset(split), split)
     return trained.task.dataset(split)
 
 
@@ -45,7 +56,7 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
             translated.
 
     Raises:
-        TranslationError: not as many targets as sources, no line, or a name that is taken.
+        TranslationError: not as many targets as sources, no line, a name that is taken, or text in other units.
     """
     if name in trained.task.datasets or name in splits(trained):
         raise TranslationError(f"there is a split {name!r} already")
@@ -60,10 +71,30 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
         encoded = [dictionary.encode_line(line, add_if_not_exist=False).long() for line in lines]
         return [ListDataset(encoded), numpy.array([len(tokens) for tokens in encoded]), dictionary]
 
-    trained.task.datasets[name] = LanguagePairDataset(
+    made = LanguagePairDataset(
         *side(source, trained.task.source_dictionary), *side(target, trained.task.target_dictionary),
         shuffle=False, left_pad_source=task.left_pad_source, left_pad_target=task.left_pad_target,
     )  # fmt: skip
+    _check_units(made, name)
+    trained.task.datasets[name] = made
+
+
+def _check_units(data: Any, name: str) -> None:
+    """Say which share of the units the dictionaries do not have; refuse text that is in other units."""
+    for side, lines, dictionary in (("source", data.src, data.src_dict), ("target", data.tgt, data.tgt_dict)):
+        if lines is None:
+            continue
+        units = torch.cat([lines[number] for number in range(min(len(lines), _LOOKED_AT))])
+        units = units[units != dictionary.eos()]
+        share = int((units == dictionary.unk()).sum()) / max(1, len(units))
+        logger.info("%s: %.1f %% of the %s units are unknown to the model", name, 100 * share, side)
+        kind = "subwords" if text.subword_marker(dictionary.symbols) else "words"
+        if share > _MOST_UNKNOWN[kind]:
+            raise TranslationError(
+                f"{name}: {share:.0%} of the {side} units are not among the model's {kind} (at most "
+                f"{_MOST_UNKNOWN[kind]:.0%} may be); the text must be segmented as the training text was, with the "
+                "same SentencePiece or BPE model where there is one"
+            )
 
 
 def references(trained: TrainedModel, split: str) -> List[str]:

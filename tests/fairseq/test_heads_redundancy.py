@@ -11,6 +11,7 @@ import collab_fairseq.models  # noqa: F401  (registers the presets)
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.cli.main import main
+from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.redundancy import HeadWeights, captured, read_weights, redundancy
 from collab_fairseq.models.config import OWN_FIELDS
 from collab_fairseq.modules.stock import model_config
@@ -91,6 +92,26 @@ def test_weights_are_found_by_place_with_each_layers_own_heads():
     assert torch.equal(weights["encoder.1"].mixing, model.encoder.layers[1].self_attn.mixing.double())
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("encoder.layers.0.self_attn.q_proj.weight", None, r"has no encoder.layers.0.self_attn.q_proj.weight"),
+        ("decoder.layers.1.encoder_attn.k_proj.weight", None, r"has no decoder.layers.1.encoder_attn.k_proj.weight"),
+        ("decoder.layers.0.self_attn.k_proj.weight", 5, r"equally many rows, got the shapes \(6, 16\) and \(5, 16\)"),
+        ("encoder.layers.1.self_attn.mixing", 1, r"must have the shape \(2, 6\), got \(1, 6\)"),
+    ],
+)
+def test_parameters_that_are_missing_or_do_not_fit_are_named(name, rows, message):
+    model = build(**SMALL, key_dim=6)
+    parameters = dict(model.state_dict())
+    tensor = parameters.pop(name)
+    if rows:
+        parameters[name] = tensor[:rows]
+    state = {"cfg": {"model": {**vars(model_args(model)), "_name": "transformer_collab"}}, "model": parameters}
+    with pytest.raises(HeadsError, match=message):
+        read_weights(state)
+
+
 def model_args(model):
     flags = {f"{s}_{n}": getattr(getattr(model.cfg, s), n) for s in ("encoder", "decoder")
              for n in ("attention_heads", "layers", "embed_dim")}  # fmt: skip
@@ -162,6 +183,19 @@ def test_hugging_face_folders(tmp_path, capsys):
                           block_mixing([4, 4, 4]).double(), False)  # fmt: skip
     counts = redundancy(weights)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
+
+
+def test_a_hugging_face_model_with_nan_is_refused_by_name(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=4, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4
+    )
+    model = transformers.BertModel(config)
+    with torch.no_grad():
+        model.pooler.dense.bias[0] = float("nan")
+    model.save_pretrained(tmp_path / "bert")
+    assert main(["heads", "redundancy", str(tmp_path / "bert")]) == 1
+    assert "bert has NaN or infinite values in pooler.dense.bias;" in capsys.readouterr().err
 
 
 def test_a_folder_without_transformers_is_one_sentence(tmp_path, monkeypatch, capsys):

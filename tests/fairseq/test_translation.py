@@ -4,12 +4,16 @@ import copy
 import itertools
 import json
 import re
+import shutil
 from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.data import indexed_dataset
 
 from collab_fairseq import checkpoints
+from collab_fairseq.cli.reparam_text import text_of
+from collab_fairseq.heads.evaluation import read_test_set
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
@@ -201,3 +205,43 @@ def test_errors_name_what_is_wrong(trained, checkpoint, tiny_data, tmp_path):
         (smaller / file.name).write_bytes(content.split(b"\n", 1)[1] if file.name.startswith("dict") else content)
     with pytest.raises(TranslationError, match="the data of another model"):
         load_model(checkpoint, smaller)
+
+
+def test_a_byte_order_mark_is_no_text(checkpoint, tiny_data, tmp_path):
+    marked, plain = tmp_path / "marked", tmp_path / "plain"
+    lines = ["the red dog sees the old cat", "a green house"]
+    marked.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8-sig")
+    plain.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert bleu(lines, marked).score == pytest.approx(100)
+    assert read_test_set("test", marked, "en").references == lines
+    found = []
+    for file in (marked, plain):
+        trained = load_model(checkpoint, tiny_data)
+        text_of(f"{file},{file}", trained, 300)
+        found.append([sample["net_input"]["src_tokens"].tolist() for sample in batches(trained, "calibration")])
+    assert found[0] == found[1]
+
+
+def test_text_in_other_units_is_refused_with_the_share_that_is_unknown(checkpoint, tiny_data, tmp_path, caplog):
+    caplog.set_level("INFO")
+    trained = load_model(checkpoint, tiny_data)
+    known, unknown = ["the red dog sees the old cat ."] * 3, ["Der Hund. Die Katze. Das Haus. Ein Baum"] * 3
+    add_text(trained, "few", known, known)
+    assert "few: 12.5 % of the source units are unknown to the model" in caplog.text  # the dot
+    for name, sides, side in (("source", [unknown, known], "source"), ("target", [known, unknown], "target")):
+        with pytest.raises(TranslationError, match=rf"{name}: 100% of the {side} units are not among .* words"):
+            add_text(trained, name, *sides)
+        assert name not in trained.task.datasets
+    # a dictionary of subwords, which spell nearly every word
+    trained.task.source_dictionary.symbols[10:12] = ["▁the", "▁a"]
+    with pytest.raises(TranslationError, match=r"subwords: 1[24]% of the source units are .* SentencePiece or BPE"):
+        add_text(trained, "subwords", known)
+    # splits of a data-bin
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    prefix = str(data / "valid.src-tgt.src")
+    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(trained.task.source_dictionary))
+    for _ in range(20):
+        builder.add_item(torch.tensor([trained.task.source_dictionary.unk()] * 3 + [2]))
+    builder.finalize(f"{prefix}.idx")
+    with pytest.raises(TranslationError, match="valid: 100% of the source units are not among the model's words"):
+        loss(load_model(checkpoint, data), "valid")

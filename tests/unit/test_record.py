@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from collab_fairseq.cli.main import main
 from collab_fairseq.reporting import environment
 from collab_fairseq.reporting.files import write_json, write_text
 from collab_fairseq.reporting.record import (
@@ -207,6 +208,26 @@ def test_unreadable_inputs_are_named(tmp_path):
             make_record("x", "y", **inputs)
     with pytest.raises(RecordError, match=r"cannot read the training log .*absent"):
         make_record("x", "y", train_log=tmp_path / "absent")
+
+
+def test_a_training_log_in_text_is_refused(tmp_path):
+    line = "| INFO | train_inner | epoch 001: 10 / 50 loss=9.5, wps=100.5, num_updates=10, wall=20"
+    write_text(f"00:00 | INFO | fairseq_cli.train | {{'_name': None}}\n00:01 {line}\n", tmp_path / "text.log")
+    with pytest.raises(RecordError, match=r"text\.log has no numbers in JSON; run .* --log-format json"):
+        make_record("x", "y", train_log=tmp_path / "text.log")
+
+
+def test_a_record_of_nothing_or_of_no_model_is_one_sentence(tmp_path, capsys):
+    torch.save({"weights": torch.ones(1)}, tmp_path / "other.pt")
+    for flags, message in [
+        ([], "there is nothing to record: give at least one of --checkpoint, "),
+        (["--checkpoint", str(tmp_path / "other.pt")], "other.pt holds no model parameters under 'model'"),
+    ]:
+        assert main(["record", "--name", "x", "--output", str(tmp_path / "r.json"), *flags]) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "r.json").exists()
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path):

@@ -310,6 +310,13 @@ def test_a_log_without_references_takes_the_given_ones(tmp_path):
     assert len(with_raw) == 3
 
 
+@pytest.mark.parametrize("marked", ["log", "test.de"])
+def test_a_byte_order_mark_is_no_text(tmp_path, marked):
+    log, reference = write(tmp_path / "log", log_lines(RAW, kinds="H")[1:]), write(tmp_path / "test.de", RAW)
+    (tmp_path / marked).write_bytes(b"\xef\xbb\xbf" + (tmp_path / marked).read_bytes())
+    assert [score.score for score, _ in evaluate([log], reference).scores] == pytest.approx([100.0] * 3)
+
+
 def test_references_of_another_test_set_are_refused(tmp_path):
     log = write(tmp_path / "log", log_lines(GUESS, RAW))
     with pytest.raises(ScoringError, match=r"short has 3 lines, but the log has 4 hypotheses"):
