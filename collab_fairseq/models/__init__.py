@@ -3,4 +3,8 @@
 fairseq imports every file here by itself; whoever uses the model without ``--user-dir`` imports this package.
 """
 
+from fairseq_modern import survival
+
 from . import criterions, presets  # noqa: F401  (registers the model, then the presets)
+
+survival.enable()  # trainings with this --user-dir resume and stop as fairseq_modern/README.md says
