@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import shutil
 from pathlib import Path
 from typing import List
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -15,9 +16,11 @@ HOOK = Path("fairseq_modern", "fairseq_modern.pth")
 
 
 class BuildWithHook(build_py):
-    """Also copies the hook to the root of what is installed."""
+    """Also copies the hook to the root of what is installed, and nothing that an earlier build has left."""
 
     def run(self) -> None:
+        for package in {name.split(".")[0] for name in self.packages or ()}:
+            shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
         super().run()
         if not self.editable_mode:  # there, nothing is copied, and the wheel is completed below
             self.copy_file(str(HOOK), str(Path(self.build_lib, HOOK.name)))
@@ -59,7 +62,7 @@ setup(
     license="MIT",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["collab_fairseq*", "fairseq_modern*"]),
-    package_data={"collab_fairseq": ["py.typed", "*.yaml", "**/*.yaml"], "fairseq_modern": [HOOK.name]},
+    package_data={"collab_fairseq": ["py.typed", "*.yaml", "**/*.yaml"], "fairseq_modern": [HOOK.name, "README.md"]},
     # fairseq is installed beside, without its dependencies: its metadata asks for versions that cannot be installed.
     install_requires=[
         "torch>=2.6",

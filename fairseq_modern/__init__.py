@@ -1,12 +1,14 @@
-"""Makes the archived fairseq 0.12.2 run on today's Python, torch, NumPy and Hydra, without editing a file of it.
+"""Makes fairseq 0.12.2, unmaintained since its last release of 2022, run on today's Python, torch, NumPy and Hydra.
 
 A `.pth` file beside the installed package imports this module whenever Python starts, so that fairseq's console
 scripts, `python -m fairseq_cli.train`, torchrun, notebooks and spawned workers are covered without a word from the
-user. That is why nothing heavy happens here: importing this module puts one finder in front of `sys.meta_path`, which
-knows the exact names of the modules to mend and does nothing for any other. The mends themselves, one file per
-subject, are imported when the module that they mend is.
+user. (Python reads `.pth` files in site-packages only: after `pip install --target` or with PYTHONPATH alone, import
+fairseq_modern before fairseq.) That is why nothing heavy happens here: importing this module puts one finder in front
+of `sys.meta_path`, which knows the exact names of the modules to mend and does nothing for any other. The mends
+themselves, one file per subject, are imported when the module that they mend is; no file of fairseq is edited.
 
-Set the environment variable FAIRSEQ_MODERN=0 to run fairseq as it was published.
+README.md beside this file says what each mend does and how to switch it off; `survival` holds what changes how
+trainings behave, and does nothing unless it is switched on.
 """
 
 import os
@@ -16,27 +18,39 @@ __all__ = ["AFTER", "BEFORE", "install"]
 
 # Module of fairseq -> functions of this package, called with the module object before its code runs ...
 BEFORE = {
-    "fairseq": ("errors.show_user_errors",),
-    "fairseq.dataclass.configs": ("dataclasses_.hash_configs",),
+    "fairseq": ("errors.show_user_errors", "quiet.mend"),
+    "fairseq.dataclass.configs": ("dataclass_defaults.hash_configs",),
 }
 
-# ... and after.
+# ... and after, the last one outermost.
 AFTER = {
-    "fairseq.checkpoint_utils": ("loading.mend", "saving.mend", "resuming.mend", "stopping.mend_loading"),
+    "fairseq.checkpoint_utils": (
+        "loading.mend",
+        "saving.mend",
+        "survival.position.mend",
+        "survival.resuming.mend",
+        "survival.stopping.mend",
+    ),
     "fairseq.data.codedataset": ("loading.mend", "expressions.mend"),
     "fairseq.data.indexed_dataset": ("mistakes_data.mend",),
-    "fairseq.dataclass.configs": ("dataclasses_.restore_builtins",),
-    "fairseq.dataclass.utils": ("config.mend",),
-    "fairseq.distributed.utils": ("distributed.mend",),
+    "fairseq.data.huffman.huffman_coder": ("huffman.mend",),
+    "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
+    "fairseq.dataclass.utils": ("quiet.mend_hydra",),
+    "fairseq.distributed.utils": ("survival.workers.mend", "distributed.mend"),
     "fairseq.models.distributed_fairseq_model": ("distributed.mend_data_parallel",),
-    "fairseq.models.transformer.transformer_encoder": ("encoder.mend",),
+    "fairseq.models.transformer.transformer_encoder": ("encoder_layer.mend_encoder",),
     "fairseq.modules.transformer_layer": ("encoder_layer.mend",),
     "fairseq.optim.amp_optimizer": ("amp.mend",),
     "fairseq.options": ("options.mend", "mistakes_options.mend"),
-    "fairseq.trainer": ("resuming.mend_trainer", "stopping.mend_trainer", "memory.mend"),
     "fairseq.utils": ("expressions.mend", "user_dir.mend"),
+    "fairseq.trainer": (
+        "survival.position.mend_trainer",
+        "survival.resuming.mend_trainer",
+        "survival.stopping.mend_trainer",
+        "survival.memory.mend",
+    ),
     "fairseq_cli.hydra_train": ("errors.mend_hydra_train",),
-    "fairseq_cli.train": ("train.mend", "stopping.mend_train"),
+    "fairseq_cli.train": ("train.mend", "survival.stopping.mend_train"),
     **dict.fromkeys(
         (
             "fairseq.data.data_utils",
@@ -78,20 +92,50 @@ AFTER = {
 }
 
 
+_told: set[str] = set()
+
+
+def warn(about, message):
+    """Warn, once about each subject."""
+    import warnings
+
+    if about not in _told:
+        _told.add(about)
+        warnings.warn(f"fairseq_modern {message}", stacklevel=3)
+
+
+def skipped():
+    """The names of mends in FAIRSEQ_MODERN_SKIP, with commas between them. Warns, once, of those that are none."""
+    wanted = {name.strip() for name in os.environ.get("FAIRSEQ_MODERN_SKIP", "").split(",")} - {""}
+    if wanted:
+        names = {function.split(".")[-2] for table in (BEFORE, AFTER) for row in table.values() for function in row}
+        unknown = ", ".join(sorted(wanted - names))
+        if unknown:
+            warn("skip", f"has no mend {unknown}, as in FAIRSEQ_MODERN_SKIP, but {', '.join(sorted(names))}")
+    return wanted
+
+
 def _call(functions, module):
     """Call functions of this package, named `file.function`, with the module."""
     for name in functions:
-        file, function = name.split(".")
-        qualified = __name__ + "." + file
+        file, _, function = name.rpartition(".")
+        mend = file.rpartition(".")[2]
+        if mend in skipped():
+            continue
+        qualified = f"{__name__}.{file}"
         __import__(qualified)
-        getattr(sys.modules[qualified], function)(module)
+        try:
+            getattr(sys.modules[qualified], function)(module)
+        except AttributeError as error:  # another version of fairseq, or a fork
+            tell = sys.modules[f"{__name__}.survival"].warn if file.startswith("survival.") else warn
+            tell(mend, f"left out the mend {mend}, which does not know this fairseq: {error}")
 
 
 class Finder:
     """Finds the modules named in BEFORE and AFTER where Python would, and has them mended as they are executed.
 
-    The module's own loader is kept, so that `inspect`, `runpy` and pickle see nothing unusual; only the method that
-    executes the module is replaced, on that one loader object.
+    Loaders keep their class, so that `inspect`, `runpy` and pickle see nothing unusual; only the method that executes
+    the module is replaced, on a copy of the loader: that of a zip file serves all modules in it.
     """
 
     @staticmethod
@@ -116,6 +160,9 @@ class Finder:
             execute(module)
             _call(AFTER.get(name, ()), module)
 
+        from copy import copy
+
+        spec.loader = copy(spec.loader)
         spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
         return spec
 
@@ -125,12 +172,7 @@ def install():
     if Finder in sys.meta_path or os.environ.get("FAIRSEQ_MODERN") == "0":
         return
     if "fairseq" in sys.modules:
-        import warnings
-
-        warnings.warn(
-            "fairseq_modern was imported after fairseq, which therefore runs as published; import fairseq_modern first",
-            stacklevel=3,
-        )
+        warn("late", "was imported after fairseq, which therefore runs as published; import fairseq_modern first")
     sys.meta_path.insert(0, Finder)
 
 

@@ -8,6 +8,8 @@ end up divided twice by the scale.
 from types import ModuleType
 from typing import Any
 
+from fairseq_modern.defects import names
+
 
 def step(self: Any) -> None:
     """Step the optimizer whose gradients were unscaled, unless they overflowed, and adapt the scale."""
@@ -16,5 +18,6 @@ def step(self: Any) -> None:
 
 
 def mend(module: ModuleType) -> None:
-    """Replace the step of `AMPOptimizer`."""
-    module.AMPOptimizer.step = step
+    """Replace the step of `AMPOptimizer`, where it steps the wrapper."""
+    if names(module.AMPOptimizer.step) == {"scaler", "step", "fp32_optimizer", "update"}:
+        module.AMPOptimizer.step = step

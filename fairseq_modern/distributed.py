@@ -8,19 +8,14 @@
 - fairseq starts workers itself, one per GPU. Where there is none it stops with a bare assertion or, with
   `--distributed-init-method`, trains nothing and reports success: an error that names torchrun.
 - `fairseq-validate` in several processes stops at an empty share of the data: an error that says so.
-- torchrun killed by SIGKILL leaves its workers training, each in a session of its own, and the next start finds their
-  folder taken: on Linux a worker asks to be killed with torchrun.
 - A finished process leaves its process groups to the interpreter's exit. A thread of gloo's that releases its last
   piece of work just then wants the interpreter, cannot have it any more and aborts the process ("terminate called
   without an active exception"), which torchrun reports as a failure: groups are closed, their threads joined before.
 """
 
-import ctypes
 import functools
 import gc
 import os
-import signal
-import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
@@ -28,10 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_modern import stopping
+from fairseq_modern.defects import names
 from fairseq_modern.errors import WorkersError
 
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
@@ -67,31 +61,27 @@ def mend(module: ModuleType) -> None:
     def call_main(cfg: Any, main: Any, **options: Any) -> Any:
         refuse_several_validators(cfg, main)
         refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
-        die_with_torchrun()
-        training = cfg.distributed_training
-        if training.distributed_init_method is None:
-            fairseq.infer_init_method(training)
-        if training.distributed_init_method is None or training.distributed_no_spawn:
-            return published["call_main"](cfg, main, **options)
-        with stopping.workers():
-            return published["call_main"](cfg, main, **options)
+        return published["call_main"](cfg, main, **options)
 
     @functools.wraps(published["distributed_main"])
     def distributed_main(*args: Any, **options: Any) -> None:
-        already_open, stopped = dist.is_initialized(), False
+        already_open, end = dist.is_initialized(), None
         try:
             published["distributed_main"](*args, **options)
-        except stopping.Stopped:  # in all processes, which have waited for each other
-            stopped = True
+        except SystemExit as asked:  # of all processes, which have waited for each other
+            end = asked
         if dist.is_initialized() and not already_open:
             close_process_groups(fairseq)
-        if stopped:
-            raise stopping.Stopped
+        if end is not None:
+            raise end
 
-    fairseq._broadcast_object_slow = _broadcast_object_slow
-    fairseq.all_gather_list = all_gather_list
+    if "load" in names(published["_broadcast_object_slow"]):
+        fairseq._broadcast_object_slow = _broadcast_object_slow
+    if "ByteTensor" in names(published["all_gather_list"]):
+        fairseq.all_gather_list = all_gather_list
+    if "destroy_process_group" not in names(published["distributed_main"]):
+        fairseq.distributed_main = distributed_main
     fairseq.call_main = call_main
-    fairseq.distributed_main = distributed_main
 
 
 def close_process_groups(fairseq: Any) -> None:
@@ -108,6 +98,8 @@ def close_process_groups(fairseq: Any) -> None:
 
 def mend_data_parallel(module: ModuleType) -> None:
     """Give `fairseq.models.distributed_fairseq_model` a DistributedDataParallel that takes models on the CPU."""
+    if module.DistributedDataParallel is not DistributedDataParallel:
+        return
 
     @functools.wraps(DistributedDataParallel)
     def data_parallel(module: Any, device_ids: Any = None, output_device: Any = None, **options: Any) -> Any:
@@ -116,16 +108,6 @@ def mend_data_parallel(module: ModuleType) -> None:
         return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **options)
 
     module.DistributedDataParallel = data_parallel  # type: ignore[attr-defined]
-
-
-def die_with_torchrun() -> None:
-    """Have the kernel kill this process when the torchrun that started it is gone, however that came about."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone in between
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def started_by_torchrun() -> bool:

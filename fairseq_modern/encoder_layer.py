@@ -1,4 +1,4 @@
-"""Mends the Transformer's encoder layer (`TransformerEncoderLayerBase`).
+"""Mends the Transformer's encoder layer (`TransformerEncoderLayerBase`) and the encoder that asks it about a fast path.
 
 As published, the layer calls a private function of torch in evaluation. Its signature has changed since, so that
 generating and validating stop with "Mask Type should be defined". For that fast path the layer
@@ -8,17 +8,23 @@ generating and validating stop with "Mask Type should be defined". For that fast
 - takes the third part of torch's version for a number, which fails for versions such as 2.11.0a0, and
 - requires an attention module to have query, key and value biases.
 
-This layer has no fast path and none of these parameters. It computes the same, draws its initial parameters in the
-same order, keeps the hooks that subclasses override, and loads checkpoints of either kind.
+The layer keeps its own code, and what a fork or plugin has added to it. It never takes the fast path, loses these
+parameters once it is made, and loads checkpoints of either kind. A layer without the fast path is left alone.
 """
 
-from types import ModuleType
-from typing import Any, Dict, Optional
+import functools
+import re
+from types import ModuleType, SimpleNamespace
+from typing import Any, Dict, List
 
 import torch
 from torch import Tensor, nn
 
-# What checkpoints of fairseq as published hold in each encoder layer besides its parameters.
+from fairseq_modern.defects import names
+from fairseq_modern.stand_in import StandIn
+
+FAST_PATH = "_transformer_encoder_layer_fwd"
+# What checkpoints of fairseq as published hold in each encoder layer besides its parameters ...
 SURPLUS = (
     "in_proj_weight",
     "in_proj_bias",
@@ -29,96 +35,75 @@ SURPLUS = (
     "fc2_weight",
     "fc2_bias",
 )
+# ... and what the layer copies them from.
+COPIED = tuple(
+    f"{module}.{kind}"
+    for module in (*(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")), "fc1", "fc2")
+    for kind in ("weight", "bias")
+)
 
 
-def __init__(self: Any, cfg: Any, return_fc: bool = False) -> None:
-    """Make the layer from a `TransformerConfig`; with `return_fc`, `forward` also returns what fc2 gave."""
-    from fairseq import utils
-    from fairseq.modules import LayerNorm
-    from fairseq.modules.fairseq_dropout import FairseqDropout
+class Projections(nn.Module):
+    """Stands for an attention module without projections or biases while the layer measures them."""
 
-    nn.Module.__init__(self)
-    name = type(self).__name__
-    encoder = cfg.encoder
-    self.cfg = cfg
-    self.return_fc = return_fc
-    self.embed_dim = encoder.embed_dim
-    self.num_heads = encoder.attention_heads
-    self.normalize_before = encoder.normalize_before
-    self.quant_noise = cfg.quant_noise.pq
-    self.quant_noise_block_size = cfg.quant_noise.pq_block_size
-    self.activation_fn = utils.get_activation_fn(activation=cfg.activation_fn)
-    self.dropout_module = FairseqDropout(cfg.dropout, module_name=name)
-    # old models call the dropout after the activation relu_dropout
-    self.activation_dropout_module = FairseqDropout(
-        float(cfg.activation_dropout or cfg.relu_dropout or 0), module_name=name
-    )
-    # The order of the next lines is that of the state dict and of the draws from the random generator.
-    noise = (self.quant_noise, self.quant_noise_block_size)
-    self.self_attn = self.build_self_attention(self.embed_dim, cfg)
-    self.self_attn_layer_norm = LayerNorm(self.embed_dim, export=cfg.export)
-    self.fc1 = self.build_fc1(self.embed_dim, encoder.ffn_embed_dim, *noise)
-    self.fc2 = self.build_fc2(encoder.ffn_embed_dim, self.embed_dim, *noise)
-    self.final_layer_norm = LayerNorm(self.embed_dim, export=cfg.export)
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = self.out_proj = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
 
 
-def forward(
-    self,
-    x: Tensor,
-    encoder_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor] = None,
-):
-    """Encode `x`.
-
-    Args:
-        x: (T, B, C) the input: time, sentence, channel.
-        encoder_padding_mask: (B, T) true where a position is padding.
-        attn_mask: (T, T) nonzero where the position of the row must not attend to that of the column.
-
-    Returns:
-        (T, B, C) the output; if the layer was made with `return_fc`, a pair of it and of what fc2 gave.
-    """
-    if attn_mask is not None:
-        # Finite, because a row of -inf alone would be NaN after the softmax.
-        attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
-
-    attended = self.self_attn_layer_norm(x) if self.normalize_before else x
-    attended, _ = self.self_attn(
-        query=attended,
-        key=attended,
-        value=attended,
-        key_padding_mask=encoder_padding_mask,
-        need_weights=False,
-        attn_mask=attn_mask,
-    )
-    x = self.residual_connection(self.dropout_module(attended), x)
-    if not self.normalize_before:
-        x = self.self_attn_layer_norm(x)
-
-    inner = self.final_layer_norm(x) if self.normalize_before else x
-    inner = self.activation_dropout_module(self.activation_fn(self.fc1(inner)))
-    fc_result = self.fc2(inner)
-    x = self.residual_connection(self.dropout_module(fc_result), x)
-    if not self.normalize_before:
-        x = self.final_layer_norm(x)
-
-    if self.return_fc and not torch.jit.is_scripting():
-        return x, fc_result
-    return x
-
-
-def _load_from_state_dict(self: Any, state_dict: Dict[str, Tensor], prefix: str, *rest: Any) -> None:
-    """Load as any module does, without what only the layer as published has."""
-    own = {name for name, _ in self.named_parameters(recurse=False)} | {name for name, _ in self.named_buffers()}
-    for name in SURPLUS:
-        if name not in own:
-            state_dict.pop(prefix + name, None)
-    nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
+def has_biases(attention: Any) -> bool:
+    """Whether an attention module has what the fast path's parameters are measured by."""
+    return all(getattr(getattr(attention, name, None), "bias", None) is not None for name in ("q_proj", "out_proj"))
 
 
 def mend(module: ModuleType) -> None:
-    """Replace the three methods that deal with the fast path."""
+    """Wrap the methods of the layer that deal with the fast path."""
     layer = module.TransformerEncoderLayerBase
-    layer.__init__ = __init__
-    layer.forward = forward
-    layer._load_from_state_dict = _load_from_state_dict
+    if FAST_PATH not in names(layer.forward):
+        return
+    published, published_load = layer.__init__, layer._load_from_state_dict
+
+    @functools.wraps(published)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        build, built = self.build_self_attention, []
+
+        def build_self_attention(*shape: Any, **more: Any) -> Any:
+            built.append(build(*shape, **more))
+            return built[0] if has_biases(built[0]) else Projections()
+
+        self.build_self_attention = build_self_attention
+        published(self, *args, **options)
+        del self.build_self_attention
+        if isinstance(self.self_attn, Projections):
+            self.self_attn = built[0]
+        self.can_use_fastpath = False
+        for name in SURPLUS:
+            if self._parameters.pop(name, None) is not None:
+                setattr(self, name, torch.empty(0))  # TorchScript compiles the fast path all the same
+
+    @functools.wraps(published_load)
+    def _load_from_state_dict(self: Any, state_dict: Dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        absent = {prefix + name for name in COPIED} - state_dict.keys()
+        surplus = absent | {prefix + name for name in SURPLUS}
+        like = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.empty(0))
+        state_dict.update(dict.fromkeys(absent, like.new_empty(0)))  # which adds nothing to a concatenation
+        published_load(self, state_dict, prefix, *rest)
+        for name in surplus:
+            state_dict.pop(name, None)
+        unexpected: List[str] = rest[3]
+        unexpected[:] = [name for name in unexpected if name not in surplus]
+
+    layer.__init__, layer._load_from_state_dict = __init__, _load_from_state_dict
+    mend_version(module)
+
+
+def mend_encoder(module: ModuleType) -> None:
+    """Give the encoder a version of torch that it can take apart, if it does."""
+    if "__version__" in names(module.TransformerEncoderBase.forward_scriptable):
+        mend_version(module)
+
+
+def mend_version(module: ModuleType) -> None:
+    """Give the module a torch whose version is three numbers: 2.11.0 for 2.11.0a0+git123."""
+    numbers = [*re.findall(r"\d+", torch.__version__.split("+")[0]), "0", "0"]
+    module.torch = StandIn(torch, __version__=".".join(numbers[:3]))  # type: ignore[attr-defined]

@@ -57,7 +57,9 @@ def show(error: BaseException) -> None:
 
 
 def show_user_errors(module: ModuleType) -> None:
-    """Before fairseq is imported: show errors for the user as one line, all others as before."""
+    """Before fairseq's console programs import fairseq: show errors for the user as one line, all others as before."""
+    if tool_name() is None:
+        return
     previous = sys.excepthook
 
     def excepthook(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:

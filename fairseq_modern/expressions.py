@@ -35,7 +35,10 @@ def evaluate(expression: str) -> Any:
 
     Raises:
         SettingError: the expression holds anything else, such as a name or a call.
+        TypeError: the expression is no string, as `eval` would; fairseq relies on it for values that are read already.
     """
+    if not isinstance(expression, str):
+        raise TypeError(f"expected an expression as a string, got a {type(expression).__name__}")
     try:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
@@ -76,5 +79,5 @@ def _check_size(op: ast.operator, left: Any, right: Any) -> None:
 
 
 def mend(module: ModuleType) -> None:
-    """Give the module this `eval`, which its code finds before the built-in one."""
-    module.eval = evaluate  # type: ignore[attr-defined]
+    """Give the module this `eval`, which its code finds before the built-in one, unless it has one of its own."""
+    vars(module).setdefault("eval", evaluate)

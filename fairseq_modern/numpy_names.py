@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy
 
+from fairseq_modern.stand_in import StandIn
+
 REMOVED = {"bool": bool, "complex": complex, "float": float, "int": int, "object": object, "str": str}
 
 
@@ -20,17 +22,8 @@ def percentile(*args: Any, **options: Any) -> Any:
     return numpy.percentile(*args, **options)
 
 
-class OldNumPy(ModuleType):
-    """Stands for NumPy in one module: what NumPy has not got any more, then all of NumPy."""
-
-    def __init__(self) -> None:
-        super().__init__("numpy", "NumPy with the names that it used to have")
-        vars(self).update(REMOVED, compat=SimpleNamespace(long=int), percentile=percentile)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(numpy, name)
-
-
 def mend(module: ModuleType) -> None:
-    """Give the module its own `np`."""
-    module.np = OldNumPy()  # type: ignore[attr-defined]
+    """Give the module its own `np`, if it has one."""
+    if "np" in vars(module):
+        own: Any = StandIn(numpy, **REMOVED, compat=SimpleNamespace(long=int), percentile=percentile)
+        module.np = own  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 As published, `checkpoint_last.pt` and `checkpoint_best.pt` are plain copies, and nothing is forced to the disk. Here
 every checkpoint on a local disk is written to a file of the same name with `.tmp` appended, forced to the disk and then
-renamed, so that it is there whole or not at all; so is a copy.
+renamed, so that it is there whole or not at all; so is a copy. Where the name is a link, the link is replaced; the file
+that it points to stays as it is. A fairseq that forces its own checkpoints to the disk is left alone.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from typing import IO, Any, Iterator, Optional
 
 import torch
 
+from fairseq_modern.defects import names
 from fairseq_modern.errors import CheckpointError
 
 
@@ -76,6 +78,8 @@ def mend(module: ModuleType) -> None:
     """Replace how `fairseq.checkpoint_utils` writes and copies checkpoints on local disks."""
     published: Any = module.PathManager
     published_save = module.torch_persistent_save
+    if "fsync" in names(published_save) | names(published.copy):
+        return
 
     def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
         """Save `obj` under `filename`, whole or not at all. Remote and asynchronous writes go fairseq's way."""

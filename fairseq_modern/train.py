@@ -1,16 +1,13 @@
 """Mends several training runs in one process, such as Hydra's `--multirun`.
 
 fairseq keeps the best score so far as attributes of two functions, where the next run finds the previous run's: it
-writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before and after each run,
-after which SIGTERM is no longer listened for and the checkpoint folder is free.
+writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before and after each run.
 (`python -m fairseq_cli.train` runs once and then ends; there the function is left as it is.)
 """
 
 import functools
 from types import ModuleType
 from typing import Any
-
-from fairseq_modern import resuming, stopping
 
 LEFT_BEHIND = ("best", "num_runs")
 
@@ -32,7 +29,5 @@ def mend(module: ModuleType) -> None:
             return published(*args, **options)
         finally:
             forget()
-            stopping.forget()
-            resuming.unlock()
 
     train.main = main

@@ -3,7 +3,11 @@
 fairseq imports every file here by itself; whoever uses the model without ``--user-dir`` imports this package.
 """
 
+from fairseq_modern import survival
+
 from . import criterions, presets  # noqa: F401  (registers the model, then the presets)
 from .transformer_collab import TransformerCollabModel
 
 __all__ = ["TransformerCollabModel"]
+
+survival.enable()  # trainings with this --user-dir resume and stop as fairseq_modern/README.md says

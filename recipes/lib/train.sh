@@ -7,14 +7,16 @@ parallel_flags=()
 # told apart from the run's settings: where curves go beside the log
 logging_flags=()
 
-newest_valid_checkpoint() { # DIR: prints the newest checkpoint of fairseq that loads and is undamaged, or nothing
-    [ ! -d "$1" ] || "$python" -m fairseq_modern.resuming "$1" || die "the checkpoints in $1 could not be read"
+newest_valid_checkpoint() { # DIR: prints the checkpoint that a training goes on from, which is undamaged, or nothing
+    [ ! -d "$1" ] || "$python" -m fairseq_modern.survival.resuming "$1" || die "the checkpoints in $1 could not be read"
 }
 
 train_command() { # sets command: what trains this run
     local processes=$((${gpus:-1}))
     # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
-    command=(env "OMP_NUM_THREADS=$((threads / processes > 0 ? threads / processes : 1))" "${launch[@]}"
+    # fairseq's own model, which comes without our --user-dir, is to survive a kill as well
+    command=(env "OMP_NUM_THREADS=$((threads / processes > 0 ? threads / processes : 1))"
+        "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}" "${launch[@]}"
         "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${model_flags[@]}" "${optimisation_flags[@]}"
         --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" --no-epoch-checkpoints
         --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"

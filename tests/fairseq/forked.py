@@ -11,6 +11,7 @@ from tests.common import ROOT, free_port
 
 _DRIVER = """
 import json, os, shutil, sys
+sys.argv = ["fairseq-train"]
 import fairseq_cli.train
 
 def work(job, rank):
@@ -56,7 +57,7 @@ print(json.dumps(results))
 
 
 def train(jobs: List[Dict[str, Any]], timeout: float = 900) -> List[Dict[str, Any]]:
-    """Run jobs one after the other.
+    """Run jobs one after the other, with survival switched on unless their `env` says otherwise.
 
     Args:
         jobs: each with `folder`, where checkpoints go; `flags` of fairseq-train; and where wanted `processes` (1 unless
@@ -75,7 +76,8 @@ def train(jobs: List[Dict[str, Any]], timeout: float = 900) -> List[Dict[str, An
         del sent[-1]["flags"]
     done = subprocess.run(
         [sys.executable, "-c", _DRIVER], input=json.dumps(sent, default=str), capture_output=True, text=True,
-        timeout=timeout, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        timeout=timeout, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_SURVIVAL": "1"},
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -115,8 +115,40 @@ def contents_of(kind, whole):
 def test_what_is_no_checkpoint_is_named(kind, tiny_run, tmp_path):
     file = tmp_path / "broken.pt"
     file.write_bytes(contents_of(kind, (tiny_run / "checkpoint_last.pt").read_bytes()))
-    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got"):
+    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got") as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(file))
+    assert "weights_only" not in str(caught.value), "torch advises to load it unsafely; we do not"
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_flipped_bit_is_noticed_where_the_file_has_checksums(tmp_path, sums):
+    path = tmp_path / "flipped.pt"
+    torch.serialization.set_crc32_options(sums)
+    try:
+        torch.save({"model": {"weight": torch.full((1000,), 7.0)}}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]["weight"][0] == 7
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((10,), 7.0).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    if not sums:
+        assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]["weight"][0] != 7
+        return
+    with pytest.raises(CheckpointError, match=r"flipped.pt was not loaded: .* does not match its checksum"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_what_checkpoints_may_name_is_allowed_only_while_one_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch._weights_only_unpickler, "_marked_safe_globals_set", {Path})
+    torch.save({"settings": Namespace(width=8)}, tmp_path / "settings.pt")
+    assert checkpoint_utils.torch.load(tmp_path / "settings.pt")["settings"].width == 8
+    assert torch.serialization.get_safe_globals() == [Path]
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "settings.pt", weights_only=True)
+    torch.serialization.add_safe_globals([Namespace])  # somebody else's decision stays
+    checkpoint_utils.torch.load(tmp_path / "settings.pt")
+    assert Namespace in torch.serialization.get_safe_globals()
 
 
 def with_numpy_1_names(data):

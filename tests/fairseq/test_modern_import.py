@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,11 +28,12 @@ def test_every_mend_named_in_the_hook_exists():
     for table in (fairseq_modern.BEFORE, fairseq_modern.AFTER):
         for names in table.values():
             for name in names:
-                file, function = name.split(".")
+                file, _, function = name.rpartition(".")
                 assert callable(getattr(importlib.import_module(f"fairseq_modern.{file}"), function))
 
 
-def test_config_classes_are_hashable_also_those_of_plugins():
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
+def test_config_classes_that_serve_as_defaults_are_hashable_also_those_of_plugins():
     from fairseq.dataclass import FairseqDataclass, configs
 
     @dataclasses.dataclass
@@ -47,10 +49,19 @@ def test_config_classes_are_hashable_also_those_of_plugins():
         def __hash__(self):
             return 17
 
+    @dataclasses.dataclass
+    class User(FairseqDataclass):
+        own: OwnHash = OwnHash()  # noqa: RUF009
+        field: Inner = dataclasses.field(default=Inner())
+        modern: Outer = dataclasses.field(default_factory=Outer)
+
     assert Inner() == Inner() != Inner(width=4)
     assert hash(Inner()) != hash(Inner(width=4))
     assert Outer().inner.width == 3
     assert hash(OwnHash()) == 17
+    assert User().modern == Outer()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Outer())  # no default anywhere, and so nothing to mend
     # `hydra_init` reads the defaults themselves; factories would have left nothing to read
     assert isinstance(configs.FairseqConfig.__dataclass_fields__["common"].default, configs.CommonConfig)
 
@@ -143,6 +154,36 @@ def test_settings_are_never_code(expression):
 
     with pytest.raises(SettingError, match="expected a value"):
         evaluate(expression)
+
+
+def test_values_that_are_read_already_are_refused_as_by_eval():
+    """`fairseq.utils.eval_bool` relies on it, for settings of multilingual translation."""
+    from fairseq import utils
+
+    from fairseq_modern.expressions import evaluate
+
+    for value in (True, 3, None):
+        with pytest.raises(TypeError):
+            evaluate(value)
+    assert (utils.eval_bool("True"), utils.eval_bool(True, default=True), utils.eval_bool(None)) == (True, True, False)
+
+
+def test_an_eval_of_a_forks_own_is_left_alone():
+    from fairseq_modern import expressions
+
+    fork = SimpleNamespace(eval=len)
+    expressions.mend(fork)
+    assert fork.eval is len
+
+
+def test_huffman_codes_are_read_back():
+    from fairseq.data.huffman import HuffmanCodeBuilder
+
+    builder = HuffmanCodeBuilder()
+    builder.add_symbols(*"abracadabra")
+    coder = builder.build_code()
+    words = [*"cabd"]
+    assert [node.symbol for node in coder.decode(coder.encode(words))] == words
 
 
 def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():

@@ -1,7 +1,6 @@
 """Trainings that are stopped, starved of memory or disk, or continued by another number of processes."""
 
 import contextlib
-import multiprocessing
 import os
 import re
 import resource
@@ -10,107 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.multiprocessing import ProcessExitedException
 
-from fairseq_modern import memory, stopping
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
 from tests.fairseq import forked
-
-# --- SIGTERM -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def default_action():
-    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    stopping.forget()
-    signal.signal(signal.SIGTERM, previous)
-
-
-def test_sigterm_is_a_wish_until_training_ends(default_action):
-    stopping.listen()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
-    stopping.forget()
-    assert not stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_others_who_handle_sigterm_are_left_alone(default_action):
-    def others(*arguments):
-        pass
-
-    signal.signal(signal.SIGTERM, others)
-    stopping.listen()
-    stopping.forget()
-    assert signal.getsignal(signal.SIGTERM) is others
-
-
-def test_one_process_that_is_asked_stops_all():
-    asked = iter([0.0, 1.0])  # what the other process adds
-    module = SimpleNamespace(Trainer=type("Trainer", (), {}))
-    module.Trainer._aggregate_logging_outputs = lambda self, outputs, *sums, ignore: (
-        outputs, [*sums[:-1], sums[-1] + next(asked)],
-    )  # fmt: skip
-    stopping.mend_trainer(module)
-    trainer = module.Trainer()
-    trainer.data_parallel_world_size = 2
-    assert not stopping.is_asked_to_stop(trainer)
-    assert trainer._aggregate_logging_outputs(["x"], 1.5, 2.5) == (["x"], [1.5, 2.5])
-    assert not stopping.is_asked_to_stop(trainer)
-    trainer._aggregate_logging_outputs([])
-    assert stopping.is_asked_to_stop(trainer)
-
-
-def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_on(default_action):
-    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
-    with stopping.workers():
-        worker.start()
-        os.kill(os.getpid(), signal.SIGTERM)
-        worker.join()
-        assert worker.exitcode == -signal.SIGTERM
-
-    def end_with(status):
-        with stopping.workers():
-            raise ProcessExitedException("", error_index=0, error_pid=1, exit_code=status)
-
-    with pytest.raises(SystemExit) as stopped:
-        end_with(stopping.EXIT_STATUS)
-    assert stopped.value.code == 75
-    with pytest.raises(ProcessExitedException):
-        end_with(1)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-# --- memory --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("CUDA out of memory. Tried", r"process 1 of 2 ran out of memory .* --max-tokens \(now 100\)"),
-        ("Connection closed by peer [127.0.0.1]:9", "process 1 of 2 ends because another one has ended"),
-        ("a bug", None),
-    ],
-)
-def test_what_ends_a_step_of_several_processes(tmp_path, message, expected):
-    cfg = forked.training_config(tmp_path)
-    cfg.dataset.max_tokens = 100
-    trainer = SimpleNamespace(data_parallel_rank=1, data_parallel_world_size=2, cfg=cfg, get_num_updates=lambda: 3)
-    error = RuntimeError(message)
-    found = memory.explain(trainer, "training", error)
-    if expected is None:
-        assert found is error
-    else:
-        assert re.match(expected, str(found))
-        assert found.user_error
-
-
-# --- whole trainings -----------------------------------------------------------------------------------------------
 
 # A --user-dir that sends the signal to one process, or makes it run out of memory, when its time has come.
 TROUBLE = """
@@ -119,8 +23,9 @@ from fairseq.tasks.translation import TranslationTask
 published, here = TranslationTask.train_step, os.environ["THIS_RANK"]
 
 def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **rest):
-    if os.environ.get("SIGTERM_AT") == f"{update_num}@{here}":
-        os.kill(os.getpid(), signal.SIGTERM)
+    for name in ("SIGTERM", "SIGINT"):
+        if os.environ.get(f"{name}_AT") == f"{update_num}@{here}":
+            os.kill(os.getpid(), getattr(signal, name))
     if os.environ.get("MEMORY_ENDS_AT") == f"{update_num}@{here}":
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
     return published(self, sample, model, criterion, optimizer, update_num, ignore_grad, **rest)
@@ -148,6 +53,8 @@ def troubled(tiny_data, tmp_path_factory):
         job("one"),
         job("stopped", env={"SIGTERM_AT": "22@0"}),
         job("resumed", copy=folder / "stopped"),
+        job("interrupted", env={"SIGINT_AT": "22@0"}),
+        job("survival off", env={"SIGTERM_AT": "22@0", "FAIRSEQ_MODERN_SURVIVAL": "0"}),
         job("while saving", env={"SIGTERM_AT": "29@0"}),
         job("two", 2),
         job("two stopped", 2, env={"SIGTERM_AT": "22@1"}),
@@ -190,6 +97,19 @@ def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(troubled, whole,
     assert same(*final)
     assert not same(final[0], kept)
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
+
+
+def test_ctrl_c_saves_as_sigterm_does(troubled):
+    folder, done = troubled["interrupted"]
+    assert done["statuses"] == [75]
+    assert "Ctrl-C: stopped after update 23, saved" in done["outputs"][0]
+    assert same(state(folder), state(troubled["stopped"][0]))
+
+
+def test_sigterm_ends_a_training_as_published_where_survival_is_off(troubled):
+    folder, done = troubled["survival off"]
+    assert done["statuses"] == [-signal.SIGTERM]
+    assert state(folder)["optimizer_history"][-1]["num_updates"] == 15
 
 
 def test_sigterm_at_a_save_lets_it_finish_with_its_validation(troubled):
@@ -235,8 +155,9 @@ def torchrun_at_work(data, folder, *more):
     ]  # fmt: skip
     log = folder / "log"
     with open(log, "w") as stream, subprocess.Popen(
-        command, stdout=stream, stderr=stream, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as process:
+        command, stdout=stream, stderr=stream,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_SURVIVAL": "1"},
+    ) as process:  # fmt: skip
         end = time.monotonic() + 300
         while '"num_updates": "20"' not in log.read_text():
             assert process.poll() is None, log.read_text()[-3000:]

@@ -200,6 +200,7 @@ def test_only_fairseqs_tools_shorten_errors(program, name, monkeypatch, capsys):
         sys.excepthook(type(error), error, None)
     assert errors.tool_name() == name
     if name is None:
+        assert sys.excepthook.__name__ == "<lambda>", "it is not even replaced"
         assert passed_on == shown + others
     else:
         assert passed_on == others

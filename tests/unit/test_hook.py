@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 import fairseq_modern
+from fairseq_modern import survival
 from tests.common import ROOT
 
 HOOK = ROOT / "fairseq_modern" / "fairseq_modern.pth"
@@ -70,6 +71,11 @@ def test_is_installed_once_and_can_be_switched_off(setting, finders):
     assert bare_python(code, FAIRSEQ_MODERN=setting) == str(finders)
 
 
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch):
+    monkeypatch.setattr(fairseq_modern, "_told", set())
+
+
 def test_warns_if_it_comes_after_fairseq(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if f is not fairseq_modern.Finder])
     monkeypatch.setitem(sys.modules, "fairseq", types.ModuleType("fairseq"))
@@ -80,8 +86,9 @@ def test_warns_if_it_comes_after_fairseq(monkeypatch):
         fairseq_modern.install()
 
 
-def test_mends_a_module_and_leaves_its_loader_genuine(tmp_path, monkeypatch):
-    (tmp_path / "to_be_mended.py").write_text("seen.append('module')\n")
+@pytest.fixture
+def calls(monkeypatch):
+    """Mends of a module `to_be_mended` that note when they are called, in `seen`."""
     calls = types.ModuleType("fairseq_modern.calls")
     calls.seen = []
     calls.before = lambda module: (calls.seen.append("before"), setattr(module, "seen", calls.seen))
@@ -89,16 +96,85 @@ def test_mends_a_module_and_leaves_its_loader_genuine(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fairseq_modern.calls", calls)
     monkeypatch.setitem(fairseq_modern.BEFORE, "to_be_mended", ("calls.before",))
     monkeypatch.setitem(fairseq_modern.AFTER, "to_be_mended", ("calls.after",))
+    monkeypatch.setattr(
+        sys, "meta_path", [fairseq_modern.Finder, *(f for f in sys.meta_path if f is not fairseq_modern.Finder)]
+    )
+    yield calls
+    sys.modules.pop("to_be_mended", None)
+
+
+def test_mends_a_module_and_leaves_its_loader_genuine(tmp_path, monkeypatch, calls):
+    (tmp_path / "to_be_mended.py").write_text("seen.append('module')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    if fairseq_modern.Finder not in sys.meta_path:
-        monkeypatch.setattr(sys, "meta_path", [fairseq_modern.Finder, *sys.meta_path])
 
     import to_be_mended
 
     assert calls.seen == ["before", "module", "after"]
     assert type(to_be_mended.__spec__.loader) is SourceFileLoader
     assert inspect.getsource(to_be_mended) == "seen.append('module')\n"
-    monkeypatch.delitem(sys.modules, "to_be_mended")
+
+
+def test_the_other_modules_of_a_zip_file_are_left_alone(tmp_path, monkeypatch, calls):
+    with ZipFile(tmp_path / "modules.zip", "w") as archive:
+        archive.writestr("to_be_mended.py", "seen.append('module')\n")
+        archive.writestr("its_neighbour.py", "")
+    monkeypatch.syspath_prepend(str(tmp_path / "modules.zip"))
+    import its_neighbour
+    import to_be_mended  # noqa: F401
+
+    importlib.reload(its_neighbour)  # by the loader that both share
+    monkeypatch.delitem(sys.modules, "its_neighbour")
+    assert calls.seen == ["before", "module", "after"]
+
+
+def call(*names):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fairseq_modern._call(names, types.SimpleNamespace(seen=None))
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_mend_whose_target_is_missing_is_left_out_with_one_warning(calls):
+    """As in an older fairseq, which has no TransformerEncoderLayerBase, or a fork."""
+    calls.lost = lambda module: module.TransformerEncoderLayerBase
+    (message,) = call("calls.lost", "calls.lost", "calls.after")
+    assert "left out the mend calls" in message
+    assert "no attribute 'TransformerEncoderLayerBase'" in message
+    assert calls.seen == ["after"]
+
+
+def test_single_mends_can_be_skipped_by_name(calls, monkeypatch):
+    others = types.ModuleType("fairseq_modern.others")
+    others.mend = lambda module: calls.seen.append("others")
+    monkeypatch.setitem(sys.modules, "fairseq_modern.others", others)
+    monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "amp, calls")
+    assert call("calls.after", "others.mend") == []
+    assert calls.seen == ["others"]
+    monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "amp,encoder_lair,stopping")
+    (message,) = call("calls.after", "others.mend")
+    assert "has no mend encoder_lair, " in message
+    assert " encoder_layer, " in message
+    assert calls.seen == ["others", "after", "others"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "enabled", "on"),
+    [(None, False, False), (None, True, True), ("1", False, True), ("0", True, False), ("", True, True)],
+)
+def test_survival_is_off_until_somebody_wants_it(setting, enabled, on, monkeypatch, calls):
+    monkeypatch.setattr(survival, "_enabled", False)
+    monkeypatch.setattr(survival, "_unsaid", [])
+    if setting is None:
+        monkeypatch.delenv("FAIRSEQ_MODERN_SURVIVAL", raising=False)
+    else:
+        monkeypatch.setenv("FAIRSEQ_MODERN_SURVIVAL", setting)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        survival.warn("stopping", "left out the mend stopping")
+        if enabled:
+            survival.enable()
+    assert survival.is_on() is on
+    assert len(caught) == on, "what it cannot mend matters only where it is on"
 
 
 def test_the_hook_file_is_one_import_that_python_runs_after_an_editable_install():
@@ -116,6 +192,9 @@ def test_both_kinds_of_wheel_install_and_list_the_hook(tmp_path):
         shutil.copy(ROOT / name, source)
     for name in ("collab_fairseq", "fairseq_modern"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    left_over = source / "build" / "lib" / "collab_fairseq" / "deleted.py"  # by an older checkout's build
+    left_over.parent.mkdir(parents=True)
+    left_over.write_text("")
     kinds = {"build_wheel": tmp_path / "plain", "build_editable": tmp_path / "editable"}
     for build, target in kinds.items():
         code = f"from setuptools import build_meta; build_meta.{build}({str(target)!r})"
@@ -131,5 +210,6 @@ def test_both_kinds_of_wheel_install_and_list_the_hook(tmp_path):
             (record,) = (name for name in names if name.endswith(".dist-info/RECORD"))
             listed = archive.read(record).decode().splitlines()
         assert sum(line.startswith(HOOK.name + ",sha256=") for line in listed) == 1
+        assert "collab_fairseq/deleted.py" not in names
         # no stray package lands beside: neither tests nor recipes are installed
         assert not any(name.startswith(("tests/", "recipes/", "data_prep/")) for name in names)

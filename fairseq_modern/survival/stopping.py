@@ -1,36 +1,43 @@
-"""Mends: SIGTERM, with which Slurm and others announce that they will kill a training soon, ends it on the spot.
+"""SIGTERM, with which Slurm and others announce that they will kill a training soon, and Ctrl-C end it on the spot.
 
 Here the training finishes the update that it is in, and whatever validation and saving is due with it, writes
 `checkpoint_last.pt` with the position within the epoch, and ends with exit status 75 (`EX_TEMPFAIL` of sysexits.h:
-try again). The same command goes on from there as if nothing had been. All processes of a job stop after the same
-update, whichever of them got the signal: the wish travels with the statistics that they exchange anyway. torchrun, to
-which the signal is sent, passes it on, kills what is not finished 30 seconds later and has exit status 1 itself.
+try again). The same command goes on from there as if nothing had been. A second Ctrl-C ends it at once. All processes
+of a job stop after the same update, whichever of them got the signal: the wish travels with the statistics that they
+exchange anyway. torchrun, to which the signal is sent, passes it on, kills what is not finished 30 seconds later and
+has exit status 1 itself.
 
 torchrun signals the process group of each worker, others that of the whole job. The processes that load data
 (`--num-workers`) would die of it and the training with them: they leave the group.
 
-Nothing is changed where a program handles SIGTERM in its own way, nor before the training proper has begun.
+The signals are listened for while `fairseq_cli.train` trains, which acts on them, and nowhere else: nothing is changed
+in other programs, where a program handles a signal in its own way, nor before the training proper has begun.
 """
 
 import contextlib
 import functools
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from types import ModuleType
-from typing import Any, Iterator
+from typing import Any, Dict
 
 import torch.distributed as dist
+
+from fairseq_modern import survival
+from fairseq_modern.errors import tool_name
+from fairseq_modern.survival import folder
 
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 75
+USUAL: Dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 _asked = threading.Event()
-_training = threading.Event()
+_training = threading.Event()  # in a `main` that acts on the signals
+_interrupted = threading.Event()
 
 
 class Stopped(SystemExit):
@@ -40,12 +47,18 @@ class Stopped(SystemExit):
         super().__init__(EXIT_STATUS)
 
 
-def _hear(signum: int, frame: Any) -> None:
+def hear(signum: int, frame: Any) -> None:
+    """Remember the wish to stop; at the second Ctrl-C, stop."""
     _asked.set()
+    if signum == signal.SIGINT:
+        if _interrupted.is_set():
+            signal.default_int_handler(signum, frame)
+        _interrupted.set()
+        os.write(2, b"\nstopping after this update, with a checkpoint; Ctrl-C again stops at once\n")
 
 
 def _leave_group() -> None:
-    if _training.is_set():
+    if signal.getsignal(signal.SIGTERM) is hear:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
 
@@ -53,44 +66,34 @@ def _leave_group() -> None:
 os.register_at_fork(after_in_child=_leave_group)
 
 
-def _pass_on(signum: int, frame: Any) -> None:
-    for worker in multiprocessing.active_children():
-        if worker.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGTERM)
+def listen(handler: Any = hear) -> None:
+    """From now on take SIGTERM and Ctrl-C for a wish, unless somebody else handles them."""
+    if threading.current_thread() is threading.main_thread():
+        for signum, usual in USUAL.items():
+            if signal.getsignal(signum) == usual:
+                signal.signal(signum, handler)
 
 
-def listen(handler: Any = _hear) -> None:
-    """From now on take SIGTERM for a wish, unless somebody else handles it."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, handler)
-
-
-def forget() -> None:
-    """From now on let SIGTERM end the process again."""
+def forget(handler: Any = hear) -> None:
+    """From now on let the signals end the process again."""
     _asked.clear()
-    _training.clear()
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (_hear, _pass_on):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _interrupted.clear()
+    if threading.current_thread() is threading.main_thread():
+        for signum, usual in USUAL.items():
+            if signal.getsignal(signum) is handler:
+                signal.signal(signum, usual)
 
 
-@contextlib.contextmanager
-def workers() -> Iterator[None]:
-    """Pass SIGTERM on to the workers that fairseq starts meanwhile, and end as they do if they stop."""
-    import torch.multiprocessing
-
-    listen(_pass_on)
-    try:
-        yield
-    except torch.multiprocessing.ProcessExitedException as error:
-        if error.exit_code == EXIT_STATUS:
-            raise Stopped from None
-        raise
-    finally:
-        forget()
+def somebody_acts() -> bool:
+    """Whether `fairseq_cli.train` is what trains: as an imported module, or as the program that was started."""
+    program = sys.modules["__main__"]
+    if tool_name() == "fairseq_cli.train" and hasattr(program, "validate_and_save"):
+        mend_train(program)
+        return True
+    return _training.is_set()
 
 
-def mend_loading(module: ModuleType) -> None:
+def mend(module: ModuleType) -> None:
     """Listen from the moment when `fairseq.checkpoint_utils` has loaded what a training goes on from."""
     checkpoint_utils: Any = module
     published_load, published_save = checkpoint_utils.load_checkpoint, checkpoint_utils.save_checkpoint
@@ -98,17 +101,15 @@ def mend_loading(module: ModuleType) -> None:
     @functools.wraps(published_load)
     def load_checkpoint(*args: Any, **options: Any) -> Any:
         loaded = published_load(*args, **options)
-        main = sys.modules["__main__"]
-        if getattr(getattr(main, "__spec__", None), "name", None) == "fairseq_cli.train":  # python -m
-            mend_train(main)
-        listen()
-        _training.set()
+        if survival.is_on() and somebody_acts():
+            listen()
         return loaded
 
     @functools.wraps(published_save)
-    def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> None:
-        published_save(cfg, trainer, epoch_itr, val_loss)
+    def save_checkpoint(cfg: Any, trainer: Any, *args: Any, **options: Any) -> Any:
+        saved = published_save(cfg, trainer, *args, **options)
         trainer.saved_after = trainer.get_num_updates()
+        return saved
 
     checkpoint_utils.load_checkpoint = load_checkpoint
     checkpoint_utils.save_checkpoint = save_checkpoint
@@ -116,15 +117,18 @@ def mend_loading(module: ModuleType) -> None:
 
 def mend_trainer(module: ModuleType) -> None:
     """Let the processes of `fairseq.trainer.Trainer` tell each other that they were asked to stop."""
-    published = module.Trainer._aggregate_logging_outputs
+    trainer: Any = module
+    published = trainer.Trainer._aggregate_logging_outputs
 
     @functools.wraps(published)
     def _aggregate_logging_outputs(self: Any, logging_outputs: Any, *sums: Any, ignore: bool = False) -> Any:
+        if not survival.is_on():
+            return published(self, logging_outputs, *sums, ignore=ignore)
         outputs, totals = published(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
         *totals, self.processes_asked_to_stop = totals
         return outputs, totals
 
-    module.Trainer._aggregate_logging_outputs = _aggregate_logging_outputs
+    trainer.Trainer._aggregate_logging_outputs = _aggregate_logging_outputs
 
 
 def is_asked_to_stop(trainer: Any) -> bool:
@@ -146,14 +150,15 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
     if trainer.is_data_parallel_master:
         unsaved = cfg.checkpoint.no_save or cfg.checkpoint.no_last_checkpoints
         what = "which these settings do not save" if unsaved else "saved; the same command goes on from there"
-        logger.warning(f"SIGTERM: stopped after update {updates}, {what}")
+        name = "Ctrl-C" if _interrupted.is_set() else "SIGTERM"
+        logger.warning(f"{name}: stopped after update {updates}, {what}")
     raise Stopped
 
 
 def mend_train(module: ModuleType) -> None:
-    """Wrap what `fairseq_cli.train` does after each update."""
+    """Wrap what `fairseq_cli.train` does after each update, and the whole of a training."""
     train: Any = module
-    published = train.validate_and_save
+    published, published_main = train.validate_and_save, train.main
 
     @functools.wraps(published)
     def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, *args: Any, **options: Any) -> Any:
@@ -162,4 +167,15 @@ def mend_train(module: ModuleType) -> None:
             stop(train.checkpoint_utils, cfg, trainer, epoch_itr)
         return losses, finished
 
+    @functools.wraps(published_main)
+    def main(*args: Any, **options: Any) -> Any:
+        _training.set()
+        try:
+            return published_main(*args, **options)
+        finally:
+            _training.clear()
+            forget()
+            folder.unlock()
+
     train.validate_and_save = validate_and_save
+    train.main = main

@@ -1,4 +1,4 @@
-"""Mends: a process of several that runs out of memory leaves the others waiting for ever, or mixes up their messages.
+"""A process of several that runs out of memory leaves the others waiting for ever, or mixes up their messages.
 
 As published, that process skips its batch and goes on to the next exchange, while the others are still in the one
 before. With several processes, running out of memory now ends the training with one sentence; a process alone goes on
@@ -10,6 +10,7 @@ import re
 from types import ModuleType
 from typing import Any
 
+from fairseq_modern import survival
 from fairseq_modern.errors import UserError
 
 # what gloo and NCCL say of a process that has ended
@@ -47,7 +48,7 @@ def mend(module: ModuleType) -> None:
 
     @functools.wraps(published_train)
     def train_step(self: Any, samples: Any, raise_oom: bool = False) -> Any:
-        if self.data_parallel_world_size == 1:
+        if self.data_parallel_world_size == 1 or not survival.is_on():
             return published_train(self, samples, raise_oom)
         try:
             return published_train(self, samples, raise_oom=True)
@@ -56,7 +57,7 @@ def mend(module: ModuleType) -> None:
 
     @functools.wraps(published_valid)
     def valid_step(self: Any, sample: Any, raise_oom: bool = False) -> Any:
-        if self.data_parallel_world_size == 1:
+        if self.data_parallel_world_size == 1 or not survival.is_on():
             return published_valid(self, sample, raise_oom)
         try:
             return published_valid(self, sample, raise_oom)

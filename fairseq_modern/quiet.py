@@ -1,0 +1,40 @@
+"""Quietens warnings of current Hydra and torch that fairseq's code causes and that no user can act upon.
+
+fairseq's configuration files are written for Hydra 1.0. Hydra 1.3 reads them, with five warnings that fill a page at
+the start of every tool. torch adds up to three, which are kept quiet, each by its own words, in fairseq's console
+programs only, and behind whatever `python -W` or PYTHONWARNINGS ask for.
+"""
+
+import functools
+import warnings
+from types import ModuleType
+from typing import Any
+
+from fairseq_modern.errors import tool_name
+
+OF_TORCH = (
+    (UserWarning, "'pin_memory' argument is set as true but no accelerator is found"),
+    (UserWarning, "Support for mismatched key_padding_mask and attn_mask is deprecated"),
+    (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated"),
+    (FutureWarning, r"`torch\.nn\.utils\.weight_norm` is deprecated"),
+)
+
+
+def mend(module: ModuleType) -> None:
+    """Before fairseq is imported: ignore these warnings of torch, if this is one of fairseq's console programs."""
+    if tool_name() is not None:
+        for category, message in OF_TORCH:
+            warnings.filterwarnings("ignore", message, category, append=True)
+
+
+def mend_hydra(module: ModuleType) -> None:
+    """Wrap `fairseq.dataclass.utils.convert_namespace_to_omegaconf`."""
+    published = module.convert_namespace_to_omegaconf
+
+    @functools.wraps(published)
+    def convert_namespace_to_omegaconf(*args: Any, **options: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return published(*args, **options)
+
+    module.convert_namespace_to_omegaconf = convert_namespace_to_omegaconf  # type: ignore[attr-defined]

@@ -1,0 +1,44 @@
+"""What changes how trainings behave, so that they survive being killed, stopped, starved or continued elsewhere.
+
+It is off unless somebody who wants it says so: `enable()`, as the --user-dir of collab_fairseq does, or the environment
+variable FAIRSEQ_MODERN_SURVIVAL=1, as our recipes do. FAIRSEQ_MODERN_SURVIVAL=0 keeps it off whoever calls. The
+functions of fairseq that are wrapped ask at each call, so that it does not matter what is imported first.
+
+- `resuming`: a missing or damaged `checkpoint_last.pt` gives way to the newest whole checkpoint; a --restore-file that
+  is not there is refused; the folder is this training's alone and has room (`folder`).
+- `position`: another number of processes, or other batches, go on at the next epoch.
+- `stopping`, `workers`: SIGTERM and Ctrl-C save and end with exit status 75; no process outlives torchrun.
+- `memory`: a process of several that is out of memory ends all of them with one sentence.
+"""
+
+import os
+from typing import List, Tuple
+
+import fairseq_modern
+
+_enabled = False
+_unsaid: List[Tuple[str, str]] = []
+
+
+def is_on() -> bool:
+    """Whether trainings are to behave as described above."""
+    setting = os.environ.get("FAIRSEQ_MODERN_SURVIVAL", "")
+    return setting != "0" and (_enabled or setting != "")
+
+
+def enable() -> None:
+    """From now on let trainings of this process behave as described above, unless the environment forbids it."""
+    global _enabled
+    _enabled = True
+    _say()
+
+
+def warn(about: str, message: str) -> None:
+    """As `fairseq_modern.warn`, as soon as it matters."""
+    _unsaid.append((about, message))
+    _say()
+
+
+def _say() -> None:
+    while is_on() and _unsaid:
+        fairseq_modern.warn(*_unsaid.pop(0))

@@ -1,0 +1,121 @@
+"""Forks and other versions of fairseq keep their own code: a mend looks for the defect that it is for."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from fairseq_modern import amp, defects, distributed, encoder_layer, saving
+
+C = 12
+
+
+class Bare(nn.Module):
+    """An attention of a plugin's own, without projections."""
+
+    def forward(self, query):
+        return query
+
+
+def layer_of_a_fork(fast_path):
+    """A module with an encoder layer that has an adapter of its own, and the fast path or not."""
+
+    class Layer(nn.Module):
+        def __init__(self, cfg=None):
+            super().__init__()
+            self.self_attn = self.build_self_attention(C, cfg)
+            self.fc1 = nn.Linear(C, C)
+            self.in_proj_weight = nn.Parameter(torch.zeros(3 * self.self_attn.q_proj.weight.shape[0], C))
+            self.adapter = nn.Linear(C, C)
+            self.can_use_fastpath = True
+
+        def build_self_attention(self, embed_dim, cfg):
+            return nn.ModuleDict({name: nn.Linear(C, C) for name in ("q_proj", "out_proj")}) if cfg is None else cfg
+
+        def forward(self, x):
+            return self.adapter(x)
+
+        def _load_from_state_dict(self, state_dict, prefix, *rest):
+            state_dict[prefix + "adapter.bias"] = state_dict.pop(prefix + "adapter_bias")
+            state_dict[prefix + "in_proj_weight"] = torch.cat([state_dict[prefix + "self_attn.q_proj.weight"]] * 3)
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    class Fast(Layer):
+        def forward(self, x):
+            if self.can_use_fastpath:
+                return torch._transformer_encoder_layer_fwd(x, self.in_proj_weight)
+            return self.adapter(x)
+
+    return SimpleNamespace(TransformerEncoderLayerBase=Fast if fast_path else Layer, torch=torch)
+
+
+def test_a_layer_without_the_fast_path_is_left_alone():
+    fork = layer_of_a_fork(fast_path=False)
+    before = dict(vars(fork.TransformerEncoderLayerBase))
+    encoder_layer.mend(fork)
+    assert dict(vars(fork.TransformerEncoderLayerBase)) == before
+    assert fork.torch is torch
+
+
+def test_a_layer_with_the_fast_path_keeps_what_a_fork_has_added():
+    fork = layer_of_a_fork(fast_path=True)
+    encoder_layer.mend(fork)
+    layer = fork.TransformerEncoderLayerBase().eval()
+    x = torch.randn(2, C)
+    assert torch.equal(layer(x), layer.adapter(x))
+    assert "in_proj_weight" not in layer.state_dict()
+    state = layer.state_dict()
+    state["adapter_bias"] = state.pop("adapter.bias") + 1
+    other = fork.TransformerEncoderLayerBase()
+    other.load_state_dict(state)
+    assert torch.allclose(other(x), layer(x) + 1)
+    assert fork.TransformerEncoderLayerBase(Bare()).self_attn(3) == 3
+
+
+def test_names_are_those_of_the_function_itself_however_wrapped_and_nested():
+    def published():
+        return [sorted(word for word in "own string")]
+
+    def wrapper():
+        return published()
+
+    wrapper.__wrapped__ = published
+    assert {"sorted", "own string"} <= defects.names(wrapper)
+    assert "published" not in defects.names(wrapper)
+
+
+class Optimizer:
+    """As in a fork whose `--amp` is right."""
+
+    def step(self):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class PathManager:
+    """As in a fork that forces its copies to the disk."""
+
+    @staticmethod
+    def copy(source, target):
+        import os
+
+        os.fsync(target)
+
+
+def all_gather_list(data, group=None, max_size=1):
+    return [data]
+
+
+def test_what_works_is_left_alone():
+    fork = SimpleNamespace(
+        AMPOptimizer=Optimizer, PathManager=PathManager, torch_persistent_save=all_gather_list, all_gather_list=all_gather_list,
+        _broadcast_object_slow=all_gather_list, call_main=all_gather_list, distributed_main=all_gather_list,
+        DistributedDataParallel=Bare,
+    )  # fmt: skip
+    step = Optimizer.step
+    for mend in (amp.mend, saving.mend, distributed.mend, distributed.mend_data_parallel):
+        mend(fork)
+    assert Optimizer.step is step
+    assert fork.PathManager is PathManager
+    assert fork.all_gather_list is fork._broadcast_object_slow is all_gather_list
+    assert fork.DistributedDataParallel is Bare

@@ -1,0 +1,149 @@
+"""Signals and memory in one process: who hears what, and what is said."""
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from torch.multiprocessing import ProcessExitedException
+
+from fairseq_modern import survival
+from fairseq_modern.survival import memory, stopping, workers
+from tests.fairseq import forked
+
+# --- SIGTERM -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def default_action():
+    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    stopping.forget()
+    signal.signal(signal.SIGTERM, previous)
+
+
+def load_and_look(monkeypatch, on, program="/usr/bin/fairseq-train", main=None):
+    """What SIGTERM does once a checkpoint has been loaded, in a program with this `__main__`."""
+    module = SimpleNamespace(load_checkpoint=lambda: "loaded", save_checkpoint=None)
+    stopping.mend(module)
+    with monkeypatch.context() as patch:
+        patch.setattr(survival, "is_on", lambda: on)
+        patch.setattr(sys, "argv", [program])
+        patch.setitem(sys.modules, "__main__", main or SimpleNamespace())
+        assert module.load_checkpoint() == "loaded"
+    return signal.getsignal(signal.SIGTERM)
+
+
+def training_script(loads):
+    """fairseq's train script, as far as it goes: `main` loads a checkpoint."""
+    return SimpleNamespace(validate_and_save=lambda *args: ([None], False), main=loads, checkpoint_utils=None)
+
+
+def test_the_signals_are_heard_only_where_somebody_acts_on_them(default_action, monkeypatch):
+    """A copy of fairseq's train script ends at SIGTERM as it would without us, whether survival is on or not."""
+    for on in (True, False):
+        assert load_and_look(monkeypatch, on, "/home/me/copy.py", training_script(None)) == signal.SIG_DFL
+        assert load_and_look(monkeypatch, on) == signal.SIG_DFL, "loading alone is not training"
+    script = training_script(None)
+    assert load_and_look(monkeypatch, False, "/lib/fairseq_cli/train.py", script) == signal.SIG_DFL
+    assert load_and_look(monkeypatch, True, "/lib/fairseq_cli/train.py", script) == stopping.hear
+    stopping.forget()
+    for on, expected in ((False, signal.SIG_DFL), (True, stopping.hear)):
+        train = training_script(lambda on=on: load_and_look(monkeypatch, on))
+        stopping.mend_train(train)
+        assert train.main() == expected
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_second_ctrl_c_ends_at_once(default_action, capfd):
+    stopping.listen()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
+    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_sigterm_is_a_wish_until_training_ends(default_action):
+    stopping.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
+    stopping.forget()
+    assert not stopping.is_asked_to_stop(SimpleNamespace(data_parallel_world_size=1))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_others_who_handle_sigterm_are_left_alone(default_action):
+    def others(*arguments):
+        pass
+
+    signal.signal(signal.SIGTERM, others)
+    stopping.listen()
+    stopping.forget()
+    assert signal.getsignal(signal.SIGTERM) is others
+
+
+def test_one_process_that_is_asked_stops_all(monkeypatch):
+    monkeypatch.setattr(survival, "is_on", lambda: True)
+    asked = iter([0.0, 1.0])  # what the other process adds
+    module = SimpleNamespace(Trainer=type("Trainer", (), {}))
+    module.Trainer._aggregate_logging_outputs = lambda self, outputs, *sums, ignore: (
+        outputs, [*sums[:-1], sums[-1] + next(asked)],
+    )  # fmt: skip
+    stopping.mend_trainer(module)
+    trainer = module.Trainer()
+    trainer.data_parallel_world_size = 2
+    assert not stopping.is_asked_to_stop(trainer)
+    assert trainer._aggregate_logging_outputs(["x"], 1.5, 2.5) == (["x"], [1.5, 2.5])
+    assert not stopping.is_asked_to_stop(trainer)
+    trainer._aggregate_logging_outputs([])
+    assert stopping.is_asked_to_stop(trainer)
+
+
+def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_on(default_action):
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
+    with workers.stoppable():
+        worker.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        worker.join()
+        assert worker.exitcode == -signal.SIGTERM
+
+    def end_with(status):
+        with workers.stoppable():
+            raise ProcessExitedException("", error_index=0, error_pid=1, exit_code=status)
+
+    with pytest.raises(SystemExit) as stopped:
+        end_with(stopping.EXIT_STATUS)
+    assert stopped.value.code == 75
+    with pytest.raises(ProcessExitedException):
+        end_with(1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("CUDA out of memory. Tried", r"process 1 of 2 ran out of memory .* --max-tokens \(now 100\)"),
+        ("Connection closed by peer [127.0.0.1]:9", "process 1 of 2 ends because another one has ended"),
+        ("a bug", None),
+    ],
+)
+def test_what_ends_a_step_of_several_processes(tmp_path, message, expected):
+    cfg = forked.training_config(tmp_path)
+    cfg.dataset.max_tokens = 100
+    trainer = SimpleNamespace(data_parallel_rank=1, data_parallel_world_size=2, cfg=cfg, get_num_updates=lambda: 3)
+    error = RuntimeError(message)
+    found = memory.explain(trainer, "training", error)
+    if expected is None:
+        assert found is error
+    else:
+        assert re.match(expected, str(found))
+        assert found.user_error
