@@ -40,10 +40,9 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
-# the Python that runs the script need not be the one that the wheels are for
 wheelhouse:
-	@python3 recipes/lib/wheelhouse.py --python "$(PYTHON)" $(if $(filter-out 0 no,$(TORCH)),--torch) \
-	    $(if $(filter-out 0 no,$(PLOTS)),--plots) $(if $(filter-out 0 no,$(TESTS)),--tests)
+	@recipes/lib/wheelhouse.sh "$(PYTHON)" $(if $(filter-out 0 no,$(TORCH)),torch) \
+	    $(if $(filter-out 0 no,$(PLOTS)),plots) $(if $(filter-out 0 no,$(TESTS)),test)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

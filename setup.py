@@ -87,7 +87,12 @@ setup(
         "slurm": ["hydra-submitit-launcher"],
         "reparam": ["tensorly"],
         # transformers 5 needs Python 3.11
-        "huggingface": ['transformers>=5.23,<6; python_version >= "3.11"', 'accelerate; python_version >= "3.11"'],
+        "huggingface": [
+            'transformers>=5.23,<6; python_version >= "3.11"',
+            'accelerate; python_version >= "3.11"',
+            'scikit-learn; python_version >= "3.11"',
+            'scipy; python_version >= "3.11"',
+        ],
     },
     entry_points={"console_scripts": ["collab = collab_fairseq.cli.main:main"]},
     cmdclass={"build_py": BuildWithHook, "editable_wheel": EditableWithHook},

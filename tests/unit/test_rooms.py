@@ -14,6 +14,7 @@ from tests.common import ROOT
 MAY_IMPORT: Dict[str, Set[str]] = {
     "attention": set(),
     "checkpoints": set(),
+    "doctor": set(),
     "scoring": set(),
     "reporting": set(),
     "modules": {"attention"},

@@ -1,0 +1,175 @@
+"""The checks: each judges facts of `probe.py`, or looks for itself, and says what to do. Needs the standard library."""
+
+import hashlib
+import os
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence
+
+Facts = Dict[str, Any]
+
+FAIRSEQ = "0.12.2"
+#: of a checkpoint for each parameter: itself and Adam's two moments, 4 bytes each; with --fp16 or --bf16 it is less
+BYTES_PER_PARAMETER = 12
+MEND = "mend the lines above that fail"
+PREPARE = "prepare the data again (data_prep)"
+
+
+class Finding(NamedTuple):
+    """A line on the screen."""
+
+    name: str
+    status: str  # ok, warn or fail
+    text: str
+    advice: str = ""  # what to do; empty where nothing is to be done
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB, small numbers with more digits."""
+    return f"{size / 2**30:.{1 if size >= 2**30 else 3}f} GiB"
+
+
+def packages(python: Sequence[int]) -> Iterator[Finding]:
+    """Python, what the project's metadata asks for, and fairseq, which is installed beside."""
+    try:
+        from packaging.requirements import Requirement
+        from packaging.specifiers import SpecifierSet
+
+        about = metadata.metadata("collab_fairseq")
+    except ImportError as error:  # PackageNotFoundError is one
+        yield Finding("packages", "fail", str(error), "pip install packaging, and this project (README.md)")
+        return
+    text, wanted = ".".join(map(str, python)), about["Requires-Python"]
+    if SpecifierSet(wanted).contains(text, prereleases=True):
+        yield Finding("Python", "ok", text)
+    else:
+        yield Finding("Python", "fail", f"{text}, expected {wanted}", f"make an environment with a Python {wanted}")
+    asked = [Requirement(line) for line in about.get_all("Requires-Dist", [])]
+    asked = [r for r in asked if not r.marker or r.marker.evaluate({"extra": ""})]
+    versions = {r.name: installed(r.name) for r in asked}
+    wrong = [r for r in asked if not versions[r.name] or not r.specifier.contains(versions[r.name], prereleases=True)]
+    if wrong:
+        text = ", ".join(f"{r.name} {versions[r.name] or 'is not installed'}" for r in wrong)
+        yield Finding("packages", "fail", text, "pip install " + " ".join(f'"{r}"' for r in wrong))
+    else:
+        yield Finding("packages", "ok", f"all {len(asked)} that setup.py asks for")
+    version, advice = installed("fairseq"), f"pip install --no-deps fairseq=={FAIRSEQ} (README.md has the order)"
+    if version == FAIRSEQ:
+        yield Finding("fairseq", "ok", version)
+    else:
+        text = f"{version}; this project is tested with {FAIRSEQ}" if version else "is not installed"
+        yield Finding("fairseq", "warn" if version else "fail", text, advice)
+
+
+def installed(package: str) -> str:
+    """The version of a package; empty where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def precision(cards: Sequence[Facts]) -> str:
+    """The flag of fairseq-train that fits all cards: --bf16 from Ampere (compute capability 8.0), --fp16 below."""
+    return "--bf16" if all(card["capability"] >= [8, 0] for card in cards) else "--fp16"
+
+
+def cards(facts: Facts, driver: bool) -> Iterator[Finding]:
+    """torch and the cards that it sees. `driver`: NVIDIA's driver is on this machine, so that there is a card."""
+    if "error" in facts:
+        yield Finding("torch", "fail", facts["error"], "install torch 2.6 or newer for this Python (README.md)")
+        return
+    yield Finding("torch", "ok", f"{facts['version']}, {facts['build']}")
+    if not facts["cards"]:
+        advice = "training runs on the CPU: enough for make demo and rehearsals"
+        if driver:  # of a CPU build, or hidden, or too old for the build
+            advice = "NVIDIA's driver is here: see CUDA_VISIBLE_DEVICES, install a torch for the CUDA of nvidia-smi"
+        yield Finding("cards", "warn", "; ".join(["torch sees none", *facts["warnings"]]), advice)
+    for number, card in enumerate(facts["cards"]):
+        capability, flag = ".".join(map(str, card["capability"])), precision([card])
+        text = f"{card['name']}, {gib(card['memory'])}, compute capability {capability}, {flag[2:]}"
+        if "error" not in card:
+            yield Finding(f"card {number}", "ok", text)
+            continue
+        advice = "is another program using it (nvidia-smi)? Else install a newer torch"
+        if card["capability"] < [7, 5]:  # builds for CUDA 12.8 and newer have dropped them
+            advice = "install torch 2.6 or 2.7, or a newer one built for CUDA 12.6: they still serve this card"
+        yield Finding(f"card {number}", "fail", f"{text}; {card['error']}", advice)
+    if len({precision([card]) for card in facts["cards"]}) > 1:
+        advice = "train with --fp16, or on cards of one kind (CUDA_VISIBLE_DEVICES)"
+        yield Finding("precision", "warn", "some of the cards have no bf16", advice)
+
+
+def hook(facts: Facts) -> Finding:
+    """fairseq_modern, without which fairseq 0.12.2 does not run on today's Python."""
+    if facts.get("active"):
+        return Finding("hook", "ok", "fairseq_modern is at work")
+    if facts.get("setting") == "0":
+        return Finding("hook", "fail", "switched off by FAIRSEQ_MODERN=0", "unset FAIRSEQ_MODERN")
+    advice = "fairseq_modern.pth must lie in a site-packages folder: install with pip, not with PYTHONPATH alone"
+    return Finding("hook", "fail", facts.get("error", "fairseq_modern was not started with Python"), advice)
+
+
+def user_dir(facts: Facts, arch: str) -> Finding:
+    """--user-dir must make the models known."""
+    known = ", ".join(facts.get("registered", []))
+    if "error" in facts or "transformer_collab" not in known:
+        text = facts.get("error", "transformer_collab is not registered")
+        return Finding("user-dir", "fail", text, f"{MEND}; or reinstall this project")
+    if "parameters" not in facts:
+        return Finding("user-dir", "fail", f"there is no --arch {arch}", f"name another one, such as {known}")
+    return Finding("user-dir", "ok", f"registers {known}")
+
+
+def disk(output: str, parameters: Optional[int], checkpoints: int) -> Finding:
+    """Room for the checkpoints of a run, each with the state of Adam."""
+    folder = Path(output).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("disk", "fail", f"{folder} is no folder that can be written to", "name another one as --output")
+    free = shutil.disk_usage(folder).free
+    if parameters is None:
+        text = f"{gib(free)} free at {output}; what a run needs is unknown, since the model could not be built"
+        return Finding("disk", "warn", text, f"{MEND}, or give --parameters")
+    need = BYTES_PER_PARAMETER * parameters * checkpoints
+    text = f"{gib(free)} free at {output}, {checkpoints} checkpoints of {parameters:,} parameters take {gib(need)}"
+    if free >= need:
+        return Finding("disk", "ok", text)
+    advice = "free space, name another --output, or keep fewer checkpoints (--keep-interval-updates)"
+    return Finding("disk", "fail", text, advice)
+
+
+def types(data_bin: str) -> int:
+    """Types of the first dictionary of a data-bin with fairseq's four special symbols; 0 where there is none."""
+    return next((p.read_bytes().count(b"\n") + 4 for p in sorted(Path(data_bin).glob("dict.*.txt"))), 0)
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def data(data_bin: str) -> Finding:
+    """The files are those of the SHA256SUMS that data_prep wrote in the data-bin or beside it."""
+    if not types(data_bin):
+        return Finding("data", "fail", f"{data_bin} has no dict.LANG.txt", "name a folder of fairseq-preprocess")
+    places = [Path(data_bin) / "SHA256SUMS", Path(data_bin).absolute().parent / "SHA256SUMS"]
+    listed = next((place for place in places if place.is_file()), None)
+    if listed is None:
+        return Finding("data", "warn", "there is no SHA256SUMS to check against", "sha256sum can make one")
+    bad = []
+    lines = listed.read_text(encoding="utf-8").splitlines()
+    for digest, name in ((line[:64], line[66:]) for line in lines):
+        path = listed.parent / name
+        if not path.is_file():
+            bad.append(f"{name} is missing")
+        elif sha256(path) != digest:
+            bad.append(f"{name} has changed")
+    if bad or not lines:
+        return Finding("data", "fail", ", ".join(bad[:3]) or f"{listed} is empty", PREPARE)
+    return Finding("data", "ok", f"dictionary of {types(data_bin):,} types, all {len(lines)} files as in {listed}")
