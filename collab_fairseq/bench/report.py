@@ -3,9 +3,9 @@
 import os
 from typing import Any, Callable, Dict, Sequence
 
-from collab_fairseq.reporting import pages
-from collab_fairseq.reporting.drawing import COLOURS, MARKS, PlotError, drawing
-from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.records import pages
+from collab_fairseq.records.drawing import COLOURS, MARKS, PlotError, drawing
+from collab_fairseq.records.files import PathLike
 
 from .cases import choose
 

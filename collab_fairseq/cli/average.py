@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "average checkpoints"
 

@@ -26,7 +26,7 @@ import shlex
 import sys
 from dataclasses import fields
 
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 from .heads_options import UsageError, positive
 
@@ -135,7 +135,7 @@ def _table(args: argparse.Namespace) -> int:
         raise UsageError(f"{'--marker' if args.marker else '--check'} needs --output")
     check_targets(None if args.check else args.output)
     from collab_fairseq.bench.report import ratio_table
-    from collab_fairseq.reporting import pages, record_file
+    from collab_fairseq.records import pages, record_file
 
     records = [record_file.load(path, "bench") for path in args.records]
     folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each finding as it is made; 1 where any fails."""
-    from collab_fairseq.reporting.files import write_json
+    from collab_fairseq.records.files import write_json
 
     found = []
     for finding in doctor.examine(

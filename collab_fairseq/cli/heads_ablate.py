@@ -34,7 +34,7 @@ from collab_fairseq.cli.heads_options import (
     show_table,
     test_settings,
 )
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "BLEU without each head, or with it alone"
 

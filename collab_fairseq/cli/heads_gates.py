@@ -19,7 +19,7 @@ from collab_fairseq.cli.heads_options import (
     make_record,
     show_table,
 )
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "show what gates have closed, and remove it"
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from typing import Any, Dict, List, Optional, Sequence
 
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 
 class UsageError(ValueError):
@@ -186,6 +186,6 @@ def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], d
 
 def show_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows, the first being the header, in Markdown."""
-    from collab_fairseq.reporting import pages
+    from collab_fairseq.records import pages
 
     sys.stdout.write(pages.table(rows) + "\n")

@@ -37,7 +37,7 @@ from collab_fairseq.cli.heads_options import (
     show_table,
     test_settings,
 )
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "prune heads in the order of their importance"
 

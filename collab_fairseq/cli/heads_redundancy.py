@@ -14,7 +14,7 @@ from typing import Any, Dict
 
 from collab_fairseq.cli.heads_huggingface import load_model
 from collab_fairseq.cli.heads_options import add_output, check_figure, make_record, show_table
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "what heads share"
 

@@ -25,7 +25,7 @@ from collab_fairseq.cli.heads_options import (
     make_record,
     show_table,
 )
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "tell what heads do"
 

@@ -3,12 +3,12 @@
     collab record --name NAME --checkpoint averaged.pt --train-log train.log --data-sums SHA256SUMS \\
         --scores test_2016_flickr=scores.json --output record.json
 
-The fields are described in collab_fairseq/reporting/schema.py. Recipes call this at their end.
+The fields are described in collab_fairseq/records/schema.py. Recipes call this at their end.
 """
 
 import argparse
 
-from collab_fairseq.reporting.files import check_targets, write_json
+from collab_fairseq.records.files import check_targets, write_json
 
 HELP = "write the JSON record of a run"
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--checkpoint", metavar="FILE", help="the checkpoint that was scored")
     parser.add_argument("--train-log", metavar="FILE", help="output of fairseq-train --log-format json")
-    parser.add_argument("--usage", metavar="FILE", help="written by python -m collab_fairseq.reporting.measure")
+    parser.add_argument("--usage", metavar="FILE", help="written by python -m collab_fairseq.records.measure")
     parser.add_argument("--data-sums", metavar="FILE", help="output of sha256sum for the prepared corpus")
     parser.add_argument(
         "--scores",
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_targets(args.output)
     from collab_fairseq import checkpoints
-    from collab_fairseq.reporting.record import make_record
+    from collab_fairseq.records.record import make_record
 
     record = make_record(
         args.name,

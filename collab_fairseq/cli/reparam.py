@@ -25,7 +25,7 @@ import sys
 import time
 from typing import Tuple
 
-from collab_fairseq.reporting.files import check_targets, write_json
+from collab_fairseq.records.files import check_targets, write_json
 
 HELP = "collaborative heads for a trained model"
 

@@ -7,11 +7,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.records.environment import circumstances
 from collab_fairseq.reparam.allocation import parameters_of
 from collab_fairseq.reparam.distill import Distilled
 from collab_fairseq.reparam.fairseq import SCORE_PARAMETERS
 from collab_fairseq.reparam.scores import ScoreFit
-from collab_fairseq.reporting.environment import circumstances
 from collab_fairseq.translation import TrainedModel
 
 

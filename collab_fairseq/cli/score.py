@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from collab_fairseq.reporting.files import check_targets, write_json
+from collab_fairseq.records.files import check_targets, write_json
 
 HELP = "BLEU of a generate log, three ways"
 

@@ -18,7 +18,7 @@ import os
 import sys
 from typing import List
 
-from collab_fairseq.reporting.files import check_targets
+from collab_fairseq.records.files import check_targets
 
 HELP = "tables and figures from records"
 
@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--x updates draws curves of valid_loss, got --y {args.y}")
     check_targets(args.figure, None if args.check else args.output)
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # four lines for every comparison
-    from collab_fairseq.reporting import figures, pages, table
-    from collab_fairseq.reporting.rows import load_run
+    from collab_fairseq.records import figures, pages, table
+    from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]
     if args.figure:

@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.reporting.bootstrap import Comparison, paired_bootstrap, rows_of
+from collab_fairseq.records.bootstrap import Comparison, paired_bootstrap, rows_of
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.translation import TrainedModel, translate
 

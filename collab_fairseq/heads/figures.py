@@ -3,8 +3,8 @@
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from collab_fairseq.modules.heads import LETTERS
-from collab_fairseq.reporting.drawing import drawing
-from collab_fairseq.reporting.files import PathLike
+from collab_fairseq.records.drawing import drawing
+from collab_fairseq.records.files import PathLike
 
 #: diverging and sequential colours of heat maps
 DIVERGING, SEQUENTIAL = "RdBu_r", "Blues"

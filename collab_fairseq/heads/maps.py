@@ -43,7 +43,7 @@ def draw_maps(maps: Dict[str, Tuple[List[str], List[str], Any]], letter: str, pa
     """The maps of one site (``E``, ``A`` or ``D``), a row for each layer.
 
     Raises:
-        PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
     names = [name for name in maps if name.startswith(f"{letter}:")]
     rows: Dict[str, List[str]] = {}

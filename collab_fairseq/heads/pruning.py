@@ -91,9 +91,9 @@ def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence
     """BLEU of each test set, and the loss where it was taken, against the share of heads pruned, a line per name.
 
     Raises:
-        PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    from collab_fairseq.reporting.drawing import COLOURS, MARKS
+    from collab_fairseq.records.drawing import COLOURS, MARKS
 
     panels: List[Tuple[str, Callable[[Mapping[str, Any]], float]]] = [
         (f"BLEU, {split}", lambda found, split=split: found["tests"][split]["bleu"])  # type: ignore[misc]
@@ -120,7 +120,7 @@ def draw_profile(parts: Mapping[str, Any], names: Sequence[str], split: str, pat
         names: of the checkpoints; the parts have ``NAME/updates`` and the curve ``NAME/pruned``.
 
     Raises:
-        PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
     from matplotlib import colormaps
 

@@ -5,18 +5,18 @@ import os
 from typing import Any, Dict, Optional
 
 from collab_fairseq.checkpoints import PathLike, sha256
-from collab_fairseq.reporting import record_file
+from collab_fairseq.records import record_file
 
 
 class Record(record_file.Record):
-    """See :class:`collab_fairseq.reporting.record_file.Record`."""
+    """See :class:`collab_fairseq.records.record_file.Record`."""
 
     def __init__(self, name: str, command: str, settings: Dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__("heads", name, command, settings, *args, **kwargs)
 
 
 def load(path: PathLike, name: Optional[str] = None) -> Dict[str, Any]:
-    """As :func:`collab_fairseq.reporting.record_file.load`."""
+    """As :func:`collab_fairseq.records.record_file.load`."""
     return record_file.load(path, "heads", name)
 
 

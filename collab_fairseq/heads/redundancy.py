@@ -192,7 +192,7 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
     """Figure 1: cumulative captured energy, one row per site, thin lines for heads, thick ones for layers.
 
     Raises:
-        PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
     groups = _by_site(layers)
     with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:
@@ -222,7 +222,7 @@ def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> Non
     """Cosines of the heads' mixing vectors, a square for every collaborative layer.
 
     Raises:
-        HeadsError: no layer is collaborative. PlotError: see :func:`collab_fairseq.reporting.drawing.drawing`.
+        HeadsError: no layer is collaborative. PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
     groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
     if not groups:

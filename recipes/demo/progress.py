@@ -17,7 +17,7 @@ from typing import Dict, List, Optional, Tuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from collab_fairseq.reporting.train_log import read_train_log
+from collab_fairseq.records.train_log import read_train_log
 
 _BETWEEN_LINES = 20.0
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from collab_fairseq.reporting.files import write_text
+from collab_fairseq.records.files import write_text
 from collab_fairseq.scoring.generate_log import read_generate_log
 
 HEADER = ("model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time")

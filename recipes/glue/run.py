@@ -31,10 +31,10 @@ try:
 except ImportError as error:
     sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface]'")
 
+from collab_fairseq.records import environment
+from collab_fairseq.records.files import write_json, write_text
+from collab_fairseq.records.schema import without_paths
 from collab_fairseq.reparam import ReparamError
-from collab_fairseq.reporting import environment
-from collab_fairseq.reporting.files import write_json, write_text
-from collab_fairseq.reporting.schema import without_paths
 
 logger = logging.getLogger("glue")
 ROOT = Path(__file__).resolve().parents[2]

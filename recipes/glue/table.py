@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from tasks import GLUE, TASKS
 
-from collab_fairseq.reporting import pages
+from collab_fairseq.records import pages
 
 #: Table 2 of https://arxiv.org/abs/2006.16362: key dim (None: standard heads) → millions of parameters, average
 PAPER: Dict[Tuple[str, int], Dict[Optional[int], Tuple[float, float]]] = {

@@ -23,7 +23,7 @@ from collab_fairseq.heads import ablation, closing
 from collab_fairseq.heads.evaluation import as_json, compare, evaluate
 from collab_fairseq.heads.record import Record, file_setting, load
 from collab_fairseq.heads.redundancy import read_weights
-from collab_fairseq.reporting.drawing import COLOURS, MARKS, drawing
+from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.translation.load import run_state
 
 importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names

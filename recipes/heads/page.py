@@ -17,7 +17,7 @@ from collab_fairseq.heads import ablation, pruning, roles
 from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.record import load
 from collab_fairseq.modules.heads import in_model
-from collab_fairseq.reporting import pages
+from collab_fairseq.records import pages
 from collab_fairseq.scoring.correlation import spearman
 
 ANALYSES = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")

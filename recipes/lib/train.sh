@@ -54,7 +54,7 @@ train() { # trains up to $updates, from the newest checkpoint where there is one
     else
         say "training"
     fi
-    run_logged "$log" "$python" -m collab_fairseq.reporting.measure --append "$output/train.usage.jsonl" -- \
+    run_logged "$log" "$python" -m collab_fairseq.records.measure --append "$output/train.usage.jsonl" -- \
         "${command[@]}" || status=$?
     case $status in
         0) finish train ;;

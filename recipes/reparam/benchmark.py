@@ -25,9 +25,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import torch
 
 from collab_fairseq.checkpoints import load
+from collab_fairseq.records.environment import circumstances
+from collab_fairseq.records.files import write_json
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, decompose, fit_layers, standard_heads
-from collab_fairseq.reporting.environment import circumstances
-from collab_fairseq.reporting.files import write_json
 
 logger = logging.getLogger("benchmark")
 

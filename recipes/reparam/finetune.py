@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.reporting.files import write_json
+from collab_fairseq.records.files import write_json
 
 
 def score(path: Path, data: str, references: Mapping[str, str]) -> Dict[str, Any]:

@@ -17,10 +17,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from collab_fairseq.reporting import pages
-from collab_fairseq.reporting.drawing import COLOURS, MARKS, drawing
-from collab_fairseq.reporting.environment import circumstances
-from collab_fairseq.reporting.files import write_json, write_text
+from collab_fairseq.records import pages
+from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
+from collab_fairseq.records.environment import circumstances
+from collab_fairseq.records.files import write_json, write_text
 
 METHODS = {
     "authors": "paper's method, scale of its code",

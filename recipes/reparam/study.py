@@ -33,12 +33,12 @@ import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.modules.stock import model_config
+from collab_fairseq.records.environment import circumstances
+from collab_fairseq.records.files import write_json
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
-from collab_fairseq.reporting.environment import circumstances
-from collab_fairseq.reporting.files import write_json
 
 logger = logging.getLogger("study")
 

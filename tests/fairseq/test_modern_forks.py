@@ -108,7 +108,8 @@ def all_gather_list(data, group=None, max_size=1):
 
 def test_what_works_is_left_alone():
     fork = SimpleNamespace(
-        AMPOptimizer=Optimizer, PathManager=PathManager, torch_persistent_save=all_gather_list, all_gather_list=all_gather_list,
+        AMPOptimizer=Optimizer, PathManager=PathManager, torch_persistent_save=all_gather_list,
+        all_gather_list=all_gather_list,
         _broadcast_object_slow=all_gather_list, call_main=all_gather_list, distributed_main=all_gather_list,
         DistributedDataParallel=Bare,
     )  # fmt: skip

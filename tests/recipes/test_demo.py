@@ -16,7 +16,7 @@ from typing import Dict, List
 
 import pytest
 
-from collab_fairseq.reporting.record import validate
+from collab_fairseq.records.record import validate
 from tests.common import BIN, ROOT, run
 
 RECIPE = ROOT / "recipes" / "demo" / "run.sh"

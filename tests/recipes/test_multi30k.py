@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.reporting.record import validate
+from collab_fairseq.records.record import validate
 from tests.common import ROOT, run
 
 PREPARE = ROOT / "data_prep" / "multi30k.sh"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from collab_fairseq import checkpoints
-from collab_fairseq.reporting.record import validate
+from collab_fairseq.records.record import validate
 from tests.common import BIN, ROOT, run
 
 RECIPES = ROOT / "recipes"

@@ -14,8 +14,8 @@ from collab_fairseq.bench.baselines import Shape, contestants
 from collab_fairseq.bench.cases import LENGTHS, BenchError, Case, Options, draw, padding_mask
 from collab_fairseq.bench.checks import MismatchError, attempt, check, check_against_reference, make_inputs
 from collab_fairseq.bench.measure import interleave, peak_bytes, ratio, spread, stopwatch
-from collab_fairseq.reporting import environment, record_file
-from collab_fairseq.reporting.schema import RecordError
+from collab_fairseq.records import environment, record_file
+from collab_fairseq.records.schema import RecordError
 
 QUICK = Options(rounds=2, seconds=1.0, least=1, quick=True)
 PEAKS = {"copy": 1e9, "matmul": 1e12}

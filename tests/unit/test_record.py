@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from collab_fairseq.cli.main import main
-from collab_fairseq.reporting import environment
-from collab_fairseq.reporting.files import write_json, write_text
-from collab_fairseq.reporting.record import (
+from collab_fairseq.records import environment
+from collab_fairseq.records.files import write_json, write_text
+from collab_fairseq.records.record import (
     RecordError,
     describe_checkpoint,
     make_record,
@@ -20,7 +20,7 @@ from collab_fairseq.reporting.record import (
     validate,
     without_paths,
 )
-from collab_fairseq.reporting.train_log import read_train_log
+from collab_fairseq.records.train_log import read_train_log
 
 LOG = """\
 00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}
@@ -245,7 +245,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
 @pytest.mark.parametrize("status", [0, 3])
 def test_measure_passes_output_and_status_on(tmp_path, status):
     script = f"import sys; print('hello'); block = bytearray(50_000_000); sys.exit({status})"
-    command = [sys.executable, "-m", "collab_fairseq.reporting.measure", "--append", tmp_path / "usage", "--"]
+    command = [sys.executable, "-m", "collab_fairseq.records.measure", "--append", tmp_path / "usage", "--"]
     for _ in range(2):
         done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (status, "hello\n")
@@ -258,7 +258,7 @@ def test_measure_of_a_command_that_does_not_exist(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "collab_fairseq.reporting.measure",
+        "collab_fairseq.records.measure",
         "--append",
         tmp_path / "usage",
         "--",

@@ -16,13 +16,13 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "checkpoints": set(),
     "doctor": set(),
     "scoring": set(),
-    "reporting": set(),
+    "records": set(),
     "modules": {"attention"},
     "models": {"modules", "heads.gates", "checkpoints"},
     "translation": {"models", "checkpoints", "scoring", "modules"},
     "reparam": {"attention", "modules", "checkpoints", "translation"},
-    "heads": {"attention", "modules", "checkpoints", "scoring", "reporting", "translation"},
-    "bench": {"attention", "modules", "models", "reporting"},
+    "heads": {"attention", "modules", "checkpoints", "scoring", "records", "translation"},
+    "bench": {"attention", "modules", "models", "records"},
 }
 
 

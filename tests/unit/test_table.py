@@ -12,10 +12,10 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from collab_fairseq.cli.main import main
-from collab_fairseq.reporting import bootstrap, pages, table
-from collab_fairseq.reporting.files import write_json
-from collab_fairseq.reporting.rows import hardware, heads, load_run, make_rows
-from collab_fairseq.reporting.schema import RecordError, validate
+from collab_fairseq.records import bootstrap, pages, table
+from collab_fairseq.records.files import write_json
+from collab_fairseq.records.rows import hardware, heads, load_run, make_rows
+from collab_fairseq.records.schema import RecordError, validate
 from collab_fairseq.scoring import bleu
 from collab_fairseq.scoring.evaluation import evaluate
 

@@ -10,8 +10,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.reporting.files import PathLike
-from collab_fairseq.reporting.schema import RecordError, validate
+from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.schema import RecordError, validate
 
 logger = logging.getLogger(__name__)
 

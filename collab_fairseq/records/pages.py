@@ -8,8 +8,8 @@ import os
 import re
 from typing import Optional, Sequence
 
-from collab_fairseq.reporting.files import PathLike, write_text
-from collab_fairseq.reporting.schema import RecordError
+from collab_fairseq.records.files import PathLike, write_text
+from collab_fairseq.records.schema import RecordError
 
 
 def table(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:

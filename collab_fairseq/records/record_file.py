@@ -15,9 +15,9 @@ import json
 import os
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
-from collab_fairseq.reporting import environment
-from collab_fairseq.reporting.files import PathLike, write_json
-from collab_fairseq.reporting.schema import RecordError, without_paths
+from collab_fairseq.records import environment
+from collab_fairseq.records.files import PathLike, write_json
+from collab_fairseq.records.schema import RecordError, without_paths
 
 SCHEMA = 1
 _FIELDS = {"schema", "kind", "name", "command", "created", "versions", "commit", "hardware", "settings", "parts"}

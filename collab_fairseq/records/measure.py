@@ -1,6 +1,6 @@
 """Run a command and note how long it took and how much memory it used.
 
-    python -m collab_fairseq.reporting.measure --append usage.jsonl -- fairseq-train ...
+    python -m collab_fairseq.records.measure --append usage.jsonl -- fairseq-train ...
 
 Appends one line of JSON: wall time in seconds, the largest resident memory of the command and the programs it waited
 for in bytes, and its exit status, which is also this program's. A run in several parts leaves one line for each.
@@ -19,7 +19,7 @@ from typing import List, Optional
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the command; returns its exit status (128 + n where signal n ended it)."""
     parser = argparse.ArgumentParser(
-        prog="python -m collab_fairseq.reporting.measure",
+        prog="python -m collab_fairseq.records.measure",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

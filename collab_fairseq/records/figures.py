@@ -2,9 +2,9 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.reporting.drawing import COLOURS, MARKS, PlotError, drawing
-from collab_fairseq.reporting.files import PathLike
-from collab_fairseq.reporting.rows import (
+from collab_fairseq.records.drawing import COLOURS, MARKS, PlotError, drawing
+from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.rows import (
     KEYS,
     METRICS,
     NUMBERS,

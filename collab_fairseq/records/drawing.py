@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Iterator, Tuple
 
-from collab_fairseq.reporting.files import PathLike, write_bytes
+from collab_fairseq.records.files import PathLike, write_bytes
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

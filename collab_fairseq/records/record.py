@@ -9,10 +9,10 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from collab_fairseq.reporting import environment
-from collab_fairseq.reporting.files import PathLike
-from collab_fairseq.reporting.schema import SCHEMA, RecordError, validate, without_paths
-from collab_fairseq.reporting.train_log import read_train_log
+from collab_fairseq.records import environment
+from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.schema import SCHEMA, RecordError, validate, without_paths
+from collab_fairseq.records.train_log import read_train_log
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
 

@@ -7,8 +7,8 @@ read: sacreBLEU signatures, machines, comparisons with baselines.
 import os
 from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
-from collab_fairseq.reporting import bootstrap, pages
-from collab_fairseq.reporting.rows import (
+from collab_fairseq.records import bootstrap, pages
+from collab_fairseq.records.rows import (
     KEYS,
     METRICS,
     NUMBERS,
@@ -21,7 +21,7 @@ from collab_fairseq.reporting.rows import (
     score,
     test_sets,
 )
-from collab_fairseq.reporting.schema import RecordError
+from collab_fairseq.records.schema import RecordError
 
 GROUP_BY = ("heads", "key_dim", "updates")
 #: all columns besides those that the rows are grouped by, which stand before them
