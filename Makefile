@@ -1,5 +1,6 @@
 # make setup   a virtual environment in .venv with everything, versions of constraints.txt
-# make test    setup, then lint, types and all tests
+# make test    setup, then lint, types and the tests that are not slow
+# make test-all   the same with the slow ones
 # make demo    setup, then three small models on a generated corpus, compared; SEED=2 for another corpus and training
 # make wheelhouse PYTHON=3.12   a folder of wheels for a machine without internet; TORCH=1, PLOTS=1, TESTS=1 add those
 # make clean   remove what the two made
@@ -11,7 +12,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test lint wheelhouse clean
+.PHONY: setup demo test test-all lint wheelhouse clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -37,8 +38,14 @@ lint: setup
 	$(BIN)/mypy --strict collab_fairseq/attention
 	$(BIN)/mypy
 
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
 test: lint
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(PYTEST) -m "not slow"
+	@echo "left out, run by make test-all: the slow tests of $$(grep -rlE 'mark\.slow' tests | sort | tr '\n' ' ')"
+
+test-all: lint
+	$(PYTEST)
 
 wheelhouse:
 	@recipes/lib/wheelhouse.sh "$(PYTHON)" $(if $(filter-out 0 no,$(TORCH)),torch) \

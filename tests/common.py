@@ -9,8 +9,12 @@ from typing import Dict, Optional
 
 import torch
 
+from tests import warm
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent
+#: variables that an interpreter reads as it starts, or fairseq as it is imported
+STARTING = ("PYTHON", "FAIRSEQ_MODERN")
 
 # The smallest useful model, and how to train it on the CPU: data, length and --save-dir are to be added.
 TINY_MODEL = [
@@ -25,9 +29,16 @@ TINY_TRAINING = [
 
 
 def run(
-    *argv: object, check: bool = True, env: Optional[Dict[str, str]] = None, timeout: float = 300, **options
+    *argv: object,
+    check: bool = True,
+    env: Optional[Dict[str, str]] = None,
+    timeout: float = 300,
+    fresh: bool = False,
+    **options,
 ) -> subprocess.CompletedProcess:
-    """Run a console script that sits beside the running Python and return what it did.
+    """Run a console script that sits beside the running Python, or a shell script, and return what it did.
+
+    Tools, and those that a shell script starts, are forked from a process that has imported torch and fairseq.
 
     Args:
         argv: the tool's name (`fairseq-train`, `collab`, `python`, `torchrun`) and its arguments.
@@ -35,16 +46,19 @@ def run(
         env: variables on top of the current environment. One thread per process unless it says otherwise, so that
             tiny models do not spend their time on thread start-up.
         timeout: seconds after which the tool is killed.
+        fresh: in interpreters of their own: for what is about start-up, installation or signals to groups of processes.
         options: further arguments of `subprocess.run`, such as `cwd` or `input`.
 
     Raises:
         AssertionError: the tool failed and `check` is set.
     """
-    tool, *arguments = [str(a) for a in argv]
-    command = [str(BIN / tool) if (BIN / tool).exists() else tool, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    fresh = fresh or "preexec_fn" in options or any(name.startswith(STARTING) for name in env or {})
+    folder = BIN if fresh else warm.start()
+    tool, *arguments = [str(folder / "python") if a == sys.executable else str(a) for a in argv]
+    command = [str(folder / tool) if (folder / tool).exists() else tool, *arguments]
     # So that a tool finds the tools that it starts itself beside the same interpreter.
-    environment["PATH"] = os.pathsep.join([str(BIN), environment.get("PATH", "")])
+    path = os.pathsep.join([str(folder), str(BIN), os.environ.get("PATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": str(folder / "python"), "PATH": path, **(env or {})}
     done = subprocess.run(
         command, env=environment, timeout=timeout, capture_output=True, text=True, check=False, **options
     )

@@ -1,24 +1,66 @@
-"""`pytest --record FILE`: what was run of the tests, on what, and how it ended, as a record for results/tests."""
+"""Tiers, the warm parent, what tests cost, and `pytest --record FILE`: what was run, on what, and how it ended."""
 
 import os
 import shlex
 import sys
 
+import pytest
+
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json
 from collab_fairseq.records.schema import without_paths
+from tests import warm
 from tests.common import ROOT
+
+SPENT = pytest.StashKey()
 
 # the recipes' default, which `make test PYTHON=...` sets to what the virtual environment was made with
 os.environ["PYTHON"] = sys.executable
 
 
+def pytest_configure(config):
+    """The processes of a parallel run share one warm parent."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.start()
+
+
+def pytest_collection_modifyitems(items):
+    """The tier of a test is that of its folder, unless it is marked slow."""
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            item.add_marker("unit" if "unit" in item.path.relative_to(ROOT).parts else "integration")
+
+
 def pytest_addoption(parser):
+    parser.addoption("--slowest", type=int, default=10, metavar="N", help="list the N tests with most processor time")
     parser.addoption("--record", metavar="FILE", help="write what was run, on what and how it ended to a JSON file")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Note the processor time of each test and fixture; these machines are too busy for a clock to tell."""
+    report = yield
+    now = warm.seconds()
+    report.user_properties.append(("seconds", now - item.config.stash.get(SPENT, now)))
+    item.config.stash[SPENT] = now
+    return report
+
+
+def print_slowest(terminalreporter):
+    spent = [
+        (seconds, f"{report.when:9}{report.nodeid}")
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, seconds in getattr(report, "user_properties", ())[-1:]
+    ]
+    terminalreporter.section(f"processor time of all tests: {sum(seconds for seconds, _ in spent) / 60:.1f} minutes")
+    for seconds, name in sorted(spent, reverse=True)[: terminalreporter.config.getoption("slowest")]:
+        terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
     """With --numprocesses this is called in the process that started the others, which knows all results."""
+    print_slowest(terminalreporter)
     file = config.getoption("--record")
     if not file or hasattr(config, "workerinput"):
         return
