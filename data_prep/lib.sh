@@ -94,19 +94,27 @@ open_output() { # ends the script where $output is complete already; refuses wha
 }
 
 same_archives() { # FILE: whether it has the first line $header and the rows of $manifest
-    [ "$(head -n 1 "$1")" = "$header" ] && "$python" "$here/unpack_archives.py" agrees "$manifest" "$1"
+    [ "$(head -n 1 "$1")" = "$header" ] && "$python" "$here/unpack.py" agrees "$manifest" "$1"
 }
 
 unpack_archives() { # FOLDER: the texts of $sources -> FOLDER; writes prepared.txt of $work
     say "checking and unpacking"
-    { echo "$header" && "$python" "$here/unpack_archives.py" unpack "$manifest" "$1" "${sources[@]}"; } \
+    { echo "$header" && "$python" "$here/unpack.py" unpack "$manifest" "$1" "${sources[@]}"; } \
         >"$work/prepared.txt" || give_up
 }
 
-fetch_archives() { # [NAME=PATH ...]: sets sources; without arguments all archives are downloaded to $output.download
+fetch_archives() { # [FOLDER or NAME=PATH]: sets sources; without an argument all archives are downloaded to $output.download
     local archive address file
-    sources=("$@")
-    [ $# -eq 0 ] || return 0
+    sources=()
+    case ${1:-} in
+        '') ;;
+        *=*) sources=("$1") && return ;;
+        *)
+            while IFS=$'\t' read -r archive _; do sources+=("$archive=$1/$archive"); done \
+                < <("$python" "$here/unpack.py" archives "$manifest")
+            return
+            ;;
+    esac
     command -v curl >/dev/null || die "curl is needed for the download; or name what you have (see --help)"
     mkdir -p "$output.download"
     while IFS=$'\t' read -r archive address; do
@@ -117,12 +125,12 @@ fetch_archives() { # [NAME=PATH ...]: sets sources; without arguments all archiv
         say "downloading $archive"
         download "$address" "$file.part" </dev/null ||
             die "the download of $address failed; run again to continue, or name what you have (see --help)"
-        "$python" "$here/unpack_archives.py" check "$manifest" "$archive" "$file.part" || {
+        "$python" "$here/unpack.py" check "$manifest" "$archive" "$file.part" || {
             rm -f "$file.part"
             die "$address did not give the archive (see above); download it by hand and name it (see --help)"
         }
         mv "$file.part" "$file"
-    done < <("$python" "$here/unpack_archives.py" archives "$manifest")
+    done < <("$python" "$here/unpack.py" archives "$manifest")
 }
 
 make_work() { # sets work: a folder beside $output that is gone when the script ends

@@ -19,10 +19,10 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from toy import SIZES, CorpusError, corpus, positive
-from unpack_archives import Archive, Manifest, Member, read_manifest
+from unpack import Rows, of_kind, read_manifest
 
 _HERE = Path(__file__).resolve().parent
 _PIECE = 5
@@ -58,19 +58,17 @@ def marked_up(lines: Sequence[str], name: str) -> Lines:
     return list(lines)
 
 
-def members(manifest: Manifest, parts: Dict[str, List[Tuple[str, str]]]) -> Dict[Member, Lines]:
+def members(rows: Rows, parts: Dict[str, List[Tuple[str, str]]]) -> List[Lines]:
     """The lines of every member: a part is divided among the members that become the same text."""
-    found = {}
-    plain: Callable[[Sequence[str], str], Lines] = lambda lines, lang: list(lines)  # noqa: E731
-    for member in manifest.members:
-        base, _, lang = member.text.rpartition(".")
-        same = [other for other in manifest.members if other.text == member.text]
+    found = []
+    texts = [text for *_, text in rows]
+    for number, (_, path, _, text) in enumerate(rows):
+        base, _, lang = text.rpartition(".")
         pairs = parts[_PARTS[base]]
-        share = -(-len(pairs) // len(same))
-        start = same.index(member) * share
+        share = -(-len(pairs) // texts.count(text))
+        start = texts[:number].count(text) * share
         lines = [pair[0 if lang == "en" else 1] for pair in pairs[start : start + share]]
-        prepare = tokenised if ".bpe." in member.path else plain
-        found[member] = prepare(lines, lang)
+        found.append(tokenised(lines, lang) if ".bpe." in path else lines)
     return found
 
 
@@ -89,18 +87,17 @@ def archive_bytes(contents: Dict[str, Lines]) -> bytes:
 def write(name: str, parts: Dict[str, List[Tuple[str, str]]], folder: Path) -> None:
     """Write archives, manifest and references into `folder`."""
     public = read_manifest(_HERE / f"{name}.tsv")
-    contents = members(public, parts)
-    archives = []
-    for archive in public.archives:
-        inside = [member for member in contents if member.archive == archive.name]
-        own = {m.path: marked_up(contents[m], PurePosixPath(m.path).name) for m in inside}
-        data = archive_bytes(own)
-        (folder / archive.name).write_bytes(data)
-        algorithm = archive.digest.partition(":")[0] if archive.digest else "sha256"
-        archives.append(Archive(archive.name, f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}", archive.url))
-    rows = Manifest(archives, [m._replace(lines=len(lines)) for m, lines in contents.items()], [])
-    text = f"# miniature of {name}.tsv\n" + "".join(f"{row}\n" for row in rows.rows())
-    (folder / "manifest.tsv").write_text(text, encoding="utf-8", newline="\n")
+    inside = of_kind(public, "member")
+    contents = members(inside, parts)
+    rows = [f"# miniature of {name}.tsv"]
+    for archive, digest, url in of_kind(public, "archive"):
+        own = zip(inside, contents, strict=True)
+        data = archive_bytes({m[1]: marked_up(lines, PurePosixPath(m[1]).name) for m, lines in own if m[0] == archive})
+        (folder / archive).write_bytes(data)
+        algorithm = "sha256" if digest == "-" else digest.partition(":")[0]
+        rows.append(f"archive\t{archive}\t{algorithm}:{hashlib.new(algorithm, data).hexdigest()}\t{url}")
+    rows += [f"member\t{m[0]}\t{m[1]}\t{len(lines)}\t{m[3]}" for m, lines in zip(inside, contents, strict=True)]
+    (folder / "manifest.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
     target = 0 if name.endswith("de_en") else 1
     references = "".join(pair[target] + "\n" for pair in parts["test"])
     (folder / f"references.{('en', 'de')[target]}").write_text(references, encoding="utf-8", newline="\n")

@@ -78,25 +78,11 @@ is_prepared() {
 }
 open_output
 
-names=$("$python" "$here/unpack_corpus.py" files "$manifest")
-
-if [ -z "$source_dir" ]; then
-    source_dir=$output.download
-    command -v curl >/dev/null || die "curl is needed for the download; or give --source DIR with the files"
-    mkdir -p "$source_dir"
-    for file in $names; do
-        [ -f "$source_dir/$file" ] && continue
-        say "downloading $file"
-        download "$url/$file" "$source_dir/$file.part" ||
-            die "the download of $url/$file failed; run again to continue, or give --source DIR with the files"
-        mv "$source_dir/$file.part" "$source_dir/$file"
-    done
-fi
-
+fetch_archives "$source_dir"
 make_work
-say "checking the files of $source_dir"
 mkdir "$work/raw" "$work/bpe"
-"$python" "$here/unpack_corpus.py" unpack "$manifest" "$source_dir" "$work/raw" || give_up
+header=
+unpack_archives "$work/raw"
 
 if [ -n "$spm" ]; then
     cp "$spm" "$work/sentencepiece.model"
@@ -121,7 +107,7 @@ while IFS=$'\t' read -r base split; do
         test*) tests=$tests,bpe/$base ;;
         *) die "$manifest: unknown split '$split' (train, valid, test, test1, ...)" ;;
     esac
-done < <("$python" "$here/unpack_corpus.py" splits "$manifest")
+done < <(awk -F '\t' '!/^#/ { sub(/\.[^.]*\.gz$/, "", $1); print $1 "\t" $4 }' "$manifest" | uniq)
 
 preprocess --source-lang en --target-lang de "${prefixes[@]}" --testpref "$tests" --workers 1 \
     ${dict:+--srcdict "$dict"}

@@ -58,12 +58,7 @@ read_options "$@"
 header="# data_prep/wmt14_en_de_spm.sh: $vocab_size pieces, at most 250 per sentence, ratio 1.5"
 open_output
 [ -n "$workers" ] || workers=$(cores)
-given=()
-if [ -n "$source_dir" ]; then
-    while IFS=$'\t' read -r archive _; do given+=("$archive=$source_dir/$archive"); done \
-        < <("$python" "$here/unpack_archives.py" archives "$manifest")
-fi
-fetch_archives "${given[@]}"
+fetch_archives "$source_dir"
 make_work
 mkdir "$work/raw"
 unpack_archives "$work/raw"
