@@ -82,17 +82,15 @@ def attempt(name: str, compute: Callable[[], Any]) -> Any:
 def check(contestants: Dict[str, Contestant], inputs: Inputs) -> None:
     """Contestants of one function give the same output and the same gradient of the query, without dropout.
 
-    Kernels that cannot compute these inputs are removed from ``contestants``.
+    Kernels that cannot compute these inputs are removed from ``contestants``; modules stay in evaluation mode.
 
     Raises:
         MismatchError: one of them differs from the first of its function.
     """
     first: Dict[str, Tuple[str, Tuple[Tensor, Tensor]]] = {}
     for name, contestant in list(contestants.items()):
-        training = contestant.module.training
         contestant.module.eval()
         found = attempt(name, lambda contestant=contestant: _with_gradient(contestant, inputs))  # type: ignore[misc]
-        contestant.module.train(training)
         if found is None:
             del contestants[name]
             continue

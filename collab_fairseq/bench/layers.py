@@ -35,10 +35,12 @@ def layer_case(
         found = contestants(shape, seed=options.seed)
         check_against_reference(found, shape)
         for contestant in found.values():
-            contestant.module.to(options.device, options.torch_dtype).train(what != "forward")
+            contestant.module.to(options.device, options.torch_dtype)
         lengths = draw(options.lengths or "newstest2014", sentences, options.seed, length)
         inputs = make_inputs(shape, length, lengths, options.device, options.torch_dtype, options.seed)
         check(found, inputs)
+        for contestant in found.values():
+            contestant.module.train(what != "forward")
         return [{name: _step(contestant, inputs, what != "forward") for name, contestant in found.items()}]
 
     def work(cost: AttentionShape) -> Work:

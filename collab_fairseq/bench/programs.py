@@ -149,11 +149,11 @@ def beam_step_case(size: str, sentences: int, length: int, source_len: int, key_
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
-        task, rows = Task(options, size), sentences * BEAM
+        task, shape = Task(options, size), (sentences * BEAM, length)
         batch = make_batch(task.sentences([source_len] * sentences, options.seed), None, task, options.device)
         source = {name: tensor.repeat_interleave(BEAM, dim=0) for name, tensor in batch["net_input"].items()}
         random, known = torch.Generator().manual_seed(options.seed), task.target_dictionary
-        tokens = torch.randint(known.nspecial, len(known), (rows, length), generator=random).to(options.device)
+        tokens = torch.randint(known.nspecial, len(known), shape, generator=random).to(options.device)
         order = new_order(sentences, BEAM, random).to(options.device)
         steps: Dict[str, Step] = {}
         for name, model in _translators(size, task, key_dim, options).items():
