@@ -1,6 +1,10 @@
 """Tiers, the warm parent, what tests cost, and `pytest --record FILE`: what was run, on what, and how it ended."""
 
 import os
+
+# before torch is imported: tests that run side by side would wait for each other's threads
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import shlex
 import sys
 

@@ -106,6 +106,7 @@ def work(tool: str, arguments: List[str]) -> None:
         sys.argv = arguments
     sys.path.insert(0, os.path.dirname(os.path.abspath(target)) if kind == "file" else os.getcwd())
     if kind == "-m":
+        sys.modules.pop(target, None)  # imported by the warm parent
         runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what python -m calls
         return
     source = {"-c": target, "stdin": ""}.get(kind)

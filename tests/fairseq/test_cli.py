@@ -62,7 +62,7 @@ def test_help_needs_neither_torch_nor_fairseq(argv):
         "try: main(sys.argv[1:])\n"
         "finally: sys.stderr.write(','.join({'torch', 'fairseq', 'sacrebleu'} & set(sys.modules)))"
     )
-    done = run("python", "-c", probe, *argv)
+    done = run("python", "-c", probe, *argv, fresh=True)
     assert done.stderr == ""
     assert done.stdout
 

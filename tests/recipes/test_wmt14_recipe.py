@@ -180,7 +180,7 @@ def rehearsed(tmp_path_factory):
     """The rehearsal with two models and ten updates for each, less than an epoch: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("rehearsal") / "run"
     small = ["--updates", 10, "--train", 1200, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
-    return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, *PYTHON, timeout=900)
+    return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, *PYTHON, timeout=900, fresh=True)
 
 
 NAMES = ["none-dk64-s1-u10", "encoder_cross_decoder-dk16-s1-u10"]
