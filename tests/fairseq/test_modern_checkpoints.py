@@ -128,15 +128,18 @@ def test_a_flipped_bit_is_noticed_where_the_file_has_checksums(tmp_path, sums):
         torch.save({"model": {"weight": torch.full((1000,), 7.0)}}, path)
     finally:
         torch.serialization.set_crc32_options(True)
-    assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]["weight"][0] == 7
+    load = checkpoint_utils.torch.load
+    assert load(path)["model"]["weight"][0] == 7
     data = bytearray(path.read_bytes())
     data[data.index(torch.full((10,), 7.0).numpy().tobytes())] ^= 1
     path.write_bytes(data)
     if not sums:
-        assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]["weight"][0] != 7
+        assert load(path)["model"]["weight"][0] != 7
         return
-    with pytest.raises(CheckpointError, match=r"flipped.pt was not loaded: .* does not match its checksum"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    with open(path, "rb") as file:
+        for given in (path, str(path), file):
+            with pytest.raises(CheckpointError, match=r"flipped.pt was not loaded: .* does not match its checksum"):
+                load(given)
 
 
 def test_what_checkpoints_may_name_is_allowed_only_while_one_is_loaded(tmp_path, monkeypatch):

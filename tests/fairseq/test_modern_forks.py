@@ -107,11 +107,10 @@ def all_gather_list(data, group=None, max_size=1):
 
 
 def test_what_works_is_left_alone():
+    functions = ("all_gather_list", "_broadcast_object_slow", "call_main", "distributed_main", "torch_persistent_save")
     fork = SimpleNamespace(
-        AMPOptimizer=Optimizer, PathManager=PathManager, torch_persistent_save=all_gather_list,
-        all_gather_list=all_gather_list,
-        _broadcast_object_slow=all_gather_list, call_main=all_gather_list, distributed_main=all_gather_list,
-        DistributedDataParallel=Bare,
+        AMPOptimizer=Optimizer, PathManager=PathManager, DistributedDataParallel=Bare,
+        **dict.fromkeys(functions, all_gather_list),
     )  # fmt: skip
     step = Optimizer.step
     for mend in (amp.mend, saving.mend, distributed.mend, distributed.mend_data_parallel):

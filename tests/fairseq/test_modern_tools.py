@@ -2,13 +2,14 @@
 
 import re
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_modern import errors
+from fairseq_modern import errors, quiet
 from tests.common import TINY_MODEL, TINY_TRAINING, run
 
 
@@ -206,3 +207,15 @@ def test_only_fairseqs_tools_shorten_errors(program, name, monkeypatch, capsys):
         assert passed_on == others
         expected = f"{name}: error: a file is missing.\n{name}: error: a flag is wrong.\n"
         assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(("program", "heard"), [("/usr/bin/fairseq-train", 1), ("/home/me/my_script.py", 2)])
+def test_only_fairseqs_tools_keep_quiet_and_only_of_what_nobody_can_change(program, heard, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        quiet.mend(SimpleNamespace())
+        warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
+        warnings.warn("another fault of torch", stacklevel=1)
+    assert len(caught) == heard
+    assert "another" in str(caught[-1].message)
