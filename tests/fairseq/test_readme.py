@@ -1,15 +1,17 @@
-"""The README is true: its commands run, its paths exist, its flags are known, its numbers are those of the records."""
+"""The first pages are true: commands run, paths exist, flags are known, numbers are those of the records."""
 
 import re
 import subprocess
 
+import pytest
 from fairseq import options
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from tests.common import BIN, ROOT, run
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+README, TEXT = PAGES[ROOT / "README.md"], "\n".join(PAGES.values())
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 #: added to the README's training commands so that they end at once
 SMALL = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 20, "attention_heads": 2}
@@ -66,13 +68,18 @@ def test_hydra(tiny_data, tmp_path):
     assert (tmp_path / "run" / "checkpoint_last.pt").exists()
 
 
-def test_paths_and_links_exist():
-    named = re.findall(r"`((?:collab_fairseq|fairseq_modern|tests|recipes|data_prep|results)/[\w/.-]+)`", README)
-    linked = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    files = re.findall(r"`([\w.]+\.(?:txt|py|md|toml))`", README)
-    assert len(named) > 4
-    for path in [*named, *linked, *files]:
-        assert (ROOT / path).exists(), path
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_and_links_exist(page):
+    named = re.findall(r"`((?:collab_fairseq|fairseq_modern|tests|recipes|data_prep|results|docs)/[\w/.-]+)`", PAGES[page])
+    files = re.findall(r"`([\w.]+\.(?:txt|py|md|toml))`", PAGES[page])
+    linked = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
+    for path in [*(ROOT / name for name in [*named, *files]), *(page.parent / link for link in linked)]:
+        assert path.exists(), path
+    assert named or linked
+
+
+def test_the_first_page_is_one_that_people_read():
+    assert len(README.splitlines()) <= 150
 
 
 def flags_of_training():
@@ -96,7 +103,7 @@ def test_flags_are_known():
         run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
         "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]
-    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXT))
     assert len(flags) > 20
     for flag in flags:
         assert any(re.search(rf"(?<![\w-]){flag}(?![\w-])", text) for text in helps), flag
@@ -104,7 +111,7 @@ def test_flags_are_known():
 
 def test_make_targets_and_pins():
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):
+    for target in re.findall(r"^    make (\w+)", TEXT, re.MULTILINE):
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
     setup = (ROOT / "setup.py").read_text()
     for requirement in re.findall(r'"([\w-]+[<>=][^"]*)"', block("bash", "--no-deps fairseq")):
@@ -113,6 +120,7 @@ def test_make_targets_and_pins():
     assert "fairseq==0.12.2" in (ROOT / "constraints.txt").read_text()
     assert 'python_requires=">=3.10,<3.14"' in setup
     assert "Python 3.10–3.13" in README
+    assert "Python 3.10–3.13" in PAGES[ROOT / "docs" / "install.md"]
     assert (BIN / "collab").exists()
 
 
