@@ -12,6 +12,7 @@ from tests.common import BIN, ROOT, run
 PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 README, TEXT = PAGES[ROOT / "README.md"], "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+FOLDERS = "collab_fairseq|fairseq_modern|tests|recipes|data_prep|results|docs"
 
 #: added to the README's training commands so that they end at once
 SMALL = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 20, "attention_heads": 2}
@@ -70,7 +71,7 @@ def test_hydra(tiny_data, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_paths_and_links_exist(page):
-    named = re.findall(r"`((?:collab_fairseq|fairseq_modern|tests|recipes|data_prep|results|docs)/[\w/.-]+)`", PAGES[page])
+    named = re.findall(rf"`((?:{FOLDERS})/[\w/.-]+)`", PAGES[page])
     files = re.findall(r"`([\w.]+\.(?:txt|py|md|toml))`", PAGES[page])
     linked = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
     for path in [*(ROOT / name for name in [*named, *files]), *(page.parent / link for link in linked)]:
