@@ -348,7 +348,7 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         (["--figure", "x.pdf"], "must end in .png or .svg, got x.pdf"),
         (["--figure", "x.png", "--x", "updates", "--y", "sacrebleu"], "--x updates draws curves of valid_loss"),
         (["--figure", "x.png", "--baseline", "x"], "--figure is drawn instead of a table"),
-        (["--output", "/nowhere/page.md", "--marker", "x"], "page.md does not exist; with --marker it must"),
+        (["--output", "no-page.md", "--marker", "x"], "no-page.md does not exist; with --marker it must"),
     ],
 )
 def test_wrong_flags_are_explained(files, capsys, arguments, message):
