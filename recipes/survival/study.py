@@ -7,7 +7,7 @@ The command must save often (--save-interval-updates) and log every update (--lo
 run once undisturbed (DIR/whole) and once killed (DIR/killed) with SIGKILL at random moments: every other time inside
 the write of a checkpoint, which is made sure of by stopping the process there and looking. After each kill every
 checkpoint is read and its sums are checked; after each restart of the unchanged command the log must say that it went
-on from the newest of them. The result is DIR/survival.json; the status is 1 if anything was torn, lost or different.
+on from checkpoint_last.pt, or from the newest of them where that is missing or torn. The result is DIR/survival.json; the status is 1 if anything was torn, lost or different.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def compare(first: Path, second: Path) -> List[str]:
 def kill(number: int, updates: int, command: List[str], folder: Path, chance: random.Random) -> Dict[str, Any]:
     """Start the command, kill it after the given update at the latest, and report."""
     before = inspect(folder) if folder.exists() else {}
-    newest = max((found for found in before.values() if found is not None), default=None)
+    newest = before.get("checkpoint_last.pt") or max((n for n in before.values() if n is not None), default=None)
     inside = number % 2 == 1
     with Training(command, folder, folder.with_name(f"killed.{number}.log")) as training:
         for _ in training.running(0.01):
