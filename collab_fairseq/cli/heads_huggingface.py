@@ -131,6 +131,7 @@ def importance(args: argparse.Namespace) -> Dict[str, Any]:
 def ablate(args: argparse.Namespace, modes: Any, sites: Any, progress: Any) -> Any:
     """The record of an ablation; its one test set is called ``text``."""
     from collab_fairseq.heads import ablation, evaluation, huggingface
+    from collab_fairseq.scoring.references import score_raw
 
     loaded = load(args)
     model, tokenizer, places, examples, batches = loaded
@@ -141,7 +142,8 @@ def ablate(args: argparse.Namespace, modes: Any, sites: Any, progress: Any) -> A
 
         def translate(heads: Any = None) -> Any:
             found = huggingface.translations(model, tokenizer, places, batches, heads, **search)
-            return evaluation.score(found, [example.label for example in examples], None)
+            scored, statistics = score_raw(found, [example.label for example in examples], tokenised=False)
+            return evaluation.Result(scored.score, scored.signature, statistics)
 
         whole = evaluation.Result(**record.part("whole/text", lambda: translate()._asdict()))
 

@@ -93,7 +93,7 @@ def read_tests(args: argparse.Namespace, trained: Any) -> List[Any]:
             raise UsageError(f"--test must be SPLIT=FILE, such as test=test.de, got {text!r}")
         if split in [test.split for test in tests]:
             raise UsageError(f"--test names {split} twice")
-        tests.append(read_test_set(split, path, trained.task.cfg.target_lang, args.sentences))
+        tests.append(read_test_set(split, path, args.sentences))
     return tests
 
 

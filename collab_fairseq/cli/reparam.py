@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq import checkpoints, translation
     from collab_fairseq.reparam import allocation, distill, fairseq
 
-    from .reparam_report import Report, evaluate, test_splits
+    from .reparam_report import Report, compare
     from .reparam_text import text_of
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     if budget:
         allocation.check_budget(trained, names, budget)
     references = dict(args.reference)
-    tests = test_splits(trained, references) if args.evaluate else []
+    tests = translation.test_splits(trained, references) if args.evaluate else []
 
     text = calibrations = curves = None
     tokens, some = {"max_tokens": args.max_tokens}, 0
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
             report.output_errors = fairseq.output_errors(trained, after, text.split, names, sentences=some, **tokens)
         if args.evaluate:
             logger.info("evaluating on %s", ", ".join(["valid", *tests]))
-            report.evaluation = evaluate(trained, after, tests, references, args.max_tokens)
+            report.evaluation = compare(*(translation.evaluate(m, references, **tokens) for m in (trained, after)))
     if args.report:
         write_json(report.as_json(args), args.report)
     sys.stdout.write(report.table())
