@@ -57,24 +57,13 @@ def load_model(path: str) -> Any:
         UsageError: transformers is not installed. CheckpointError: parameters that are not finite.
     """
     try:
-        import transformers
-
-        from collab_fairseq.checkpoints import check_finite
-        from collab_fairseq.reparam import huggingface
+        from collab_fairseq import huggingface
     except ImportError as error:
         raise UsageError(
             f"{path} is a folder, so a Hugging Face model, and these need transformers: "
             "install this project with its extra `huggingface`"
         ) from error
-    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-    if type(config) in huggingface.CONFIGS.values():
-        model = huggingface.from_pretrained(path, local_files_only=True)
-    else:
-        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-        model = kind.from_pretrained(path, local_files_only=True)
-        huggingface.check_convertible(model)
-    check_finite(dict(model.named_parameters()), path)
-    return model, huggingface
+    return huggingface.load_folder(path), huggingface
 
 
 def load(args: argparse.Namespace) -> Loaded:

@@ -4,7 +4,7 @@
     collab heads redundancy averaged.pt --overlap overlap.svg       # collaborative heads: cosines of mixing vectors
 
 Printed: how many principal components hold 90, 95 and 99 % of the energy, in the layer as a whole and in the mean head.
-A folder instead of a checkpoint is a Hugging Face model, of the kinds that `collab_fairseq.reparam.huggingface` knows.
+A folder instead of a checkpoint is a Hugging Face model, of the kinds that `collab_fairseq.huggingface` knows.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Trained attention layers turned into collaborative ones, without retraining."""
 
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, relative_error, standard_heads
+
 from .calibrate import Calibration, Calibrator
-from .factors import HeadFactors, ReparamError, ScoreWeights, relative_error, standard_heads
 from .scores import ScoreFit, collaborative_layer, fit_layers, fit_scores, scores_of
 from .solver import Decomposition, decompose
 
