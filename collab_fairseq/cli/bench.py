@@ -28,7 +28,7 @@ from dataclasses import fields
 
 from collab_fairseq.records.files import check_targets
 
-from .heads_options import UsageError, positive
+from .options import UsageError, positive
 
 HELP = "measure speed and memory beside the baselines"
 

@@ -18,7 +18,7 @@ import sys
 from typing import Any, Dict, List
 
 from collab_fairseq.cli.heads_huggingface import ablate, add_text, is_folder
-from collab_fairseq.cli.heads_options import (
+from collab_fairseq.cli.options import (
     UsageError,
     add_model,
     add_output,

@@ -12,7 +12,7 @@ trained on as one of `collab heads prune --remove` is.
 import argparse
 import sys
 
-from collab_fairseq.cli.heads_options import (
+from collab_fairseq.cli.options import (
     add_output,
     check_distinct,
     check_figure,

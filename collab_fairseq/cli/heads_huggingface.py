@@ -5,7 +5,7 @@ import logging
 import os
 from typing import Any, Dict, List, NamedTuple
 
-from collab_fairseq.cli.heads_options import UsageError, choose_device, make_record, positive
+from collab_fairseq.cli.options import UsageError, choose_device, make_record, positive
 
 logger = logging.getLogger(__name__)
 

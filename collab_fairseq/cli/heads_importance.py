@@ -16,7 +16,7 @@ import sys
 from typing import Any, Dict
 
 from collab_fairseq.cli.heads_huggingface import add_text, importance, is_folder
-from collab_fairseq.cli.heads_options import (
+from collab_fairseq.cli.options import (
     add_model,
     add_output,
     check_figure,

@@ -20,7 +20,7 @@ import os
 import sys
 from typing import Any, Dict, List
 
-from collab_fairseq.cli.heads_options import (
+from collab_fairseq.cli.options import (
     UsageError,
     add_model,
     add_output,

@@ -13,7 +13,7 @@ import os
 from typing import Any, Dict
 
 from collab_fairseq.cli.heads_huggingface import load_model
-from collab_fairseq.cli.heads_options import add_output, check_figure, make_record, show_table
+from collab_fairseq.cli.options import add_output, check_figure, make_record, show_table
 from collab_fairseq.records.files import check_targets
 
 HELP = "what heads share"

@@ -58,6 +58,7 @@ __all__ = [
 
 Batches = Iterable[Mapping[str, Any]]
 
+
 def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) -> Optional[Tensor]:
     """Positions of a batch that are padding, (N, T), as far as it says: of the decoder, or else of the only text."""
     mask = batch.get("decoder_attention_mask" if decoder else "attention_mask")

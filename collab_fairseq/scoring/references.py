@@ -47,19 +47,21 @@ def score_raw(
     references: Union[PathLike, Sequence[str]],
     target_lang: Optional[str] = None,
     tokenised: Optional[bool] = None,
+    name: str = "the reference",
 ) -> RawScore:
     """sacreBLEU of hypotheses against raw references, a file or its lines.
 
     Args:
         target_lang: language code for sacreBLEU and for Moses, which takes English without one.
         tokenised: whether the hypotheses are, and are detokenised first; None guesses from their punctuation.
+        name: what errors call references that are no file.
 
     Raises:
         ScoringError: the file cannot be read, or another number of lines.
     """
     named = isinstance(references, (str, os.PathLike))
     lines = read_references(references) if named else list(references)  # type: ignore[arg-type]
-    check_number(lines, hypotheses, os.fspath(references) if named else "the reference")  # type: ignore[arg-type]
+    check_number(lines, hypotheses, os.fspath(references) if named else name)  # type: ignore[arg-type]
     if text.looks_tokenised(hypotheses) if tokenised is None else tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
     rows = bleu.sentence_statistics(hypotheses, lines, target_lang)

@@ -116,7 +116,9 @@ def score(
     name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
     if references is None:
         references = target_side(trained, split)[: len(hypotheses)]
-    found, statistics = score_raw(hypotheses, references, trained.task.cfg.target_lang)
+    found, statistics = score_raw(
+        hypotheses, references, trained.task.cfg.target_lang, name=f"the reference of {split}"
+    )
     return Score(found.score, found.signature, str(name), hypotheses, statistics)
 
 

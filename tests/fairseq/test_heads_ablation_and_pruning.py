@@ -243,7 +243,7 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     half = tmp_path / "half.tgt"
     half.write_text("a\n", encoding="utf-8")
     assert main(["heads", "ablate", str(checkpoint), "--data", str(tiny_data), "--test", f"test={half}"]) == 1
-    assert "test has 20 sentences, but there are 1 references" in capsys.readouterr().err
+    assert "the reference of test has 1 lines, expected 20" in capsys.readouterr().err
 
 
 def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tmp_path):

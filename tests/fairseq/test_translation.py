@@ -12,11 +12,11 @@ import torch
 from fairseq.data import indexed_dataset
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.reparam_text import text_of
 from collab_fairseq.heads.evaluation import read_test_set
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.reparam.text import text_of
 from collab_fairseq.scoring.errors import ScoringError
 from collab_fairseq.scoring.generate_log import read_generate_log
 from collab_fairseq.scoring.references import score_raw

@@ -21,7 +21,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "models": {"modules", "heads.gates", "checkpoints"},
     "translation": {"models", "checkpoints", "scoring", "modules"},
     "huggingface": {"attention", "checkpoints"},
-    "reparam": {"attention", "modules", "checkpoints", "translation", "huggingface"},
+    "reparam": {"attention", "modules", "checkpoints", "records", "translation", "huggingface"},
     "heads": {"attention", "modules", "checkpoints", "scoring", "records", "translation", "huggingface"},
     "bench": {"attention", "modules", "models", "records"},
 }

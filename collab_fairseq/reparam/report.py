@@ -1,17 +1,18 @@
-"""The report of `collab reparam`: JSON and a table."""
+"""What a conversion did, as JSON and as a table."""
 
-import argparse
 import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional
 
 from collab_fairseq import checkpoints
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.records.environment import circumstances
-from collab_fairseq.reparam.allocation import parameters_of
-from collab_fairseq.reparam.distill import Distilled
-from collab_fairseq.reparam.fairseq import SCORE_PARAMETERS
-from collab_fairseq.reparam.scores import ScoreFit
+
+from .allocation import parameters_of
+from .distill import Distilled
+from .fairseq import SCORE_PARAMETERS
+from .scores import ScoreFit
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Report:
     """What was converted, and what that did.
 
     Attributes:
+        files: ``source`` and ``output``. settings: of the conversion, by name.
         before, after: checkpoints as ``transformer_collab``.
         source_dims: ``site.layer`` → key dim of the source.
         fits, distilled: by ``site.layer``; the latter is empty without distillation.
@@ -29,6 +31,8 @@ class Report:
         evaluation: see :func:`compare`.
     """
 
+    files: Dict[str, PathLike]
+    settings: Dict[str, Any]
     before: Dict[str, Any]
     after: Dict[str, Any]
     source_dims: Dict[str, int]
@@ -60,15 +64,12 @@ class Report:
             found.append(entry)
         return found
 
-    def as_json(self, args: argparse.Namespace) -> Dict[str, Any]:
+    def as_json(self) -> Dict[str, Any]:
         """Plain data, files by name and SHA-256."""
-        files = {"source": args.checkpoint, "output": args.output}
-        settings = ("key_dim", "budget", "sites", "distill", "seed", "threads", "device")
+        files = self.files.items()
         return {
-            "files": {
-                key: {"file": os.path.basename(path), "sha256": checkpoints.sha256(path)} for key, path in files.items()
-            },
-            "settings": {name: getattr(args, name) for name in settings},
+            "files": {key: {"file": os.path.basename(path), "sha256": checkpoints.sha256(path)} for key, path in files},
+            "settings": self.settings,
             "calibration": self.text,
             "layers": self.layers(),
             "parameters": {"before": parameters_of(self.before), "after": parameters_of(self.after)},
@@ -77,8 +78,8 @@ class Report:
             "evaluation": self.evaluation,
             **circumstances(
                 os.path.dirname(os.path.abspath(__file__)),
-                device="gpu" if args.device.startswith("cuda") else "cpu",
-                threads=args.threads,
+                device="gpu" if self.settings["device"].startswith("cuda") else "cpu",
+                threads=self.settings["threads"],
             ),
         }
 
