@@ -21,75 +21,45 @@ command resumes the run, and checkpoints of the run can be used like any others.
 import argparse
 import logging
 import sys
-from typing import Tuple
 
 from collab_fairseq.records.files import check_targets, write_json
 
-from .options import check_distinct
+from . import options
 
 HELP = "collaborative heads for a trained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Source, size, text, result."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq")
-    parser.add_argument("--output", required=True, metavar="FILE", help="the converted checkpoint; whole or not at all")
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq")
+    add("--output", required=True, metavar="FILE", help="the converted checkpoint; whole or not at all")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--key-dim", type=int, metavar="N", help="shared key dim of every converted layer")
-    size.add_argument(
-        "--budget",
-        metavar="KIND:N",
+    size.add_argument("--budget", metavar="KIND:N",
         help="mean:N (key dim on average) or parameters:N (of the whole model), spread over the layers by what they do "
-        "to the model's predictions on the calibration text",
-    )
-    parser.add_argument(
-        "--sites",
-        default="encoder_cross_decoder",
-        metavar="SITES",
-        help="attention to convert: encoder, cross, decoder joined by _ (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--calibration",
-        metavar="TEXT",
+        "to the model's predictions on the calibration text")  # fmt: skip
+    options.add_sites(parser, "attention to convert")
+    add("--calibration", metavar="TEXT",
         help="SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE,TARGET, two text "
-        "files; or SOURCE, one file, which the model translates first (default: none, a plain fit)",
-    )
-    parser.add_argument("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
-    parser.add_argument(
-        "--distill",
-        type=int,
-        metavar="STEPS",
-        help="afterwards train each layer for so many steps to attend as its source does to the calibration text",
-    )
-    parser.add_argument(
-        "--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after"
-    )
-    parser.add_argument(
-        "--reference",
-        action="append",
-        default=[],
-        metavar="SPLIT=FILE",
-        type=_pair,
-        help="raw references of a test split for --evaluate (default: the data-bin's target side); repeatable",
-    )
-    parser.add_argument("--report", metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--seed", type=int, default=1, help="of random starts and batches (default: 1)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    parser.add_argument("--max-tokens", type=int, default=4000, metavar="N", help="per batch (default: 4000)")
-
-
-def _pair(text: str) -> Tuple[str, str]:
-    name, equals, file = text.partition("=")
-    if not (name and equals and file):
-        raise argparse.ArgumentTypeError(f"expected SPLIT=FILE, got {text!r}")
-    return name, file
+        "files; or SOURCE, one file, which the model translates first (default: none, a plain fit)")  # fmt: skip
+    add("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
+    text = "afterwards train each layer for so many steps to attend as its source does to the calibration text"
+    add("--distill", type=int, metavar="STEPS", help=text)
+    add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
+    text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
+    add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
+    add("--report", metavar="FILE", help="also write the report as JSON")
+    add("--seed", type=int, default=1, help="of random starts and batches (default: 1)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    add("--max-tokens", type=int, default=4000, metavar="N", help="per batch (default: 4000)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, report."""
     check_targets(args.report)
-    check_distinct(args.report, args.checkpoint, "--report")
+    options.check_distinct(args.report, args.checkpoint, "--report")
     from collab_fairseq.reparam import convert_model
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)

@@ -33,7 +33,7 @@ def score(args: argparse.Namespace) -> None:
     """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
     device = options.choose_device(args)
     source = translation.load_model(args.model, args.data, device=device, seed=args.seed)
-    tests = options.read_tests(args, source)
+    tests = options.read_tests(args)
     settings = {
         "checkpoint": file_setting(args.model),
         **options.test_settings(args, source, tests),
