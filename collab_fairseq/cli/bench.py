@@ -28,7 +28,7 @@ from dataclasses import fields
 
 from collab_fairseq.records.files import check_targets
 
-from .heads_options import UsageError, positive
+from .options import UsageError, check_figure, positive
 
 HELP = "measure speed and memory beside the baselines"
 
@@ -110,9 +110,7 @@ def _measure(args: argparse.Namespace) -> int:
 
     # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
     warnings.filterwarnings("ignore", message="Support for mismatched")
-    check_targets(args.figure)
-    if args.figure and not args.figure.lower().endswith((".png", ".svg")):
-        raise UsageError(f"--figure must end in .png or .svg, got {args.figure}")
+    check_figure(args.figure)
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.dtype = args.dtype or ("float16" if args.device == "cuda" else "float32")

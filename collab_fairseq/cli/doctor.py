@@ -14,7 +14,7 @@ import sys
 
 from collab_fairseq import doctor
 
-from .heads_options import positive
+from .options import positive
 
 HELP = "can this machine run a recipe?"
 

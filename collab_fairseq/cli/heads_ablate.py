@@ -15,25 +15,9 @@ For a classifier accuracy and McNemar's exact test take the place of BLEU and th
 import argparse
 import logging
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict
 
-from collab_fairseq.cli.heads_huggingface import ablate, add_text, is_folder
-from collab_fairseq.cli.heads_options import (
-    UsageError,
-    add_model,
-    add_output,
-    add_sites,
-    add_tests,
-    check_figure,
-    chosen_sites,
-    load,
-    make_record,
-    positive,
-    read_tests,
-    search_of,
-    show_table,
-    test_settings,
-)
+from collab_fairseq.cli import options
 from collab_fairseq.records.files import check_targets
 
 HELP = "BLEU without each head, or with it alone"
@@ -43,92 +27,48 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the test sets and what is masked."""
-    add_model(parser, None)
-    add_tests(parser, required=False)
-    add_sites(parser)
-    parser.add_argument(
-        "--mode", choices=("without", "only", "both"), default="both", help="mask the head, or all others of its layer"
-    )
-    parser.add_argument("--samples", type=positive, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
-    add_output(parser, "draw the differences as heat maps")
-    add_text(parser)
+    options.add_model(parser, None)
+    options.add_tests(parser, required=False)
+    options.add_sites(parser)
+    add = parser.add_argument
+    add("--mode", choices=("without", "only", "both"), default="both", help="mask the head, or all others of its layer")
+    add("--samples", type=options.positive, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
+    options.add_output(parser, "draw the differences as heat maps")
+    options.add_text(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Translate again and again, print, draw."""
     check_targets(args.output)
-    check_figure(args.figure)
-    sites = chosen_sites(args)
-    folder = is_folder(args)
+    options.check_figure(args.figure)
+    sites = options.chosen_sites(args)
+    folder = options.is_folder(args)
     if not folder and not args.test:
-        raise UsageError("--test SPLIT=FILE is needed: a split and its raw references, such as test=test.de")
-    from collab_fairseq.heads import ablation
+        raise options.UsageError("--test SPLIT=FILE is needed: a split and its raw references, such as test=test.de")
+    from collab_fairseq.heads import ablation, folders
 
     modes = ablation.MODES if args.mode == "both" else (args.mode,)
 
     def progress(split: str, mode: str, head: str, found: Dict[str, Any]) -> None:
-        metric = _metric(found)
+        metric = ablation.metric(found)
         logger.info("%s %s %s: %+.2f %s, p = %.3f", split, mode, head, found["difference"], metric, found["p_value"])
 
+    search = options.search_of(args)
+    asked: Dict[str, Any] = {"modes": modes, "sites": sites, "search": search, "samples": args.samples}
     if folder:
-        record, splits = ablate(args, modes, sites, progress), ["text"]
+        loaded, splits = options.load_folder(args), ["text"]
+        scored = {"search": {"beam": args.beam, "lenpen": args.lenpen}, "samples": args.samples}
+        settings = {**options.text_setting(args), **(scored if loaded.translates else {})}
+        record = options.make_record(args, "ablate", settings, str(loaded.model.device))
+        folders.ablate(loaded, record, progress=progress, **asked)
     else:
-        trained = load(args)
-        tests = read_tests(args, trained)
-        settings = {**test_settings(args, trained, tests), "samples": args.samples}
-        record, splits = make_record(args, "ablate", settings, str(trained.device)), [test.split for test in tests]
-        ablation.ablate(
-            trained, tests, record, modes=modes, sites=sites, search=search_of(args), samples=args.samples,
-            progress=progress,
-        )  # fmt: skip
+        trained, tests = options.load(args), options.read_tests(args)
+        settings = {**options.test_settings(args, trained, tests), "samples": args.samples}
+        record = options.make_record(args, "ablate", settings, str(trained.device))
+        splits = [test.split for test in tests]
+        ablation.ablate(trained, tests, record, progress=progress, **asked)
     for mode in modes:
-        _show(record.parts, splits, mode)
+        sys.stdout.write(ablation.report(record.parts, splits, mode))
     if args.figure:
-        _draw(record.parts, splits[0], modes, args.figure)
+        ablation.draw(record.parts, splits[0], modes, args.figure)
     return 0
-
-
-def _metric(found: Dict[str, Any]) -> str:
-    return "accuracy" if "accuracy" in found else "BLEU"
-
-
-def _show(parts: Dict[str, Any], splits: List[str], mode: str) -> None:
-    from collab_fairseq.heads import ablation
-
-    found = {split: ablation.results(parts, split, mode) for split in splits}
-    header = ["head" if mode == "without" else "only head", *(c for split in splits for c in (f"{split}", "p"))]
-    rows = [header]
-    for head in found[splits[0]]:
-        cells = [found[split][head] for split in splits]
-        rows.append([head, *(c for cell in cells for c in (f"{cell['difference']:+.2f}", f"{cell['p_value']:.3f}"))])
-    show_table(rows)
-    for split in splits:
-        names = ablation.significant(found[split])
-        better = sum(found[split][head]["difference"] > 0 for head in names)
-        metric = _metric(next(iter(found[split].values()), {}))
-        sys.stdout.write(
-            f"\n{split}: {metric} {parts[f'whole/{split}']['score']:.2f} with all heads; {len(names)} of "
-            f"{len(found[split])} differences have p < {ablation.SIGNIFICANT}, {better} of them improve it\n"
-        )
-    if len(splits) == 2:
-        values = ablation.correlation(parts, splits, mode)
-        sys.stdout.write(f"correlation of the two: {', '.join(f'{k} {v:.2f}' for k, v in values.items())}\n")
-    sys.stdout.write("\n")
-
-
-def _draw(parts: Dict[str, Any], split: str, modes: Any, path: str) -> None:
-    from collab_fairseq.heads import ablation
-    from collab_fairseq.heads.figures import DIVERGING, draw_grids
-
-    found = {mode: ablation.results(parts, split, mode) for mode in modes}
-    metric = _metric(next(iter(found[modes[0]].values()), {}))
-    panels = {
-        {"without": "without the head", "only": "only that head"}[mode]: {h: r["difference"] for h, r in heads.items()}
-        for mode, heads in found.items()
-    }
-    largest = max((abs(value) for values in panels.values() for value in values.values()), default=1.0)
-    marked = [ablation.significant(heads) for heads in found.values()]
-    draw_grids(
-        panels, path, label=f"difference in {metric}, {split}", limits=(-largest, largest), colours=DIVERGING,
-        form=".1f", marked=marked,
-    )  # fmt: skip

@@ -12,13 +12,7 @@ trained on as one of `collab heads prune --remove` is.
 import argparse
 import sys
 
-from collab_fairseq.cli.heads_options import (
-    add_output,
-    check_distinct,
-    check_figure,
-    make_record,
-    show_table,
-)
+from collab_fairseq.cli import options
 from collab_fairseq.records.files import check_targets
 
 HELP = "show what gates have closed, and remove it"
@@ -29,30 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates")
     parser.add_argument("--finalise", metavar="FILE", help="where the checkpoint without gates and closed heads goes")
     parser.add_argument("--empty-layers", action="store_true", help="with --finalise: layers may lose all their heads")
-    add_output(parser, "draw P(open) as heat maps")
+    options.add_output(parser, "draw P(open) as heat maps")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the gates, and write the finalised checkpoint."""
     check_targets(args.output, args.finalise)
-    check_figure(args.figure)
-    check_distinct(args.finalise, args.checkpoint, "--finalise")
+    options.check_figure(args.figure)
+    options.check_distinct(args.finalise, args.checkpoint, "--finalise")
     import importlib
 
     importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import closing, figures
-    from collab_fairseq.modules.heads import describe
 
     state = checkpoints.load_with_model(args.checkpoint)
     gates = closing.read_gates(state)
     if args.output:
-        make_record(args, "gates", {}).part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
+        record = options.make_record(args, "gates", {})
+        record.part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
     rows = [["head", "log alpha", "P(open)", ""]]
     for head, gate in gates.items():
         state_of = "open" if gate.is_open else "closed"
         rows.append([head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", state_of])
-    show_table(rows)
+    options.show_table(rows)
     counts = []
     for letter in "EAD":
         own = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]
@@ -64,8 +58,5 @@ def run(args: argparse.Namespace) -> int:
     if args.finalise:
         result = closing.finalise(state, empty_layers=args.empty_layers)
         checkpoints.save(result.state, args.finalise)
-        sys.stdout.write(
-            f"removed {describe(result.removed) or 'no head'}\nparameters of attention: {result.parameters_before:,} "
-            f"before, {result.parameters_after:,} after\n{args.finalise}\n"
-        )
+        sys.stdout.write(f"{result.report()}{args.finalise}\n")
     return 0

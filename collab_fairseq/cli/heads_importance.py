@@ -15,17 +15,7 @@ import os
 import sys
 from typing import Any, Dict
 
-from collab_fairseq.cli.heads_huggingface import add_text, importance, is_folder
-from collab_fairseq.cli.heads_options import (
-    add_model,
-    add_output,
-    check_figure,
-    choose_device,
-    data_setting,
-    load,
-    make_record,
-    show_table,
-)
+from collab_fairseq.cli import options
 from collab_fairseq.records.files import check_targets
 
 HELP = "rank heads by the gradient of the loss"
@@ -35,23 +25,24 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text and the form."""
-    add_model(parser, "valid")
+    options.add_model(parser, "valid")
     parser.add_argument("--form", choices=("sentence", "token"), default="sentence", help="default: sentence")
     parser.add_argument("--criterion", metavar="NAME", help="of fairseq (default: the one of the training)")
-    add_output(parser, "draw heat maps")
-    add_text(parser)
+    options.add_output(parser, "draw heat maps")
+    options.add_text(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute, print, draw; of several processes the first one prints."""
     check_targets(args.output)
-    check_figure(args.figure)
-    if is_folder(args):
-        return _show(importance(args), args)
+    options.check_figure(args.figure)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    folder = options.is_folder(args)
+    if folder and several:
+        raise options.UsageError("several processes are for checkpoints of fairseq; a Hugging Face model takes one")
     first = _join(args) if several else True
     try:
-        return _analyse(args, first)
+        return _analyse(args, first, folder)
     finally:
         if several:
             import torch.distributed as dist
@@ -64,7 +55,7 @@ def _join(args: argparse.Namespace) -> bool:
     import torch
     import torch.distributed as dist
 
-    device = choose_device(args)
+    device = options.choose_device(args)
     if device == "cuda":
         args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(args.device)
@@ -72,23 +63,28 @@ def _join(args: argparse.Namespace) -> bool:
     return dist.get_rank() == 0
 
 
-def _analyse(args: argparse.Namespace, first: bool) -> int:
-    trained = load(args)
-    from collab_fairseq.heads import importance
+def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
+    model = options.load_folder(args) if folder else options.load(args)
+    from collab_fairseq.heads import huggingface, importance
+
+    def progress(done: int) -> None:
+        if first:
+            logger.info("%d sentences", done)
 
     def compute() -> Any:
-        def progress(done: int) -> None:
-            if first:
-                logger.info("%d sentences", done)
-
-        found = importance.importance(
-            trained, args.split, form=args.form, criterion=args.criterion, max_tokens=args.max_tokens,
+        if folder:
+            return importance.as_json(huggingface.importance(model.model, model.places, model.batches, progress))
+        return importance.as_json(importance.importance(
+            model, args.split, form=args.form, criterion=args.criterion, max_tokens=args.max_tokens,
             sentences=args.sentences, progress=progress,
-        )  # fmt: skip
-        return importance.as_json(found)
+        ))  # fmt: skip
 
-    settings = {**data_setting(args, trained), "form": args.form, "criterion": args.criterion}
-    record = make_record(args, "importance", settings, str(trained.device))
+    if folder:
+        settings, device = options.text_setting(args), model.model.device
+    else:
+        settings = {**options.data_setting(args, model), "form": args.form, "criterion": args.criterion}
+        device = model.device
+    record = options.make_record(args, "importance", settings, str(device))
     if not first:  # the sums need every process, unless the result is there already
         if "importance" not in record.parts:
             compute()
@@ -102,7 +98,7 @@ def _show(result: Dict[str, Any], args: argparse.Namespace) -> int:
     heads = result["heads"]
     rows = sorted(heads, key=lambda name: -heads[name]["normalised"])
     cells = [[name, f"{heads[name]['normalised']:.4f}", f"{heads[name]['raw']:.5g}"] for name in rows]
-    show_table([["head", "importance", "not normalised"], *cells])
+    options.show_table([["head", "importance", "not normalised"], *cells])
     sys.stdout.write(
         f"\n{result['sentences']:,} sentences, {result['source_tokens']:,} source and {result['target_tokens']:,} "
         "target tokens\n"

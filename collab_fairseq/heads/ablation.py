@@ -5,12 +5,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import Heads, head_name, in_model
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records import pages
 from collab_fairseq.translation import TrainedModel
 
 from .evaluation import Result, Search, TestSet, as_json, compare, evaluate
+from .figures import DIVERGING, draw_grids
 from .record import Record
 
 #: ``without``: that head is masked; ``only``: all others of its layer are
@@ -114,3 +117,44 @@ def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> D
 def significant(found: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Heads whose difference has a p below :data:`SIGNIFICANT`."""
     return [head for head, result in found.items() if result["p_value"] < SIGNIFICANT]
+
+
+def metric(found: Mapping[str, Any]) -> str:
+    """What the differences of a result are in."""
+    return "accuracy" if "accuracy" in found else "BLEU"
+
+
+def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
+    """A table of all heads in Markdown, and sentences on each test set."""
+    found = {split: results(parts, split, mode) for split in splits}
+    rows = [["head" if mode == "without" else "only head", *(c for split in splits for c in (split, "p"))]]
+    for head in found[splits[0]]:
+        cells = [found[split][head] for split in splits]
+        rows.append([head, *(c for cell in cells for c in (f"{cell['difference']:+.2f}", f"{cell['p_value']:.3f}"))])
+    text = pages.table(rows) + "\n"
+    for split in splits:
+        names, scores = significant(found[split]), metric(next(iter(found[split].values()), {}))
+        better = sum(found[split][head]["difference"] > 0 for head in names)
+        text += (
+            f"\n{split}: {scores} {parts[f'whole/{split}']['score']:.2f} with all heads; {len(names)} of "
+            f"{len(found[split])} differences have p < {SIGNIFICANT}, {better} of them improve it\n"
+        )
+    if len(splits) == 2:
+        values = correlation(parts, splits, mode)
+        text += f"correlation of the two: {', '.join(f'{k} {v:.2f}' for k, v in values.items())}\n"
+    return text + "\n"
+
+
+def draw(parts: Mapping[str, Any], split: str, modes: Sequence[str], path: PathLike) -> None:
+    """The differences as heat maps; a star: significant.
+
+    Raises:
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
+    """
+    found = {mode: results(parts, split, mode) for mode in modes}
+    titles = {"without": "without the head", "only": "only that head"}
+    panels = {titles[mode]: {h: r["difference"] for h, r in heads.items()} for mode, heads in found.items()}
+    largest = max((abs(value) for values in panels.values() for value in values.values()), default=1.0)
+    label = f"difference in {metric(next(iter(found[modes[0]].values()), {}))}, {split}"
+    marked = [significant(heads) for heads in found.values()]
+    draw_grids(panels, path, label=label, limits=(-largest, largest), colours=DIVERGING, form=".1f", marked=marked)

@@ -1,16 +1,14 @@
 """Translating test sets with some heads missing, and comparing with the whole model."""
 
-import os
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.bootstrap import Comparison, paired_bootstrap, rows_of
-from collab_fairseq.scoring import bleu, text
-from collab_fairseq.translation import TrainedModel, translate
+from collab_fairseq.scoring.references import read_references
+from collab_fairseq.translation import TrainedModel, score
 
-from .errors import HeadsError
 from .taps import masked
 
 
@@ -29,7 +27,6 @@ class TestSet:
 
     split: str
     references: Sequence[str]
-    target_lang: Optional[str]
     sentences: Optional[int] = None
 
 
@@ -41,20 +38,13 @@ class Result(NamedTuple):
     statistics: str
 
 
-def read_test_set(
-    split: str, references: PathLike, target_lang: Optional[str], sentences: Optional[int] = None
-) -> TestSet:
+def read_test_set(split: str, references: PathLike, sentences: Optional[int] = None) -> TestSet:
     """A test set from a file of references, one a line.
 
     Raises:
-        HeadsError: the file cannot be read.
+        ScoringError: the file cannot be read.
     """
-    try:
-        with open(references, encoding="utf-8-sig", newline="\n") as stream:
-            lines = stream.read().removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadsError(f"cannot read the references {os.fspath(references)}: {error}") from error
-    return TestSet(split, [line.rstrip("\r") for line in lines[:sentences]], target_lang, sentences)
+    return TestSet(split, read_references(references)[:sentences], sentences)
 
 
 def evaluate(
@@ -63,28 +53,14 @@ def evaluate(
     """Translate and score, without the heads named.
 
     Raises:
-        HeadsError: another number of references than sentences.
+        ScoringError: another number of references than sentences.
     """
     with masked(attention_layers(trained.model), without or {}):
-        hypotheses = translate(
-            trained, test.split, beam=search.beam, lenpen=search.lenpen, max_tokens=search.max_tokens,
-            sentences=test.sentences,
+        found = score(
+            trained, test.split, test.references, beam=search.beam, lenpen=search.lenpen,
+            max_tokens=search.max_tokens, sentences=test.sentences,
         )  # fmt: skip
-    if len(hypotheses) != len(test.references):
-        raise HeadsError(
-            f"{test.split} has {len(hypotheses)} sentences, but there are {len(test.references)} references: "
-            "these are not the references of this test set"
-        )
-    if text.looks_tokenised(hypotheses):
-        hypotheses = text.moses_detokenise(hypotheses, test.target_lang or "en")
-    return score(hypotheses, test.references, test.target_lang)
-
-
-def score(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str]) -> Result:
-    """sacreBLEU of detokenised translations, with the statistics of every sentence."""
-    found = bleu.sacrebleu(hypotheses, references, target_lang)
-    rows = bleu.sentence_statistics(hypotheses, references, target_lang)
-    return Result(found.score, found.signature, "; ".join(" ".join(map(str, row)) for row in rows))
+    return Result(found.score, found.signature, found.statistics)
 
 
 def compare(system: Result, whole: Result, samples: int = 1000) -> Comparison:
@@ -93,6 +69,6 @@ def compare(system: Result, whole: Result, samples: int = 1000) -> Comparison:
     return paired_bootstrap(rows, baseline, samples=samples)
 
 
-def as_json(comparison: Comparison, score: float) -> Dict[str, Any]:
+def as_json(comparison: Comparison, bleu: float) -> Dict[str, Any]:
     """``bleu``, ``difference`` to the whole model, ``p_value``."""
-    return {"bleu": score, "difference": comparison.difference, "p_value": comparison.p_value}
+    return {"bleu": bleu, "difference": comparison.difference, "p_value": comparison.p_value}

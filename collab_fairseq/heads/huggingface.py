@@ -1,7 +1,7 @@
 """Importance and ablation of the heads of Hugging Face models, defined as in importance.py and ablation.py.
 
 A model comes with the places of its heads, place (``encoder.0``, ``cross.3``, …) → where they can be reached
-(:func:`collab_fairseq.reparam.huggingface.head_places`). A layer that is used several times (ALBERT) has one multiplier
+(:func:`collab_fairseq.huggingface.head_places`). A layer that is used several times (ALBERT) has one multiplier
 for all its uses.
 """
 

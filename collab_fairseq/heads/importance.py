@@ -15,6 +15,7 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 """
 
 import contextlib
+import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -24,11 +25,13 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
 from .errors import HeadsError
+from .record import file_setting, load
 from .taps import Attended, Read, frozen, multiplied, reading
 
 FORMS = ("sentence", "token")
@@ -190,6 +193,19 @@ def as_json(result: Importance) -> Dict[str, Any]:
         "source_tokens": result.source_tokens,
         "target_tokens": result.target_tokens,
     }
+
+
+def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:
+    """Head → importance, ``normalised`` or ``raw``, of a result of `collab heads importance`.
+
+    Raises:
+        RecordError: another kind of file. HeadsError: it is not of this ``checkpoint``, where one is given.
+    """
+    content = load(path, "importance")
+    got = content["settings"]["checkpoint"]
+    if checkpoint is not None and file_setting(checkpoint)["sha256"] != got["sha256"]:
+        raise HeadsError(f"{os.fspath(path)} is the importance of {got['file']}, another checkpoint")
+    return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
 
 
 def _sum_over_processes(total: Tensor, device: torch.device) -> None:

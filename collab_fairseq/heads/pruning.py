@@ -87,6 +87,26 @@ def curve(parts: Mapping[str, Any], name: str) -> Dict[int, Dict[str, Any]]:
     return {int(percent): found[percent] for percent in sorted(filter(str.isdigit, found), key=int)}
 
 
+def curve_rows(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]) -> List[List[str]]:
+    """A row for each name and percentage below a header."""
+    rows = [["sites", "pruned", "heads left", "loss", *(c for split in splits for c in (f"BLEU {split}", "p"))]]
+    for name in names:
+        for percent, found in curve(parts, name).items():
+            cells = [found["tests"][split] for split in splits]
+            scores = [c for cell in cells for c in (f"{cell['bleu']:.2f}", f"{cell['p_value']:.3f}")]
+            rows.append([name, f"{percent} %", str(found["left"]), f"{found['loss']:.3f}", *scores])
+    return rows
+
+
+def profile_rows(parts: Mapping[str, Any], names: Sequence[str], split: str) -> List[List[str]]:
+    """BLEU of each checkpoint at each percentage, below a header; the parts are those of :func:`draw_profile`."""
+    rows = [["checkpoint", "updates", *(f"{percent} %" for percent in PERCENTAGES)]]
+    for name in names:
+        scores = [f"{found['tests'][split]['bleu']:.2f}" for found in curve(parts, f"{name}/pruned").values()]
+        rows.append([name, str(parts[f"{name}/updates"]), *scores])
+    return rows
+
+
 def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
     """BLEU of each test set, and the loss where it was taken, against the share of heads pruned, a line per name.
 

@@ -26,6 +26,11 @@ class Removal(NamedTuple):
     parameters_before: int
     parameters_after: int
 
+    def report(self) -> str:
+        """Two lines for people."""
+        sizes = f"{self.parameters_before:,} before, {self.parameters_after:,} after"
+        return f"removed {describe(self.removed) or 'no head'}\nparameters of attention: {sizes}\n"
+
 
 def remove_heads(
     state: Mapping[str, Any], heads: Mapping[str, Iterable[int]], *, empty_layers: bool = False

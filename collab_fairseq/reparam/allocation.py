@@ -14,11 +14,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch import Tensor
 
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .factors import ReparamError, ScoreWeights
 from .fairseq import converted, sources
 from .scores import fit_layers
 

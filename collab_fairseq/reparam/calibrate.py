@@ -23,9 +23,8 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights
 from collab_fairseq.attention.masks import combine
-
-from .factors import HeadFactors, ReparamError, ScoreWeights
 
 
 class Calibration(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence,
 import torch
 from torch import Tensor
 
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights
 from collab_fairseq.attention.masks import combine
 from collab_fairseq.translation import TrainedModel, batches
 
-from .factors import HeadFactors, ReparamError, ScoreWeights
 from .fairseq import Call, calls, sources
 
 logger = logging.getLogger(__name__)

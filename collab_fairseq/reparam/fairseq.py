@@ -10,13 +10,13 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import torch
 from torch import Tensor, nn
 
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator
-from .factors import ReparamError, ScoreWeights
 from .scores import ScoreFit, fit_layers, scores_of
 
 #: how the names of the parameters of the scores begin, within their layer

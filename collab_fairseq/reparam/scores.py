@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
+from collab_fairseq.attention.factors import (
+    HeadFactors,
+    ReparamError,
+    ScoreWeights,
+    checked,
+    relative_error,
+    standard_heads,
+)
 
 from .calibrate import Calibration, Weighting
-from .factors import HeadFactors, ReparamError, ScoreWeights, checked, relative_error, standard_heads
 from .solver import decompose
 
 logger = logging.getLogger(__name__)

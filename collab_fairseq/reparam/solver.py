@@ -24,7 +24,8 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .factors import HeadFactors, ReparamError, checked, relative_error
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, checked, relative_error
+
 from .starts import STARTS
 
 # β, how far ahead a sweep starts: at first, growth with every success, at most, and what a restart does to "at most"

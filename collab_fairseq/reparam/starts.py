@@ -5,7 +5,7 @@ from typing import Callable, Dict
 import torch
 from torch import Tensor
 
-from .factors import HeadFactors
+from collab_fairseq.attention.factors import HeadFactors
 
 
 def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:

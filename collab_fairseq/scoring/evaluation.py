@@ -4,13 +4,12 @@ import hashlib
 import importlib.metadata
 import os
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.errors import ScoringError
 from collab_fairseq.scoring.generate_log import GenerateLog, read_generate_log
-
-PathLike = Union[str, "os.PathLike[str]"]
+from collab_fairseq.scoring.references import PathLike, check_number, read_references, score_raw
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
 _SAME_TEXT = 0.5
@@ -123,26 +122,22 @@ def _add_tokenised(result: Evaluation, log: GenerateLog, raw: Optional[_Referenc
 
 
 def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[_Reference]) -> None:
-    hypotheses = log.hypotheses
-    if result.tokenised:
-        if raw is None:
-            result.remarks.append(
-                "no sacreBLEU: the log's text is tokenised and sacreBLEU is for raw text; "
-                "give the raw references with --reference"
-            )
-            return
-        hypotheses = text.moses_detokenise(hypotheses, result.target_lang)
+    if raw is None and result.tokenised:
+        result.remarks.append(
+            "no sacreBLEU: the log's text is tokenised and sacreBLEU is for raw text; "
+            "give the raw references with --reference"
+        )
+        return
     if raw is None:
         note = "the log's T- lines (subword models may normalise them: --reference is better)"
         raw = _Reference(log.references or [], note)
     how = "detokenised by sacremoses" if result.tokenised else "raw text"
-    score = bleu.sacrebleu(hypotheses, raw.lines, result.target_lang)
+    score, rows = score_raw(log.hypotheses, raw.lines, result.target_lang, result.tokenised)
     result.scores.append((score, f"{how}; references: {raw.name}"))
-    rows = bleu.sentence_statistics(hypotheses, raw.lines, result.target_lang)
     result.sentence_statistics = {
         "metric": score.metric,
         "references_sha256": hashlib.sha256("".join(f"{line}\n" for line in raw.lines).encode()).hexdigest(),
-        "rows": "; ".join(" ".join(map(str, row)) for row in rows),
+        "rows": rows,
     }
 
 
@@ -158,21 +153,8 @@ def _check_words(logs: Sequence[PathLike], log: GenerateLog) -> None:
 
 def _read_reference(path: PathLike, log: GenerateLog) -> _Reference:
     name = os.fspath(path)
-    try:
-        with open(path, encoding="utf-8-sig", newline="\n") as stream:
-            lines = stream.read().split("\n")
-    except OSError as error:
-        raise ScoringError(f"cannot read the references {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ScoringError(f"the references {name} are not UTF-8 text ({error.reason})") from error
-    if lines[-1] == "":
-        lines.pop()
-    lines = [line.rstrip("\r") for line in lines]
-    if len(lines) != len(log.hypotheses):
-        raise ScoringError(
-            f"{name} has {len(lines)} lines, but the log has {len(log.hypotheses)} hypotheses: "
-            "these are not the references of this test set"
-        )
+    lines = read_references(path)
+    check_number(lines, log.hypotheses, name)
     if log.references is not None:
         overlap = text.word_overlap(lines, log.references)
         if overlap < _SAME_TEXT:

@@ -2,17 +2,17 @@
 
 import math
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.scoring import bleu as metrics
-from collab_fairseq.scoring import text
+from collab_fairseq.scoring.references import score_raw
 
 from .load import TrainedModel, TranslationError
-from .text import batches, dataset, subword_units
+from .text import batches, dataset, splits, subword_units
+from .text import references as target_side
 
 
 class Loss(NamedTuple):
@@ -82,24 +82,82 @@ def translate(
     return [found[number] for number in sorted(found)]
 
 
-def bleu(
-    hypotheses: Sequence[str], references: Union[PathLike, Sequence[str]], target_lang: Optional[str] = None
-) -> metrics.Score:
-    """sacreBLEU of translations against references: a file of raw text, one per line, or the lines.
+class Score(NamedTuple):
+    """A test split, translated and scored.
 
-    Tokenised hypotheses are detokenised by sacremoses.
+    Attributes:
+        score, signature: sacreBLEU's.
+        references: name of the file of references, or ``of the data-bin``.
+        hypotheses: the translations, in the order of the corpus.
+        statistics: for the paired bootstrap (:func:`collab_fairseq.scoring.bleu.sentence_statistics`).
+    """
+
+    score: float
+    signature: str
+    references: str
+    hypotheses: List[str]
+    statistics: str
+
+
+def score(
+    trained: TrainedModel, split: str, references: Union[PathLike, Sequence[str], None] = None, **options: Any
+) -> Score:
+    """Translate a split and compare it with raw references.
+
+    Args:
+        references: a file, one a line, or the lines; None: the target side of the data-bin.
+        options: of :func:`translate`.
 
     Raises:
-        TranslationError: another number of lines.
+        ScoringError: a file that cannot be read, or another number of lines than sentences.
     """
-    if isinstance(references, (str, os.PathLike)):
-        name = os.fspath(references)
-        with open(references, encoding="utf-8-sig", newline="\n") as stream:
-            lines = stream.read().removesuffix("\n").split("\n")
-    else:
-        name, lines = "the reference", list(references)
-    if len(lines) != len(hypotheses):
-        raise TranslationError(f"{name} has {len(lines)} lines, expected {len(hypotheses)}")
-    if text.looks_tokenised(hypotheses):
-        hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
-    return metrics.sacrebleu(hypotheses, lines, target_lang)
+    hypotheses = translate(trained, split, **options)
+    given = isinstance(references, (str, os.PathLike))
+    name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
+    if references is None:
+        references = target_side(trained, split)[: len(hypotheses)]
+    found, statistics = score_raw(
+        hypotheses, references, trained.task.cfg.target_lang, name=f"the reference of {split}"
+    )
+    return Score(found.score, found.signature, str(name), hypotheses, statistics)
+
+
+def test_splits(trained: TrainedModel, references: Mapping[str, PathLike]) -> List[str]:
+    """The test splits of the data-bin.
+
+    Raises:
+        TranslationError: no split ``valid``, or references of a split or file that is not there.
+    """
+    there = splits(trained)
+    tests = [name for name in there if name.startswith("test")]
+    if "valid" not in there:
+        raise TranslationError(f"the data-bin needs a split valid, there are {', '.join(there) or 'none'}")
+    for name, file in references.items():
+        given = f"--reference {name}={os.fspath(file)}"
+        if name not in tests:
+            raise TranslationError(f"{given}: the test splits are {', '.join(tests)}")
+        if not os.path.isfile(file):
+            raise TranslationError(f"{given}: there is no such file")
+    return tests
+
+
+def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **options: Any) -> Dict[str, Any]:
+    """Loss on ``valid`` and sacreBLEU of all test splits.
+
+    Args:
+        references: test split → file of raw references; the others are compared with the data-bin's target side.
+        options: of :func:`translate`.
+
+    Returns:
+        ``valid``: the fields of :class:`Loss`; ``bleu``: by split ``score``, ``signature`` and ``references``.
+
+    Raises:
+        TranslationError, ScoringError: as of :func:`test_splits` and :func:`score`.
+    """
+    tests = test_splits(trained, references)
+    tokens = {name: options[name] for name in ("max_tokens", "sentences") if name in options}
+    found: Dict[str, Any] = {"valid": loss(trained, "valid", **tokens)._asdict(), "bleu": {}}
+    for name in tests:
+        scored = score(trained, name, references.get(name), **options)
+        found["bleu"][name] = dict(list(scored._asdict().items())[:3])
+    return found

@@ -18,7 +18,7 @@ from typing import Any, Dict
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.cli import heads_options
+from collab_fairseq.cli import options
 from collab_fairseq.heads import ablation, closing
 from collab_fairseq.heads.evaluation import as_json, compare, evaluate
 from collab_fairseq.heads.record import Record, file_setting, load
@@ -31,18 +31,18 @@ importlib.import_module("collab_fairseq.models")  # so that fairseq knows the pr
 
 def score(args: argparse.Namespace) -> None:
     """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
-    device = heads_options.choose_device(args)
+    device = options.choose_device(args)
     source = translation.load_model(args.model, args.data, device=device, seed=args.seed)
-    tests = heads_options.read_tests(args, source)
+    tests = options.read_tests(args)
     settings = {
         "checkpoint": file_setting(args.model),
-        **heads_options.test_settings(args, source, tests),
+        **options.test_settings(args, source, tests),
         "updates": args.updates,
     }
     command = shlex.join(["recipes/heads/gates.py", *sys.argv[1:]])
     kind = "gpu" if device.startswith("cuda") else "cpu"
     record = Record("gates", command, settings, args.output, device=kind, threads=torch.get_num_threads())
-    search = heads_options.search_of(args)
+    search = options.search_of(args)
     whole = {test.split: ablation.whole_model(source, test, record, search) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
@@ -92,8 +92,8 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("collaborative").add_argument("checkpoint")
     command = commands.add_parser("score")
-    heads_options.add_model(command, None)
-    heads_options.add_tests(command, required=True)
+    options.add_model(command, None)
+    options.add_tests(command, required=True)
     command.add_argument("--model", required=True, help="what the training with gates began with")
     command.add_argument("--penalty", required=True, help="λ of the training")
     command.add_argument("--updates", type=int, required=True, help="of the training")

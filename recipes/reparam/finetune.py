@@ -21,15 +21,8 @@ from collab_fairseq.records.files import write_json
 
 def score(path: Path, data: str, references: Mapping[str, str]) -> Dict[str, Any]:
     trained = translation.load_model(path, data)
-    found: Dict[str, Any] = {"file": path.name, "updates": checkpoints.num_updates(trained.state)}
-    found["valid"] = translation.loss(trained, "valid")._asdict()
-    found["bleu"] = {}
-    for split in translation.splits(trained):
-        if split.startswith("test"):
-            lines = references.get(split) or translation.references(trained, split)
-            result = translation.bleu(translation.translate(trained, split), lines, trained.task.cfg.target_lang)
-            found["bleu"][split] = {"score": result.score, "signature": result.signature}
-    return found
+    updates = checkpoints.num_updates(trained.state)
+    return {"file": path.name, "updates": updates, **translation.evaluate(trained, references)}
 
 
 def differences(one: Any, other: Any, name: str = "") -> List[str]:

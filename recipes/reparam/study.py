@@ -171,15 +171,10 @@ class Study:
         """sacreBLEU of every test split, with the translations beside it."""
 
         def score(split: str) -> Dict[str, Any]:
-            given = dict(self.args.reference).get(split)
-            lines = given or translation.references(self.trained, split)
-            hypotheses = translation.translate(model, split)
-            result = translation.bleu(hypotheses, lines, self.trained.task.cfg.target_lang)
-            return {
-                "score": result.score, "signature": result.signature,
-                "references": Path(given).name if given else "of the data-bin",
-                "translations": hashlib.sha256("\n".join(hypotheses).encode()).hexdigest(),
-            }  # fmt: skip
+            found = translation.score(model, split, dict(self.args.reference).get(split))
+            digest = hashlib.sha256("\n".join(found.hypotheses).encode()).hexdigest()
+            kept = {name: getattr(found, name) for name in ("score", "signature", "references")}
+            return {**kept, "translations": digest}
 
         return {split: self.part(f"bleu-{split}-{key}", lambda split=split: score(split)) for split in self.tests}
 

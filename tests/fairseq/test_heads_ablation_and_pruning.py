@@ -129,7 +129,7 @@ def test_removals_that_cannot_be(states, heads, kind, message):
 
 def test_the_bootstrap_is_sacrebleus(states, references, tiny_data):
     trained = load(states["standard"], tiny_data, double=False)
-    test = read_test_set("test", references, "tgt")
+    test = read_test_set("test", references)
     whole, other = (evaluate(trained, test, Search(), heads) for heads in (None, parse_heads("E:1:1 A:1:1")))
     found = compare(other, whole)
     texts = [translate(trained, "test")]
@@ -169,7 +169,7 @@ def test_steps_of_pruning():
 
 def test_pruning_measures_the_masked_model(states, references, tiny_data):
     trained = load(states["collaborative"], tiny_data, double=False)
-    test = read_test_set("test", references, "tgt", 12)
+    test = read_test_set("test", references, 12)
     ranks = {head: float(n) for n, head in enumerate(HEADS)}
     record = Record("prune", "collab", {})
     pruning.prune(
@@ -243,7 +243,7 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     half = tmp_path / "half.tgt"
     half.write_text("a\n", encoding="utf-8")
     assert main(["heads", "ablate", str(checkpoint), "--data", str(tiny_data), "--test", f"test={half}"]) == 1
-    assert "test has 20 sentences, but there are 1 references" in capsys.readouterr().err
+    assert "the reference of test has 1 lines, expected 20" in capsys.readouterr().err
 
 
 def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tmp_path):

@@ -12,13 +12,15 @@ import torch
 from fairseq.data import indexed_dataset
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.reparam_text import text_of
 from collab_fairseq.heads.evaluation import read_test_set
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.reparam.text import text_of
+from collab_fairseq.scoring.errors import ScoringError
 from collab_fairseq.scoring.generate_log import read_generate_log
-from collab_fairseq.translation import TranslationError, add_text, batches, bleu, load_model, loss, translate
+from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.translation import TranslationError, add_text, batches, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, ROOT, run
 from tests.fairseq.models import SMALL, batch, build
@@ -111,10 +113,16 @@ def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_da
     assert translate(trained, "test", sentences=4, **options) == found[:4]
     references = tmp_path / "references"
     references.write_text("".join(f"{line}\n" for line in told.references), encoding="utf-8")
-    assert bleu(told.references, references).score == pytest.approx(100)
-    assert 0 <= bleu(found, references).score < 90
-    with pytest.raises(TranslationError, match="20 lines, expected 3"):
-        bleu(found[:3], references)
+    assert score_raw(told.references, references).bleu.score == pytest.approx(100)
+    assert 0 <= score_raw(found, references).bleu.score < 90
+    with pytest.raises(ScoringError, match="20 lines, expected 3"):
+        score_raw(found[:3], references)
+    scored = score(trained, "test", references, max_tokens=300, **options)
+    assert scored.hypotheses == found
+    assert scored.score == score_raw(found, told.references, "tgt").bleu.score
+    whole = evaluate(trained, {"test": references}, max_tokens=300)
+    assert whole["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
+    assert whole["bleu"]["test"]["references"] == "references"
 
 
 #: ways to the model, each in a Python of its own
@@ -212,8 +220,8 @@ def test_a_byte_order_mark_is_no_text(checkpoint, tiny_data, tmp_path):
     lines = ["the red dog sees the old cat", "a green house"]
     marked.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8-sig")
     plain.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    assert bleu(lines, marked).score == pytest.approx(100)
-    assert read_test_set("test", marked, "en").references == lines
+    assert score_raw(lines, marked).bleu.score == pytest.approx(100)
+    assert read_test_set("test", marked).references == lines
     found = []
     for file in (marked, plain):
         trained = load_model(checkpoint, tiny_data)

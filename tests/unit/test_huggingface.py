@@ -12,9 +12,9 @@ transformers = pytest.importorskip("transformers", reason="needs pip install 'co
 
 from collab_fairseq.attention import block_mixing  # noqa: E402
 from collab_fairseq.attention.reference import reference_attention  # noqa: E402
+from collab_fairseq.huggingface import layers  # noqa: E402
 from collab_fairseq.reparam import ReparamError, fit_scores  # noqa: E402
 from collab_fairseq.reparam import huggingface as hf  # noqa: E402
-from collab_fairseq.reparam.huggingface import layers  # noqa: E402
 from tests.common import FLOAT32, FLOAT64, run  # noqa: E402
 from tests.unit.huggingface_cases import BERT, CASES, HEADS, WIDTH, WORDS, inputs, make, outputs  # noqa: E402
 

@@ -5,8 +5,8 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
 
+from collab_fairseq.huggingface import layers  # noqa: E402
 from collab_fairseq.reparam import huggingface as hf  # noqa: E402
-from collab_fairseq.reparam.huggingface import layers  # noqa: E402
 from tests.unit.huggingface_cases import CASES, inputs, make, outputs  # noqa: E402
 
 

@@ -20,8 +20,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "modules": {"attention"},
     "models": {"modules", "heads.gates", "checkpoints"},
     "translation": {"models", "checkpoints", "scoring", "modules"},
-    "reparam": {"attention", "modules", "checkpoints", "translation"},
-    "heads": {"attention", "modules", "checkpoints", "scoring", "records", "translation"},
+    "huggingface": {"attention", "checkpoints"},
+    "reparam": {"attention", "modules", "checkpoints", "records", "translation", "huggingface"},
+    "heads": {"attention", "modules", "checkpoints", "scoring", "records", "translation", "huggingface"},
     "bench": {"attention", "modules", "models", "records"},
 }
 

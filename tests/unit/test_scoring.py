@@ -319,7 +319,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path, marked):
 
 def test_references_of_another_test_set_are_refused(tmp_path):
     log = write(tmp_path / "log", log_lines(GUESS, RAW))
-    with pytest.raises(ScoringError, match=r"short has 3 lines, but the log has 4 hypotheses"):
+    with pytest.raises(ScoringError, match=r"short has 3 lines, expected 4"):
         evaluate([log], write(tmp_path / "short", RAW[:3]))
     with pytest.raises(ScoringError, match=r"shifted has other sentences than the log's references"):
         evaluate([log], write(tmp_path / "shifted", RAW[1:] + RAW[:1]))

@@ -15,7 +15,9 @@ from torch import nn
 from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig, MarianConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from ..factors import ReparamError
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
+from collab_fairseq.checkpoints import check_finite
+
 from .layers import CollaborativeHeads, Shape, names_of, replace_heads
 
 Shapes = Dict[str, Dict[str, Any]]
@@ -52,6 +54,10 @@ CONFIGS: Dict[Type[Any], Type[Any]] = {
     AlbertConfig: CollaborativeAlbertConfig,
     MarianConfig: CollaborativeMarianConfig,
 }
+
+
+#: names of modules that normalise queries or keys of a head
+_QK_NORMS = {f"{side}_{norm}" for side in ("q", "k", "query", "key") for norm in ("norm", "layernorm", "layer_norm")}
 
 
 def base_prefix(model: PreTrainedModel) -> str:
@@ -138,6 +144,66 @@ class CollaborativeModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
 
+def check_convertible(model: Any) -> None:
+    """Refuse models whose heads cannot be made collaborative.
+
+    Raises:
+        ReparamError: says why: rotary positions or normalised queries and keys, which stand between the projections
+            and the scores, or an architecture that is not known here.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
+    if type(model.config) in (*CONFIGS, *CONFIGS.values()):
+        return
+    kind, reasons = model.config.model_type, []
+    modules = list(model.named_modules())
+    if any("RotaryEmbedding" in type(module).__name__ for _, module in modules):
+        reasons.append("turns queries and keys by their positions (RoPE)")
+    if any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules):
+        reasons.append("normalises queries and keys (QK-norm)")
+    if reasons:
+        raise ReparamError(
+            f"{kind} {' and '.join(reasons)} between projection and score, "
+            "so that its scores are no product of shared query and key projections"
+        )
+    known = ", ".join(config.model_type for config in CONFIGS)
+    raise ReparamError(f"the architecture must be one of {known}, but is {kind}")
+
+
+def scores_of(layer: nn.Module) -> ScoreWeights:
+    """The scores of an attention layer, of transformers or of :mod:`.layers`.
+
+    Raises:
+        ReparamError: projections that are no plain linear layers.
+    """
+    names = names_of(layer)
+    if names is None:
+        raise ReparamError(f"expected an attention layer that is known here, but got {type(layer).__name__}")
+    query, key = getattr(layer, names.query), getattr(layer, names.key)
+    for name, part in ((names.query, query), (names.key, key)):
+        if type(part) is not nn.Linear:
+            raise ReparamError(f"{name} must be a torch.nn.Linear, but is {type(part).__name__}; merge or unload it")
+    scale = float(layer.scaling)  # type: ignore[arg-type]
+    if isinstance(layer, CollaborativeHeads):
+        return ScoreWeights(HeadFactors(query.weight, key.weight, layer.mixing), scale, query.bias, layer.content_bias)
+    heads = standard_heads(query.weight, key.weight, getattr(layer, names.heads))
+    return ScoreWeights(heads, scale, query.bias)
+
+
+def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
+    """Name and scores of every attention layer, standard or collaborative, names as of :func:`attention_layers`.
+
+    Raises:
+        ReparamError: as of :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.
+    """
+    check_convertible(model)
+    for name, layer in attention_layers(model):
+        try:
+            yield name, scores_of(layer)
+        except ReparamError as error:
+            raise ReparamError(f"{name}: {error}") from error
+
+
 @functools.cache
 def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
     """The collaborative form of a model class over BERT, DistilBERT, ALBERT or Marian, your own classes included.
@@ -191,3 +257,20 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             "load it by collaborative_class(YourClass).from_pretrained"
         )
     return collaborative_class(base).from_pretrained(name_or_path, **kwargs)
+
+
+def load_folder(path: str) -> PreTrainedModel:
+    """The model of a folder, collaborative or one that :func:`check_convertible` knows, as it was saved.
+
+    Raises:
+        ReparamError: another architecture. CheckpointError: parameters that are not finite.
+    """
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if type(config) in CONFIGS.values():
+        model = from_pretrained(path, local_files_only=True)
+    else:
+        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
+        model = kind.from_pretrained(path, local_files_only=True)
+        check_convertible(model)
+    check_finite(dict(model.named_parameters()), path)
+    return model

@@ -1,64 +1,62 @@
-"""Trained models of ``transformers`` turned into collaborative ones: :func:`to_collaborative` and its parts."""
+"""Trained Hugging Face models turned into collaborative ones: BERT, DistilBERT, ALBERT and Marian.
+
+>>> from transformers import AutoModelForSequenceClassification
+>>> from collab_fairseq.reparam.huggingface import from_pretrained, to_collaborative
+>>> model = AutoModelForSequenceClassification.from_pretrained("my-bert")  # doctest: +SKIP
+>>> smaller = to_collaborative(model, 384, calibration=batches)  # doctest: +SKIP
+>>> smaller.save_pretrained("my-bert-384")  # doctest: +SKIP
+>>> smaller = from_pretrained("my-bert-384")  # doctest: +SKIP
+
+Importing this also lets ``AutoConfig`` and ``AutoModelFor…`` load such models (:mod:`collab_fairseq.huggingface`). It
+needs the extra ``huggingface``.
+"""
 
 import copy
 import inspect
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..calibrate import Calibration, Calibrator
-from ..factors import ReparamError, ScoreWeights
-from ..scores import fit_layers
-from .layers import IMPLEMENTATIONS, Shape, names_of, scores_of, visible
-from .models import CONFIGS, CollaborativeModel, attention_layers, base_prefix, collaborative_class
+from collab_fairseq.attention.factors import ReparamError
+from collab_fairseq.huggingface import (
+    CONFIGS,
+    CollaborativeHeads,
+    CollaborativeModel,
+    HeadPlace,
+    Shape,
+    attention_layers,
+    check_convertible,
+    collaborative_class,
+    from_pretrained,
+    head_places,
+    score_weights,
+)
+from collab_fairseq.huggingface.layers import IMPLEMENTATIONS, names_of, visible
+from collab_fairseq.huggingface.models import base_prefix
+
+from .calibrate import Calibration, Calibrator
+from .scores import fit_layers
+
+__all__ = [
+    "CONFIGS",
+    "CollaborativeHeads",
+    "CollaborativeModel",
+    "HeadPlace",
+    "Shape",
+    "attention_layers",
+    "calibrate",
+    "check_convertible",
+    "collaborative_class",
+    "from_pretrained",
+    "head_places",
+    "score_weights",
+    "to_collaborative",
+]
 
 Batches = Iterable[Mapping[str, Any]]
-
-#: names of modules that normalise queries or keys of a head
-_QK_NORMS = {f"{side}_{norm}" for side in ("q", "k", "query", "key") for norm in ("norm", "layernorm", "layer_norm")}
-
-
-def check_convertible(model: Any) -> None:
-    """Refuse models whose heads cannot be made collaborative.
-
-    Raises:
-        ReparamError: says why: rotary positions or normalised queries and keys, which stand between the projections
-            and the scores, or an architecture that is not known here.
-    """
-    if not isinstance(model, PreTrainedModel):
-        raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
-    if type(model.config) in (*CONFIGS, *CONFIGS.values()):
-        return
-    kind, reasons = model.config.model_type, []
-    modules = list(model.named_modules())
-    if any("RotaryEmbedding" in type(module).__name__ for _, module in modules):
-        reasons.append("turns queries and keys by their positions (RoPE)")
-    if any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules):
-        reasons.append("normalises queries and keys (QK-norm)")
-    if reasons:
-        raise ReparamError(
-            f"{kind} {' and '.join(reasons)} between projection and score, "
-            "so that its scores are no product of shared query and key projections"
-        )
-    known = ", ".join(config.model_type for config in CONFIGS)
-    raise ReparamError(f"the architecture must be one of {known}, but is {kind}")
-
-
-def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
-    """Name and scores of every attention layer, standard or collaborative, names as of :func:`attention_layers`.
-
-    Raises:
-        ReparamError: as of :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.
-    """
-    check_convertible(model)
-    for name, layer in attention_layers(model):
-        try:
-            yield name, scores_of(layer)
-        except ReparamError as error:
-            raise ReparamError(f"{name}: {error}") from error
 
 
 def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) -> Optional[Tensor]:

@@ -23,10 +23,9 @@ from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAtt
 from transformers.models.marian.modeling_marian import MarianAttention
 
 from collab_fairseq.attention import KeyValue
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.attention.kernels import choose
 from collab_fairseq.attention.masks import AttentionMask, combine
-
-from ..factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -284,23 +283,3 @@ def replace_heads(layer: nn.Module, shape: Shape) -> None:
     # its constructor's arguments are not all to be had any more; the class is all that differs
     layer.__class__ = COLLABORATIVE[type(layer)]
     layer.share(shape)  # type: ignore[operator]
-
-
-def scores_of(layer: nn.Module) -> ScoreWeights:
-    """The scores of an attention layer, of transformers or of this module.
-
-    Raises:
-        ReparamError: projections that are no plain linear layers.
-    """
-    names = names_of(layer)
-    if names is None:
-        raise ReparamError(f"expected an attention layer that is known here, but got {type(layer).__name__}")
-    query, key = getattr(layer, names.query), getattr(layer, names.key)
-    for name, part in ((names.query, query), (names.key, key)):
-        if type(part) is not nn.Linear:
-            raise ReparamError(f"{name} must be a torch.nn.Linear, but is {type(part).__name__}; merge or unload it")
-    scale = float(layer.scaling)  # type: ignore[arg-type]
-    if isinstance(layer, CollaborativeHeads):
-        return ScoreWeights(HeadFactors(query.weight, key.weight, layer.mixing), scale, query.bias, layer.content_bias)
-    heads = standard_heads(query.weight, key.weight, getattr(layer, names.heads))
-    return ScoreWeights(heads, scale, query.bias)

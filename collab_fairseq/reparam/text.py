@@ -1,4 +1,4 @@
-"""What `collab reparam --calibration` names: a split of the data-bin, or text files."""
+"""What calibration text may be given as: a split of the data-bin, or text files."""
 
 import os
 from dataclasses import dataclass

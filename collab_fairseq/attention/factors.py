@@ -15,7 +15,7 @@ from typing import Dict, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import block_mixing
+from .mixing import block_mixing
 
 
 class ReparamError(ValueError):

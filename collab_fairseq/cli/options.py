@@ -1,12 +1,15 @@
-"""What the subcommands of `collab heads` share: options, loading the model, records, tables."""
+"""What subcommands share: options and their checks, and for `collab heads` loading the model, records, tables."""
 
 import argparse
 import os
 import shlex
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.records.files import check_targets
+
+#: flags of fairseq's models that mean nothing for a Hugging Face model's folder, and what they are unless given
+_FAIRSEQ_ONLY: Dict[str, Any] = {"data": None, "criterion": None, "form": "sentence", "split": "valid", "test": []}
 
 
 class UsageError(ValueError):
@@ -28,32 +31,56 @@ def add_output(parser: argparse.ArgumentParser, figure: str) -> None:
     parser.add_argument("--figure", metavar="FILE", help=f"{figure}: FILE.svg or FILE.png")
 
 
+def pair(text: str) -> Tuple[str, str]:
+    """SPLIT=FILE, for argparse."""
+    split, _, file = text.partition("=")
+    if not (split and file):
+        raise argparse.ArgumentTypeError(f"expected SPLIT=FILE, got {text!r}")
+    return split, file
+
+
 def add_model(parser: argparse.ArgumentParser, split: Optional[str], several: bool = False) -> None:
     """The checkpoint, its data, and how it is run; ``split``: the default of --split; ``several``: checkpoints."""
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        nargs="+" if several else None,
-        help="of fairseq's transformer or of transformer_collab",
-    )
-    parser.add_argument("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
+    add, number = parser.add_argument, "+" if several else None
+    add("checkpoint", metavar="CHECKPOINT", nargs=number, help="of fairseq's transformer or of transformer_collab")
+    add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
     if split is not None:
-        parser.add_argument("--split", default=split, help=f"train, valid, test, test1, … (default: {split})")
-        parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N (default: all)")
-    parser.add_argument("--max-tokens", type=positive, default=4000, metavar="N", help="per batch (default: 4000)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cuda if any)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's)")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of sentences (default: 1)")
+        add("--split", default=split, help=f"train, valid, test, test1, … (default: {split})")
+        add("--sentences", type=positive, metavar="N", help="only the first N (default: all)")
+    add("--max-tokens", type=positive, default=4000, metavar="N", help="per batch (default: 4000)")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cuda if any)")
+    add("--threads", type=positive, metavar="N", help="CPU threads (default: torch's)")
+    add("--seed", type=int, default=1, help="of the order of sentences (default: 1)")
 
 
-def add_sites(parser: argparse.ArgumentParser) -> None:
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Labelled text for a Hugging Face model's folder."""
+    group = parser.add_argument_group("a Hugging Face model's folder in place of CHECKPOINT")
+    add = group.add_argument
+    add("--text", metavar="FILE.jsonl", help="examples: JSON objects, one a line")
+    add("--fields", default="text", metavar="NAME[,NAME]", help="of its one or two texts (default: text)")
+    add("--label", default="label", metavar="NAME", help="of its labels, or of the translations (default: label)")
+    add("--batch-size", type=positive, default=32, metavar="N", help="examples per batch (default: 32)")
+
+
+def is_folder(args: argparse.Namespace) -> bool:
+    """Whether a Hugging Face model was given; flags that belong to the other kind of model are refused."""
+    folder = os.path.isdir(args.checkpoint)
+    if not folder and args.text is not None:
+        raise UsageError(f"--text is for a Hugging Face model's folder, but {args.checkpoint} is none")
+    if folder:
+        if args.text is None:
+            raise UsageError(f"{args.checkpoint} is a folder, so a Hugging Face model, and needs --text FILE.jsonl")
+        for name, default in _FAIRSEQ_ONLY.items():
+            if getattr(args, name, default) != default:
+                raise UsageError(f"--{name} is for checkpoints of fairseq; a Hugging Face model's folder takes --text")
+    return folder
+
+
+def add_sites(parser: argparse.ArgumentParser, what: str = "whose heads") -> None:
     """--sites"""
-    parser.add_argument(
-        "--sites",
-        default="encoder_cross_decoder",
-        metavar="SITES",
-        help="whose heads: encoder, cross, decoder joined by _ (default: encoder_cross_decoder)",
-    )
+    text = f"{what}: encoder, cross, decoder joined by _ (default: %(default)s)"
+    parser.add_argument("--sites", default="encoder_cross_decoder", metavar="SITES", help=text)
 
 
 def chosen_sites(args: argparse.Namespace) -> List[str]:
@@ -68,21 +95,16 @@ def chosen_sites(args: argparse.Namespace) -> List[str]:
 
 def add_tests(parser: argparse.ArgumentParser, required: bool, sentences: bool = True) -> None:
     """Test sets with their references, and beam search."""
-    parser.add_argument(
-        "--test",
-        action="append",
-        default=[],
-        required=required,
-        metavar="SPLIT=FILE",
-        help="a split of the data-bin and its raw references, one a line, such as test=test.de; repeatable",
-    )
+    add = parser.add_argument
+    text = "a split of the data-bin and its raw references, one a line, such as test=test.de; repeatable"
+    add("--test", action="append", default=[], required=required, metavar="SPLIT=FILE", help=text)
     if sentences:
-        parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N of each (default: all)")
-    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="of the search (default: 5)")
-    parser.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
+        add("--sentences", type=positive, metavar="N", help="only the first N of each (default: all)")
+    add("--beam", type=positive, default=5, metavar="N", help="of the search (default: 5)")
+    add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
 
 
-def read_tests(args: argparse.Namespace, trained: Any) -> List[Any]:
+def read_tests(args: argparse.Namespace) -> List[Any]:
     """The test sets of --test."""
     from collab_fairseq.heads.evaluation import read_test_set
 
@@ -93,7 +115,7 @@ def read_tests(args: argparse.Namespace, trained: Any) -> List[Any]:
             raise UsageError(f"--test must be SPLIT=FILE, such as test=test.de, got {text!r}")
         if split in [test.split for test in tests]:
             raise UsageError(f"--test names {split} twice")
-        tests.append(read_test_set(split, path, trained.task.cfg.target_lang, args.sentences))
+        tests.append(read_test_set(split, path, args.sentences))
     return tests
 
 
@@ -148,6 +170,24 @@ def load(args: argparse.Namespace, path: Optional[str] = None) -> Any:
 
     path = path or checkpoints_of(args)[0]
     return load_model(path, args.data, device=device, seed=args.seed)
+
+
+def load_folder(args: argparse.Namespace) -> Any:
+    """The Hugging Face model that the options name, and its text."""
+    device = choose_device(args)
+    from collab_fairseq.heads import folders
+
+    return folders.load(
+        args.checkpoint, args.text, args.fields.split(","), args.label, sentences=args.sentences,
+        batch_size=args.batch_size, device=device,
+    )  # fmt: skip
+
+
+def text_setting(args: argparse.Namespace) -> Dict[str, Any]:
+    """The text of a Hugging Face model as settings."""
+    from collab_fairseq.heads.record import file_setting
+
+    return {"text": file_setting(args.text), "fields": args.fields, "label": args.label, "sentences": args.sentences}
 
 
 def data_setting(args: argparse.Namespace, trained: Any, split: Optional[str] = None) -> Dict[str, Any]:

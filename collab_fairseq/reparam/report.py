@@ -1,18 +1,18 @@
-"""The report of `collab reparam`: JSON and a table."""
+"""What a conversion did, as JSON and as a table."""
 
-import argparse
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional
 
-from collab_fairseq import checkpoints, translation
+from collab_fairseq import checkpoints
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.records.environment import circumstances
-from collab_fairseq.reparam.allocation import parameters_of
-from collab_fairseq.reparam.distill import Distilled
-from collab_fairseq.reparam.fairseq import SCORE_PARAMETERS
-from collab_fairseq.reparam.scores import ScoreFit
-from collab_fairseq.translation import TrainedModel
+
+from .allocation import parameters_of
+from .distill import Distilled
+from .fairseq import SCORE_PARAMETERS
+from .scores import ScoreFit
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Report:
     """What was converted, and what that did.
 
     Attributes:
+        files: ``source`` and ``output``. settings: of the conversion, by name.
         before, after: checkpoints as ``transformer_collab``.
         source_dims: ``site.layer`` → key dim of the source.
         fits, distilled: by ``site.layer``; the latter is empty without distillation.
@@ -27,9 +28,11 @@ class Report:
         text: calibration text, None without one.
         curves: divergences that the budget was spread by.
         output_errors: by ``site.layer``, on the calibration text.
-        evaluation: see :func:`evaluate`.
+        evaluation: see :func:`compare`.
     """
 
+    files: Dict[str, PathLike]
+    settings: Dict[str, Any]
     before: Dict[str, Any]
     after: Dict[str, Any]
     source_dims: Dict[str, int]
@@ -61,15 +64,12 @@ class Report:
             found.append(entry)
         return found
 
-    def as_json(self, args: argparse.Namespace) -> Dict[str, Any]:
+    def as_json(self) -> Dict[str, Any]:
         """Plain data, files by name and SHA-256."""
-        files = {"source": args.checkpoint, "output": args.output}
-        settings = ("key_dim", "budget", "sites", "distill", "seed", "threads", "device")
+        files = self.files.items()
         return {
-            "files": {
-                key: {"file": os.path.basename(path), "sha256": checkpoints.sha256(path)} for key, path in files.items()
-            },
-            "settings": {name: getattr(args, name) for name in settings},
+            "files": {key: {"file": os.path.basename(path), "sha256": checkpoints.sha256(path)} for key, path in files},
+            "settings": self.settings,
             "calibration": self.text,
             "layers": self.layers(),
             "parameters": {"before": parameters_of(self.before), "after": parameters_of(self.after)},
@@ -78,8 +78,8 @@ class Report:
             "evaluation": self.evaluation,
             **circumstances(
                 os.path.dirname(os.path.abspath(__file__)),
-                device="gpu" if args.device.startswith("cuda") else "cpu",
-                threads=args.threads,
+                device="gpu" if self.settings["device"].startswith("cuda") else "cpu",
+                threads=self.settings["threads"],
             ),
         }
 
@@ -120,40 +120,10 @@ def _own(state: Mapping[str, Any], name: str) -> int:
     return sum(tensor.numel() for key, tensor in state["model"].items() if key.startswith(wanted))
 
 
-def test_splits(trained: TrainedModel, references: Mapping[str, str]) -> List[str]:
-    """The test splits of the data-bin.
-
-    Raises:
-        TranslationError: no split ``valid``, or references of a split or file that is not there.
-    """
-    there = translation.splits(trained)
-    tests = [name for name in there if name.startswith("test")]
-    if "valid" not in there:
-        raise translation.TranslationError(f"--evaluate needs a split valid, there are {', '.join(there) or 'none'}")
-    for name, file in references.items():
-        if name not in tests:
-            raise translation.TranslationError(f"--reference {name}={file}: the test splits are {', '.join(tests)}")
-        if not os.path.isfile(file):
-            raise translation.TranslationError(f"--reference {name}={file}: there is no such file")
-    return tests
-
-
-def evaluate(
-    before: TrainedModel, after: TrainedModel, tests: Sequence[str], references: Mapping[str, str], max_tokens: int
-) -> Dict[str, Any]:
-    """Loss on ``valid``, in bits per token, and sacreBLEU of every test split (beam 5), before and after."""
-    found: Dict[str, Any] = {}
-    losses = [translation.loss(model, "valid", max_tokens=max_tokens).loss for model in (before, after)]
-    found["valid loss"] = dict(zip(("before", "after"), losses, strict=True))
-    language = before.task.cfg.target_lang
-    for name in tests:
-        lines = references.get(name) or translation.references(before, name)
-        scores = [
-            translation.bleu(translation.translate(model, name, max_tokens=max_tokens), lines, language)
-            for model in (before, after)
-        ]
-        found[f"BLEU {name}"] = {
-            "before": scores[0].score, "after": scores[1].score, "signature": scores[0].signature,
-            "references": os.path.basename(references[name]) if name in references else "of the data-bin",
-        }  # fmt: skip
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, Any]:
+    """Two results of :func:`collab_fairseq.translation.evaluate`, by name: loss on ``valid``, BLEU of each split."""
+    found: Dict[str, Any] = {"valid loss": {"before": before["valid"]["loss"], "after": after["valid"]["loss"]}}
+    for name, scored in before["bleu"].items():
+        found[f"BLEU {name}"] = {**scored, "before": scored["score"], "after": after["bleu"][name]["score"]}
+        del found[f"BLEU {name}"]["score"]
     return found

@@ -1,0 +1,37 @@
+"""BERT, DistilBERT, ALBERT and Marian of ``transformers`` with collaborative heads, and where their heads are.
+
+Importing this package also lets ``AutoConfig`` and ``AutoModelFor…`` load collaborative models. It needs the extra
+``huggingface``. Models are converted by :mod:`collab_fairseq.reparam.huggingface`.
+"""
+
+from .layers import CollaborativeHeads, Shape
+from .models import (
+    CONFIGS,
+    CollaborativeModel,
+    HeadPlace,
+    attention_layers,
+    check_convertible,
+    collaborative_class,
+    from_pretrained,
+    head_places,
+    load_folder,
+    register,
+    score_weights,
+)
+
+register()
+
+__all__ = [
+    "CONFIGS",
+    "CollaborativeHeads",
+    "CollaborativeModel",
+    "HeadPlace",
+    "Shape",
+    "attention_layers",
+    "check_convertible",
+    "collaborative_class",
+    "from_pretrained",
+    "head_places",
+    "load_folder",
+    "score_weights",
+]
