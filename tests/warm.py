@@ -27,6 +27,8 @@ import types
 from pathlib import Path
 from typing import Dict, List, Tuple
 
+import fairseq_modern.errors
+
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = Path(__file__).with_name("warm_client.py")
 #: where the folder is, for the processes of a parallel run of the tests
@@ -104,6 +106,7 @@ def work(tool: str, arguments: List[str]) -> None:
     else:
         kind, target = ("stdin" if arguments[0] == "-" else "file"), arguments[0]
         sys.argv = arguments
+    fairseq_modern.errors.show_user_errors(sys.modules["fairseq"])  # which depends on the program
     sys.path.insert(0, os.path.dirname(os.path.abspath(target)) if kind == "file" else os.getcwd())
     if kind == "-m":
         sys.modules.pop(target, None)  # imported by the warm parent

@@ -10,6 +10,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+case ${1:-} in -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;; esac
 wanted=${1:?name a Python: a version (3.12), a program or a path}
 shift
 output=${WHEELHOUSE:-$root/wheelhouse}
