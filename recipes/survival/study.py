@@ -7,7 +7,8 @@ The command must save often (--save-interval-updates) and log every update (--lo
 run once undisturbed (DIR/whole) and once killed (DIR/killed) with SIGKILL at random moments: every other time inside
 the write of a checkpoint, which is made sure of by stopping the process there and looking. After each kill every
 checkpoint is read and its sums are checked; after each restart of the unchanged command the log must say that it went
-on from checkpoint_last.pt, or from the newest of them where that is missing or torn. The result is DIR/survival.json; the status is 1 if anything was torn, lost or different.
+on from checkpoint_last.pt, or from the newest of them where that is missing or torn. The result is DIR/survival.json;
+the status is 1 if anything was torn, lost or different.
 """
 
 import argparse
