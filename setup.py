@@ -19,8 +19,9 @@ class BuildWithHook(build_py):
     """Also copies the hook to the root of what is installed, and nothing that an earlier build has left."""
 
     def run(self) -> None:
-        for package in {name.split(".")[0] for name in self.packages or ()}:
-            shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
+        if Path(self.build_lib).resolve() != Path.cwd():
+            for package in {name.split(".")[0] for name in self.packages or ()}:
+                shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
         super().run()
         if not self.editable_mode:  # there, nothing is copied, and the wheel is completed below
             self.copy_file(str(HOOK), str(Path(self.build_lib, HOOK.name)))
