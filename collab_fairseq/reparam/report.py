@@ -96,10 +96,8 @@ class Report:
         whole = (parameters_of(self.before), parameters_of(self.after))
         rows.append(["model", "", "", "", "", f"{whole[0]:,}", f"→ {whole[1]:,}", f"{self.seconds:.1f}"])
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [
-            "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, "<><>>><>", widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        sides = "<><>>><>"
+        lines = ["  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip() for row in rows]
         for name, values in self.evaluation.items():
             digits, before, after = 4 if name == "valid loss" else 2, values["before"], values["after"]
             lines.append(f"{name}: {before:.{digits}f} → {after:.{digits}f} ({after - before:+.{digits}f})")
