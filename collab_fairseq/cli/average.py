@@ -15,37 +15,22 @@ import sys
 
 from collab_fairseq.records.files import check_targets
 
+from .options import UsageError
+
 HELP = "average checkpoints"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of fairseq's own script."""
-    parser.add_argument(
-        "--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or the folder that holds them"
-    )
-    parser.add_argument("--output", required=True, metavar="FILE", help="where the averaged checkpoint is written")
-    number = parser.add_mutually_exclusive_group()
-    number.add_argument(
-        "--num-epoch-checkpoints", type=int, metavar="N", help="the newest N of checkpointE.pt in the folder --inputs"
-    )
-    number.add_argument(
-        "--num-update-checkpoints",
-        type=int,
-        metavar="N",
-        help="the newest N of checkpoint_E_U.pt in the folder --inputs",
-    )
-    parser.add_argument(
-        "--checkpoint-upper-bound",
-        type=int,
-        metavar="N",
-        help="leave out epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N",
-    )
-
-
-class UsageError(ValueError):
-    """Flags that do not go together."""
-
-    user_error = True
+    add = parser.add_argument
+    add("--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or the folder that holds them")
+    add("--output", required=True, metavar="FILE", help="where the averaged checkpoint is written")
+    add = parser.add_mutually_exclusive_group().add_argument
+    text = "the newest N of {} in the folder --inputs"
+    add("--num-epoch-checkpoints", type=int, metavar="N", help=text.format("checkpointE.pt"))
+    add("--num-update-checkpoints", type=int, metavar="N", help=text.format("checkpoint_E_U.pt"))
+    text = "leave out epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N"
+    parser.add_argument("--checkpoint-upper-bound", type=int, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,11 +51,9 @@ def run(args: argparse.Namespace) -> int:
     paths = args.inputs
     if by_number:
         paths = checkpoints.select_checkpoints(
-            args.inputs[0],
-            epochs=args.num_epoch_checkpoints,
-            updates=args.num_update_checkpoints,
+            args.inputs[0], epochs=args.num_epoch_checkpoints, updates=args.num_update_checkpoints,
             upper_bound=args.checkpoint_upper_bound,
-        )
+        )  # fmt: skip
     for path in paths:
         if os.path.exists(args.output) and os.path.exists(path) and os.path.samefile(args.output, path):
             raise UsageError(f"--output {args.output} is one of the inputs and would overwrite it")

@@ -49,11 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(what, help=about, description=about)
         add = command.add_argument
         add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if any")
-        add(
-            "--dtype",
-            choices=("float32", "float16", "bfloat16"),
-            help="default: float32 on a CPU, float16 on a GPU (autocast in `train`)",
-        )
+        text = "default: float32 on a CPU, float16 on a GPU (autocast in `train`)"
+        add("--dtype", choices=("float32", "float16", "bfloat16"), help=text)
         add("--threads", type=positive, default=1, help="CPU threads (default: 1)")
         _add_rows(command)
         add("--list", action="store_true", help="print the ids of the rows and stop")
@@ -85,13 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--rows",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only rows whose id matches, such as 'layer/encoder/*/dk128/*'; repeatable",
-    )
+    text = "only rows whose id matches, such as 'layer/encoder/*/dk128/*'; repeatable"
+    parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
         metric = ablation.metric(found)
         logger.info("%s %s %s: %+.2f %s, p = %.3f", split, mode, head, found["difference"], metric, found["p_value"])
 
-    search = options.search_of(args)
-    asked: Dict[str, Any] = {"modes": modes, "sites": sites, "search": search, "samples": args.samples}
+    asked: Dict[str, Any] = {"modes": modes, "sites": sites, "search": options.search_of(args), "samples": args.samples}
     if folder:
         loaded, splits = options.load_folder(args), ["text"]
         scored = {"search": {"beam": args.beam, "lenpen": args.lenpen}, "samples": args.samples}

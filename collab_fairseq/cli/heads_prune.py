@@ -79,21 +79,18 @@ def _progress(name: str, percent: int, heads: Any, found: Dict[str, Any]) -> Non
 
 def _curves(args: argparse.Namespace) -> int:
     sites = options.chosen_sites(args)
-    trained = options.load(args)
+    trained, tests = options.load(args), options.read_tests(args)
     from collab_fairseq.heads import pruning
 
-    tests = options.read_tests(args)
     source = {"importance_text": options.data_setting(args, trained)} if not args.importance else {}
     settings = {**source, **options.test_settings(args, trained, tests), "loss": args.split, "ranking": args.ranking}
     record = options.make_record(args, "prune", settings, str(trained.device))
     ranks = record.part("importance", lambda: _importance(args, trained))
+    asked: Dict[str, Any] = {"tests": tests, "loss_split": args.split, "search": options.search_of(args)}
     groups = [sites, *([site] for site in sites if args.by_site and len(sites) > 1)]
     names = ["_".join(group) for group in groups]
     for name, group in zip(names, groups, strict=True):
-        pruning.prune(
-            trained, ranks, record, name, sites=group, tests=tests, loss_split=args.split,
-            search=options.search_of(args), progress=_progress,
-        )  # fmt: skip
+        pruning.prune(trained, ranks, record, name, sites=group, progress=_progress, **asked)
     splits = [test.split for test in tests]
     options.show_table(pruning.curve_rows(record.parts, names, splits))
     if args.figure:
@@ -107,12 +104,12 @@ def _profile(args: argparse.Namespace) -> int:
     from collab_fairseq.heads import pruning
 
     record: Any = None
-    names = [os.path.basename(path) for path in args.checkpoint]
+    names, tests = [os.path.basename(path) for path in args.checkpoint], options.read_tests(args)
     if len(set(names)) < len(names):
         raise options.UsageError("the checkpoints of a profile must have different file names")
+    asked: Dict[str, Any] = {"tests": tests, "loss_split": None, "search": options.search_of(args)}
     for path, name in zip(args.checkpoint, names, strict=True):
         trained = options.load(args, path)
-        tests = options.read_tests(args)
         if record is None:
             text = {"importance_text": options.data_setting(args, trained), "ranking": args.ranking}
             settings = {**text, **options.test_settings(args, trained, tests)}
@@ -120,24 +117,17 @@ def _profile(args: argparse.Namespace) -> int:
         record.part(f"{name}/updates", lambda state=trained.state: num_updates(state))
         ranks = record.part(f"{name}/importance", lambda trained=trained: _importance(args, trained))
         with record.within(f"{name}/"):  # the unpruned model's scores, too, are each checkpoint's own
-            pruning.prune(
-                trained, ranks, record, "pruned", sites=sites, tests=tests, loss_split=None,
-                search=options.search_of(args), progress=_progress,
-            )  # fmt: skip
-    split = tests[0].split
-    sys.stdout.write(f"BLEU of {split} without the least important heads\n\n")
-    options.show_table(pruning.profile_rows(record.parts, names, split))
+            pruning.prune(trained, ranks, record, "pruned", sites=sites, progress=_progress, **asked)
+    sys.stdout.write(f"BLEU of {tests[0].split} without the least important heads\n\n")
+    options.show_table(pruning.profile_rows(record.parts, names, tests[0].split))
     if args.figure:
-        pruning.draw_profile(record.parts, names, split, args.figure)
+        pruning.draw_profile(record.parts, names, tests[0].split, args.figure)
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
     if len(args.checkpoint) > 1:
         raise options.UsageError("--remove is for one checkpoint")
-    import importlib
-
-    importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import pruning, removal
     from collab_fairseq.modules.heads import parse_heads

@@ -8,7 +8,6 @@ A folder instead of a checkpoint is a Hugging Face model, of the kinds that `col
 """
 
 import argparse
-import importlib
 import os
 
 from collab_fairseq.cli import options
@@ -29,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
     check_targets(args.output)
     options.check_figure(args.figure)
     options.check_figure(args.overlap)
-    importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import folders, redundancy
 

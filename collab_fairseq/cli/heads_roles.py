@@ -26,14 +26,13 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text, and what else is known of it."""
     options.add_model(parser, "valid")
-    parser.add_argument("--parses", metavar="FILE", help="CoNLL-U of the first sentences, for syntactic heads")
-    parser.add_argument("--importance", metavar="FILE", help="result of collab heads importance, for the table")
-    parser.add_argument(
-        "--relevance-sentences", type=int, default=100, metavar="N", help="0: no relevance (default: 100)"
-    )
-    parser.add_argument("--epsilon", type=float, default=0.0, metavar="X", help="of the ε-rule (default: 0)")
-    parser.add_argument("--maps", metavar="N,N", help="draw the attention of these sentences, counted from 0")
-    parser.add_argument("--maps-folder", metavar="DIR", help="where the pictures go: attention-<sentence>-<site>.svg")
+    add = parser.add_argument
+    add("--parses", metavar="FILE", help="CoNLL-U of the first sentences, for syntactic heads")
+    add("--importance", metavar="FILE", help="result of collab heads importance, for the table")
+    add("--relevance-sentences", type=int, default=100, metavar="N", help="0: no relevance (default: 100)")
+    add("--epsilon", type=float, default=0.0, metavar="X", help="of the ε-rule (default: 0)")
+    add("--maps", metavar="N,N", help="draw the attention of these sentences, counted from 0")
+    add("--maps-folder", metavar="DIR", help="where the pictures go: attention-<sentence>-<site>.svg")
     options.add_output(parser, "draw confidence as heat maps")
 
 

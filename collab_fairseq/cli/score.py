@@ -18,23 +18,14 @@ HELP = "BLEU of a generate log, three ways"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Logs, references and how to read them."""
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="output of fairseq-generate (or fairseq-interactive)")
-    parser.add_argument(
-        "--reference",
-        metavar="FILE",
-        help="raw, never tokenised references, line i for sentence id i (default: the log's own)",
-    )
-    parser.add_argument(
-        "--target-lang", default="de", metavar="LANG", help="language of the translations (default: de)"
-    )
-    parser.add_argument(
-        "--tokenized",
-        "--tokenised",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the log's text is tokenised (default: auto, judged by the blanks before its punctuation marks)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write the scores to FILE")
+    add = parser.add_argument
+    add("logs", nargs="+", metavar="LOG", help="output of fairseq-generate (or fairseq-interactive)")
+    text = "raw, never tokenised references, line i for sentence id i (default: the log's own)"
+    add("--reference", metavar="FILE", help=text)
+    add("--target-lang", default="de", metavar="LANG", help="language of the translations (default: de)")
+    text = "whether the log's text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
+    add("--tokenized", "--tokenised", choices=("auto", "yes", "no"), default="auto", help=text)
+    add("--json", metavar="FILE", help="also write the scores to FILE")
 
 
 def run(args: argparse.Namespace) -> int:

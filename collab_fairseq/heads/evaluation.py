@@ -1,6 +1,6 @@
 """Translating test sets with some heads missing, and comparing with the whole model."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
@@ -57,9 +57,8 @@ def evaluate(
     """
     with masked(attention_layers(trained.model), without or {}):
         found = score(
-            trained, test.split, test.references, beam=search.beam, lenpen=search.lenpen,
-            max_tokens=search.max_tokens, sentences=test.sentences,
-        )  # fmt: skip
+            trained, test.split, test.references, sentences=test.sentences, **asdict(search)
+        )
     return Result(found.score, found.signature, found.statistics)
 
 

@@ -34,6 +34,8 @@ class Loaded(NamedTuple):
 
 def _room(path: str) -> Any:
     try:
+        import transformers  # noqa: F401  (whether it is there)
+
         from collab_fairseq import huggingface
     except ImportError as error:
         raise HeadsError(

@@ -19,6 +19,7 @@ from collab_fairseq.modules.heads import Heads
 
 from .errors import HeadsError
 from .importance import Importance
+from .taps import frozen
 
 
 class Example(NamedTuple):
@@ -155,14 +156,9 @@ def gradients(model: Any, places: Mapping[str, Any], batch: Encoded) -> Any:
         for name, place in places.items()
         if place.shared is not None
     }
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with contextlib.ExitStack() as stack:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-            stack.callback(parameter.requires_grad_, True)
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(multiplied(places, ones))
+        for context in (frozen(model), evaluating(model), torch.enable_grad(), multiplied(places, ones)):
+            stack.enter_context(context)
         for name, delta in deltas.items():
             handle = places[name].shared.register_forward_hook(lambda _, __, query, d=delta: query * d[:, None])
             stack.callback(handle.remove)

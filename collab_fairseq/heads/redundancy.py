@@ -184,7 +184,7 @@ def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
             counts = layer["dimensions"][kind]
             cells.append(" ".join(map(str, counts["layer"])))
             cells.append(" ".join(f"{sum(column) / len(column):.1f}" for column in zip(*counts["heads"], strict=True)))
-        rows.append([_short_name(name), str(layer["heads"]), str(layer["key_dim"]), *cells])
+        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"]), *cells])
     return rows
 
 
@@ -209,7 +209,7 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
                         axis.plot(range(len(head) + 1), [0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
                     layer = curves["layer"]
                     axis.plot(range(len(layer) + 1), [0.0, *layer], color=colour, linewidth=1.8)
-                axis.set_title(f"{title}, {SITE_TITLES.get(site, site)}", fontsize="medium")
+                axis.set_title(f"{title}, {SITE_TITLES[site]}", fontsize="medium")
             line[0].set_ylabel("captured energy")
         for axis in axes[-1]:
             axis.set_xlabel("principal components")
@@ -238,22 +238,12 @@ def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> Non
                 ticks = range(layers[name]["heads"])
                 axis.set_xticks(ticks, [str(n + 1) for n in ticks])
                 axis.set_yticks(ticks, [str(n + 1) for n in ticks])
-                axis.set_title(_short_name(name), fontsize="small")
+                axis.set_title(layer_name(name), fontsize="small")
         figure.colorbar(image, ax=axes, label="cosine of mixing vectors", shrink=0.6)
 
 
-def _is_place(name: str) -> bool:
-    site, _, layer = name.partition(".")
-    return site in SITES and layer.isdigit()
-
-
-def _short_name(name: str) -> str:
-    return layer_name(name) if _is_place(name) else name
-
-
 def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:
-    known = all(map(_is_place, layers))
     groups: Dict[str, List[str]] = {}
-    for name in in_order(layers) if known else layers:
-        groups.setdefault(name.split(".")[0] if known else "attention", []).append(name)
+    for name in in_order(layers):
+        groups.setdefault(name.split(".")[0], []).append(name)
     return groups

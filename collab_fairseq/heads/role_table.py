@@ -31,21 +31,23 @@ def measure(
         relevance_sentences: 0: no relevance. epsilon: of its ε-rule.
         progress: called with the number of sentences whose relevance is known.
     """
-    looks = record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
-    found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in looks.items()}
+    record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
     if parses:
-        parsed = record.part(
-            "syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens)._asdict()
-        )
-        for head, relations in parsed["heads"].items():
-            found[head]["syntax"] = relations
+        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens)._asdict())
     if relevance_sentences:
-        moved = record.part("relevance", lambda: relevance(
+        record.part("relevance", lambda: relevance(
             trained, split, epsilon=epsilon, sentences=relevance_sentences, max_tokens=min(1000, max_tokens),
             progress=progress,
         )._asdict())  # fmt: skip
-        for head, value in moved["heads"].items():
-            found[head]["relevance"] = value
+    return gathered(record.parts)
+
+
+def gathered(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """Head → all its numbers, of what :func:`measure` has recorded."""
+    found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in parts["looks"].items()}
+    for name in ("syntax", "relevance"):
+        for head, value in parts.get(name, {}).get("heads", {}).items():
+            found[head][name] = value
     return found
 
 

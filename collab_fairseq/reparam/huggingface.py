@@ -22,16 +22,12 @@ from transformers.initialization import no_init_weights
 
 from collab_fairseq.attention.factors import ReparamError
 from collab_fairseq.huggingface import (
-    CONFIGS,
-    CollaborativeHeads,
     CollaborativeModel,
-    HeadPlace,
     Shape,
     attention_layers,
     check_convertible,
     collaborative_class,
     from_pretrained,
-    head_places,
     score_weights,
 )
 from collab_fairseq.huggingface.layers import IMPLEMENTATIONS, names_of, visible
@@ -40,21 +36,7 @@ from collab_fairseq.huggingface.models import base_prefix
 from .calibrate import Calibration, Calibrator
 from .scores import fit_layers
 
-__all__ = [
-    "CONFIGS",
-    "CollaborativeHeads",
-    "CollaborativeModel",
-    "HeadPlace",
-    "Shape",
-    "attention_layers",
-    "calibrate",
-    "check_convertible",
-    "collaborative_class",
-    "from_pretrained",
-    "head_places",
-    "score_weights",
-    "to_collaborative",
-]
+__all__ = ["calibrate", "check_convertible", "from_pretrained", "to_collaborative"]
 
 Batches = Iterable[Mapping[str, Any]]
 

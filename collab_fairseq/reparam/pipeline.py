@@ -63,7 +63,7 @@ def convert_model(
         "key_dim": key_dim, "budget": budget, "sites": sites, "distill": distill_steps, "seed": seed,
         "threads": threads, "device": device,
     }  # fmt: skip
-    _check(settings, max_tokens, calibration, evaluate, references)
+    _check({**settings, "max_tokens": max_tokens}, calibration, evaluate, references)
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
@@ -122,17 +122,11 @@ def convert_model(
     return report
 
 
-def _check(
-    settings: Mapping[str, Any],
-    max_tokens: int,
-    calibration: Optional[str],
-    evaluate: bool,
-    references: Mapping[str, PathLike],
-) -> None:
+def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bool, references: Any) -> None:
     """What would otherwise come to light only after minutes."""
-    for name, value in {**settings, "max_tokens": max_tokens}.items():
-        if name in ("key_dim", "distill", "threads", "max_tokens") and value is not None and value < 1:
-            raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for name in ("key_dim", "distill", "threads", "max_tokens"):
+        if settings[name] is not None and settings[name] < 1:
+            raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
     if (settings["key_dim"] is None) == (settings["budget"] is None):
         raise ReparamError("either a key dim or a budget is needed, and not both")
     for name in ("budget", "distill"):

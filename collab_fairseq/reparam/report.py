@@ -88,29 +88,19 @@ class Report:
         rows = [["layer", "key dim", "", "error", "output error", "parameters", "", "seconds"]]
         for layer in self.layers():
             dims, sizes, output = layer["key_dim"], layer["parameters"], layer["output_error"]
-            rows.append(
-                [
-                    layer["layer"], str(dims["before"]), f"→ {dims['after']}", f"{layer['relative_error']:.4f}",
-                    "–" if output is None else f"{output:.4f}", f"{sizes['before']:,}", f"→ {sizes['after']:,}",
-                    f"{layer['seconds']:.1f}",
-                ]
-            )  # fmt: skip
+            rows.append([
+                layer["layer"], str(dims["before"]), f"→ {dims['after']}", f"{layer['relative_error']:.4f}",
+                "–" if output is None else f"{output:.4f}", f"{sizes['before']:,}", f"→ {sizes['after']:,}",
+                f"{layer['seconds']:.1f}",
+            ])  # fmt: skip
         whole = (parameters_of(self.before), parameters_of(self.after))
         rows.append(["model", "", "", "", "", f"{whole[0]:,}", f"→ {whole[1]:,}", f"{self.seconds:.1f}"])
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column in (0, 2, 6) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        sides = "<><>>><>"
+        lines = ["  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip() for row in rows]
         for name, values in self.evaluation.items():
-            digits = 4 if name == "valid loss" else 2
-            lines.append(
-                f"{name}: {values['before']:.{digits}f} → {values['after']:.{digits}f} "
-                f"({values['after'] - values['before']:+.{digits}f})"
-            )
+            digits, before, after = 4 if name == "valid loss" else 2, values["before"], values["after"]
+            lines.append(f"{name}: {before:.{digits}f} → {after:.{digits}f} ({after - before:+.{digits}f})")
         return "\n".join(lines) + "\n"
 
 
@@ -124,6 +114,6 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, An
     """Two results of :func:`collab_fairseq.translation.evaluate`, by name: loss on ``valid``, BLEU of each split."""
     found: Dict[str, Any] = {"valid loss": {"before": before["valid"]["loss"], "after": after["valid"]["loss"]}}
     for name, scored in before["bleu"].items():
-        found[f"BLEU {name}"] = {**scored, "before": scored["score"], "after": after["bleu"][name]["score"]}
-        del found[f"BLEU {name}"]["score"]
+        kept = {key: scored[key] for key in ("signature", "references")}
+        found[f"BLEU {name}"] = {"before": scored["score"], "after": after["bleu"][name]["score"], **kept}
     return found

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any, List
+from typing import Any, Dict, List
 
 from collab_fairseq import translation
 from collab_fairseq.translation import TrainedModel, TranslationError
@@ -54,11 +54,8 @@ def text_of(flag: str, trained: TrainedModel, max_tokens: int) -> Text:
     description = " and ".join(os.path.basename(file) for file in files)
     if len(files) == 1:
         translation.add_text(trained, f"{_NAME} source", lines[0])
-        lines.append(
-            translation.translate(
-                trained, f"{_NAME} source", beam=1, max_tokens=max_tokens, remove_bpe=None, unkpen=float("inf")
-            )
-        )
+        search: Dict[str, Any] = {"beam": 1, "max_tokens": max_tokens, "remove_bpe": None, "unkpen": float("inf")}
+        lines.append(translation.translate(trained, f"{_NAME} source", **search))
         description += " and its translation by the model"
     translation.add_text(trained, _NAME, lines[0], lines[1])
     return Text(_NAME, len(lines[0]), f"{len(lines[0])} sentences, {description}")

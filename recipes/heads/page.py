@@ -13,10 +13,9 @@ from typing import Any, Dict, List
 
 import numpy as np
 
-from collab_fairseq.heads import ablation, pruning, roles
+from collab_fairseq.heads import ablation, pruning, role_table
 from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.record import load
-from collab_fairseq.modules.heads import in_model
 from collab_fairseq.records import pages
 from collab_fairseq.scoring.correlation import spearman
 
@@ -112,18 +111,9 @@ def gates(parts: Dict[str, Any]) -> str:
     return pages.table(rows)
 
 
-def roles_table(parts: Dict[str, Any], ranks: Dict[str, Any]) -> str:
-    rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
-    for head in sorted(parts["looks"], key=in_model):
-        found = dict(parts["looks"][head])
-        if "syntax" in parts:
-            found["syntax"] = parts["syntax"]["heads"].get(head, {})
-        offset = f"{found['offset']:+d} ({found['positional']:.0%})" if "offset" in found else ""
-        numbers = [found.get("rare"), parts.get("relevance", {}).get("heads", {}).get(head)]
-        shown = [f"{value:.3f}" if value is not None else "" for value in numbers]
-        rank = f"{ranks[head]['normalised']:.3f}" if head in ranks else ""
-        rows.append([head, f"{found['confidence']:.3f}", offset, *shown, rank, roles.role_of(found)])
-    return pages.table(rows)
+def roles(parts: Dict[str, Any], ranks: Dict[str, Any]) -> str:
+    normalised = {head: values["normalised"] for head, values in ranks.items()}
+    return pages.table(role_table.rows(role_table.gathered(parts), normalised))
 
 
 TITLES = {
@@ -152,7 +142,7 @@ def section(folder: Path, page: Path) -> str:
     for what, record in records.items():
         parts = record["parts"]
         texts.append(f"### {TITLES[what]}")
-        texts.append(roles_table(parts, ranks) if what == "roles" else writers[what](parts))
+        texts.append(roles(parts, ranks) if what == "roles" else writers[what](parts))
         if what == "ablate" and ranks:
             texts.append(agreement(ranks, parts))
         pictures = [f"{name}.{what}.svg", *([f"{name}.overlap.svg"] if what == "redundancy" else [])]

@@ -24,7 +24,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
-from collab_fairseq.checkpoints import load
+from collab_fairseq.checkpoints import load_with_model
+from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.records.environment import circumstances
 from collab_fairseq.records.files import write_json
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, decompose, fit_layers, standard_heads
@@ -58,14 +59,8 @@ def generated_heads(kind: str, heads: int, width: int, seed: int) -> HeadFactors
 
 def trained_heads(path: str) -> Iterator[Tuple[str, HeadFactors]]:
     """Name and heads of every attention of a fairseq transformer."""
-    state = load(path)
-    config = state["cfg"]["model"] if state.get("cfg") else state["args"]
-    values = config if isinstance(config, dict) else vars(config)
-    for name, query in state["model"].items():
-        if name.endswith(".q_proj.weight"):
-            heads = int(values[f"{name.split('.')[0]}_attention_heads"])
-            key = state["model"][name.replace("q_proj", "k_proj")]
-            yield name.removesuffix(".q_proj.weight"), standard_heads(query.float(), key.float(), heads)
+    for name, weights in read_weights(load_with_model(path)).items():
+        yield name, HeadFactors(weights.query, weights.key, weights.mixing).to(torch.float32)
 
 
 def cpu_seconds(action: Callable[[], Any]) -> Tuple[float, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping
 import torch
 
 from collab_fairseq import checkpoints, translation
+from collab_fairseq.cli.options import pair
 from collab_fairseq.records.files import write_json
 
 
@@ -34,13 +35,6 @@ def differences(one: Any, other: Any, name: str = "") -> List[str]:
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differences(one[key], other[key], f"{name}.{key}")]
     return [] if one == other else [name]
-
-
-def pair(text: str) -> "tuple[str, str]":
-    split, _, file = text.partition("=")
-    if not Path(file).is_file():
-        raise argparse.ArgumentTypeError(f"expected SPLIT=FILE, got {text!r}")
-    return split, file
 
 
 def main() -> int:

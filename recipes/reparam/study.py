@@ -32,6 +32,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 
 from collab_fairseq import checkpoints, translation
+from collab_fairseq.cli.options import pair
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.environment import circumstances
 from collab_fairseq.records.files import write_json
@@ -75,7 +76,7 @@ class Study:
         self.trained = translation.load_model(args.model, args.data)
         self.names = places(self.trained)
         self.origin = sources(self.trained, self.names)
-        self.tests = [split for split in translation.splits(self.trained) if split.startswith("test")]
+        self.tests = translation.test_splits(self.trained, dict(args.reference))
         self._text: Any = None
         self._curves: Any = None
         self._fits: Dict[Tuple[str, int], ScoreWeights] = {}
@@ -229,13 +230,6 @@ class Study:
             "tensorly": importlib.metadata.version("tensorly"),
             **circumstances(str(Path(__file__).parent), device="cpu", threads=args.threads),
         }  # fmt: skip
-
-
-def pair(text: str) -> Tuple[str, str]:
-    split, _, file = text.partition("=")
-    if not Path(file).is_file():
-        raise argparse.ArgumentTypeError(f"expected SPLIT=FILE, got {text!r}")
-    return split, file
 
 
 def main() -> int:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 import transformers
 
+from collab_fairseq import huggingface as hf
 from collab_fairseq.huggingface import layers
-from collab_fairseq.reparam import huggingface as hf
 
 WIDTH, HEADS, WORDS = 32, 4, 48
 SMALL = {"vocab_size": WORDS, "pad_token_id": 0}

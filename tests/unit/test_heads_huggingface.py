@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", reason="needs pip install 'co
 
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
+from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
 from collab_fairseq.heads.errors import HeadsError  # noqa: E402
 from collab_fairseq.heads.huggingface import (  # noqa: E402
@@ -22,7 +23,7 @@ from collab_fairseq.heads.huggingface import (  # noqa: E402
     read_examples,
 )
 from collab_fairseq.modules.heads import head_name  # noqa: E402
-from collab_fairseq.reparam import huggingface as hf  # noqa: E402
+from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
 from tests.unit.huggingface_cases import CASES, HEADS, WIDTH, inputs, make, outputs  # noqa: E402
 
 LABELLED = ("bert", "distilbert", "albert", "marian")
@@ -37,7 +38,7 @@ def labelled(case, rows=3, seed=1):
 
 
 def collaborative(case):
-    return hf.to_collaborative(make(case, dtype=torch.float64), 12)
+    return to_collaborative(make(case, dtype=torch.float64), 12)
 
 
 def scaled(model, place, head, factor):
@@ -116,7 +117,7 @@ def test_importance_is_the_mean_over_sentences_whatever_the_batches():
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("case", LABELLED)
 def test_masked_heads_are_heads_without_values(case, implementation):
-    for model in (make(case, implementation), hf.to_collaborative(make(case, implementation), 12)):
+    for model in (make(case, implementation), to_collaborative(make(case, implementation), 12)):
         batch, place = labelled(case).inputs, list(hf.head_places(model))[-1]
         mask = torch.ones(HEADS)
         mask[2] = 0.0
@@ -153,7 +154,7 @@ def folders(tmp_path_factory):
             model.generation_config.max_length = 12
         model.save_pretrained(folder / case)
         fast.save_pretrained(folder / case)
-    hf.to_collaborative(make("bert", "sdpa"), 12).save_pretrained(folder / "bert-12")
+    to_collaborative(make("bert", "sdpa"), 12).save_pretrained(folder / "bert-12")
     fast.save_pretrained(folder / "bert-12")
     random = torch.Generator().manual_seed(3)
     lines = []

@@ -10,11 +10,12 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
 
+from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.attention import block_mixing  # noqa: E402
 from collab_fairseq.attention.reference import reference_attention  # noqa: E402
 from collab_fairseq.huggingface import layers  # noqa: E402
 from collab_fairseq.reparam import ReparamError, fit_scores  # noqa: E402
-from collab_fairseq.reparam import huggingface as hf  # noqa: E402
+from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
 from tests.common import FLOAT32, FLOAT64, run  # noqa: E402
 from tests.unit.huggingface_cases import BERT, CASES, HEADS, WIDTH, WORDS, inputs, make, outputs  # noqa: E402
 
@@ -36,13 +37,13 @@ def test_the_full_key_dim_changes_nothing_and_half_of_it_little(case, implementa
     def difference(made):
         return float((seen(case, batch, outputs(made, batch).logits) - expected).norm() / expected.norm())
 
-    assert difference(hf.to_collaborative(model, WIDTH)) < FLOAT32
-    aware = hf.to_collaborative(model, WIDTH // 2, calibration=[inputs(case, 16, 2)])
+    assert difference(to_collaborative(model, WIDTH)) < FLOAT32
+    aware = to_collaborative(model, WIDTH // 2, calibration=[inputs(case, 16, 2)])
     assert type(aware).__name__ == f"Collaborative{CASES[case].name}"
     assert aware.config._attn_implementation == implementation
     assert not aware.training
     # a control: without these heads the output is far off
-    broken = hf.to_collaborative(model, WIDTH)
+    broken = to_collaborative(model, WIDTH)
     for _, layer in hf.attention_layers(broken):
         nn.init.zeros_(layer.mixing)
     assert 1e-4 < difference(aware) < 0.3 * difference(broken)
@@ -53,7 +54,7 @@ def test_the_full_key_dim_changes_nothing_and_half_of_it_little(case, implementa
 def test_attention_weights_hidden_states_and_gradients_are_those_of_the_source(case):
     model, batch = make(case, dtype=torch.float64), inputs(case)
     batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-    made = hf.to_collaborative(model, WIDTH)
+    made = to_collaborative(model, WIDTH)
     ask = {"output_attentions": True, "output_hidden_states": True}
     expected, got = (m(**batch, **ask) for m in (model, made))
     kinds = [k for k in expected if k.endswith(("attentions", "hidden_states")) and "last" not in k]
@@ -142,11 +143,11 @@ def test_marian_translates_from_its_cache_as_without_one(cache):
     model, batch = make("marian"), inputs("marian")
     search = {"num_beams": 3, "max_new_tokens": 9, "input_ids": batch["input_ids"], "do_sample": False}
     search["attention_mask"] = batch["attention_mask"]
-    made = hf.to_collaborative(model, WIDTH)
+    made = to_collaborative(model, WIDTH)
     expected = model.generate(**search)
     assert expected.size(1) > 5
     assert torch.equal(expected, made.generate(**search, cache_implementation=cache, disable_compile=True))
-    small = hf.to_collaborative(model, 12, calibration=[batch])
+    small = to_collaborative(model, 12, calibration=[batch])
     assert any(layer.content_bias is not None for _, layer in hf.attention_layers(small))
     expected = small.generate(**search, use_cache=False)
     assert torch.equal(expected, small.generate(**search, cache_implementation=cache, disable_compile=True))
@@ -155,7 +156,7 @@ def test_marian_translates_from_its_cache_as_without_one(cache):
 def test_a_bert_decoder_continues_from_its_cache():
     model, batch = make("bert-decoder", dtype=torch.float64), inputs("bert-decoder")
     batch["encoder_hidden_states"] = batch["encoder_hidden_states"].double()
-    made = hf.to_collaborative(model, 12, calibration=[batch])
+    made = to_collaborative(model, 12, calibration=[batch])
     words, source = batch["input_ids"][:1], {k: v[:1] for k, v in batch.items() if k.startswith("encoder")}
     whole = outputs(made, {"input_ids": words, **source}).logits
     first = outputs(made, {"input_ids": words[:, :4], **source}, use_cache=True)
@@ -166,7 +167,7 @@ def test_a_bert_decoder_continues_from_its_cache():
 @pytest.mark.parametrize("case", CASES)
 def test_saved_and_loaded_again_it_is_the_same_model(case, tmp_path):
     model, batch = make(case), inputs(case)
-    made = hf.to_collaborative(model, 12, calibration=[batch])
+    made = to_collaborative(model, 12, calibration=[batch])
     expected = outputs(made, batch).logits
     made.save_pretrained(tmp_path)
     loaded, info = type(made).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
@@ -189,7 +190,7 @@ def test_saved_and_loaded_again_it_is_the_same_model(case, tmp_path):
 
 
 def test_auto_classes_load_what_was_saved_and_damage_is_named(tmp_path):
-    made = hf.to_collaborative(make("bert"), {"encoder.layer.0.attention.self": 12})
+    made = to_collaborative(make("bert"), {"encoder.layer.0.attention.self": 12})
     made.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert type(loaded) is type(made)
@@ -225,21 +226,21 @@ def test_the_scale_of_the_source_is_kept_and_scores_are_given_by_name():
     assert torch.equal(sources["encoder.layer.0.attention.self"].heads.query, first.query.weight)
     assert torch.equal(sources["encoder.layer.0.attention.self"].heads.mixing, block_mixing([8] * HEADS))
     for key_dim in (WIDTH, 12):
-        made = hf.to_collaborative(model, key_dim)
+        made = to_collaborative(model, key_dim)
         for name, weights in hf.score_weights(made):
             assert weights.scale == made.get_submodule(f"bert.{name}").scaling == (WIDTH / HEADS) ** -0.5
             assert weights.heads.rank == key_dim
             expected = fit_scores(sources[name], key_dim).weights
             torch.testing.assert_close(weights.heads, expected.heads)
     # recompressing a collaborative model goes on from its scores
-    again = hf.to_collaborative(hf.to_collaborative(model, WIDTH), 12, calibration=[inputs("bert")])
-    direct = hf.to_collaborative(model, 12, calibration=[inputs("bert")])
+    again = to_collaborative(to_collaborative(model, WIDTH), 12, calibration=[inputs("bert")])
+    direct = to_collaborative(model, 12, calibration=[inputs("bert")])
     torch.testing.assert_close(outputs(again, inputs("bert")).logits, outputs(direct, inputs("bert")).logits)
 
 
 def test_a_converted_model_can_be_fine_tuned():
     model, batch = make("bert"), {**inputs("bert", 8), "labels": torch.arange(8) % 2}
-    made = hf.to_collaborative(model, 12, calibration=[batch])
+    made = to_collaborative(model, 12, calibration=[batch])
     before = float(outputs(made, batch).loss)
     optimizer = torch.optim.Adam(made.train().parameters(), lr=3e-3)
     for _ in range(30):
@@ -254,7 +255,7 @@ def test_a_converted_model_can_be_fine_tuned():
 def test_dtype_mode_ties_and_random_numbers_are_kept():
     model = make("marian", dtype=torch.bfloat16).train()
     torch.manual_seed(3)
-    made = hf.to_collaborative(model, 12)
+    made = to_collaborative(model, 12)
     expected = torch.manual_seed(3).initial_seed()
     assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(expected)))
     assert made.training
@@ -274,38 +275,38 @@ def refused(name, **fields):
 
 def test_models_that_cannot_be_converted_are_refused_with_the_reason():
     with pytest.raises(ReparamError, match=r"llama turns queries and keys by their positions \(RoPE\) between"):
-        hf.to_collaborative(refused("Llama"), 16)
+        to_collaborative(refused("Llama"), 16)
     reason = r"qwen3 turns .* \(RoPE\) and normalises queries and keys \(QK-norm\)"
     with pytest.raises(ReparamError, match=reason):
-        hf.to_collaborative(refused("Qwen3", head_dim=8), 16)
+        to_collaborative(refused("Qwen3", head_dim=8), 16)
     known = "must be one of bert, distilbert, albert, marian, but is "
     with pytest.raises(ReparamError, match=known + "roberta"):
-        hf.to_collaborative(refused("Roberta"), 16)
+        to_collaborative(refused("Roberta"), 16)
     with pytest.raises(ReparamError, match=r"must be built on BertConfig, .* but RobertaModel is built on Roberta"):
         hf.collaborative_class(transformers.RobertaModel)
     with pytest.raises(ReparamError, match="expected a model of transformers, but got Linear"):
-        hf.to_collaborative(nn.Linear(2, 2), 16)
+        to_collaborative(nn.Linear(2, 2), 16)
 
 
 def test_bad_requests_are_named():
     model = make("bert")
     with pytest.raises(ReparamError, match="must be between 1 and 32, the key dim of the source, but is 33"):
-        hf.to_collaborative(model, 33)
+        to_collaborative(model, 33)
     with pytest.raises(ReparamError, match=r"key_dim names bert\.encoder$"):
-        hf.to_collaborative(model, {"bert.encoder": 16})
+        to_collaborative(model, {"bert.encoder": 16})
     with pytest.raises(ReparamError, match=r"calibration must be a list of batches .* but is one batch"):
-        hf.to_collaborative(model, 16, calibration=inputs("bert"))
+        to_collaborative(model, 16, calibration=inputs("bert"))
     with pytest.raises(ReparamError, match="calibration batch 0 must be a dictionary, but is a Tensor"):
-        hf.to_collaborative(model, 16, calibration=[torch.ones(2, 2)])
+        to_collaborative(model, 16, calibration=[torch.ones(2, 2)])
     with pytest.raises(ReparamError, match="at least one query position that is not masked, but saw none"):
-        hf.to_collaborative(model, 16, calibration=[])
+        to_collaborative(model, 16, calibration=[])
     model.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     with pytest.raises(ReparamError, match=r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear, but"):
-        hf.to_collaborative(model, 16)
+        to_collaborative(model, 16)
 
 
 def test_flash_and_flex_attention_are_refused():
-    made = hf.to_collaborative(make("bert", "sdpa"), 16)
+    made = to_collaborative(make("bert", "sdpa"), 16)
     for name in ("flash_attention_2", "flex_attention"):
         with pytest.raises((ValueError, ImportError)):
             made.set_attn_implementation(name)

@@ -5,8 +5,9 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
 
+from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.huggingface import layers  # noqa: E402
-from collab_fairseq.reparam import huggingface as hf  # noqa: E402
+from collab_fairseq.reparam.huggingface import calibrate, to_collaborative  # noqa: E402
 from tests.unit.huggingface_cases import CASES, inputs, make, outputs  # noqa: E402
 
 
@@ -32,7 +33,7 @@ def test_calibration_lowers_the_error_on_other_text(case):
     expected = output(model)
     text = [inputs(case, 16, seed) for seed in (7, 8, 9)]
     plain, aware = (
-        float((output(hf.to_collaborative(model, {name: 12}, calibration=given)) - expected).norm())
+        float((output(to_collaborative(model, {name: 12}, calibration=given)) - expected).norm())
         for given in (None, text)
     )
     assert 0 < aware < 0.8 * plain < float(expected.norm())
@@ -62,7 +63,7 @@ def assert_calibrated(result, queries, spreads):
 def test_calibration_leaves_padding_out_and_counts_every_use_of_a_shared_layer():
     for case, uses in (("bert", [1]), ("albert", [0, 1, 2])):
         model, batches = make(case), [inputs(case, 5, 3), inputs(case, 4, 4)]
-        found = hf.calibrate(model, batches, CASES[case].layers)
+        found = calibrate(model, batches, CASES[case].layers)
         assert set(found) == set(CASES[case].layers)
         queries, spreads = [], []
         for batch in batches:
@@ -78,7 +79,7 @@ def test_calibration_leaves_padding_out_and_counts_every_use_of_a_shared_layer()
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
     model, batch = make("marian", implementation), inputs("marian", 4)
-    found = hf.calibrate(model, [batch])
+    found = calibrate(model, [batch])
     assert len(found) == 6
     words, kept = int(batch["attention_mask"].sum()), batch["labels"] != -100
     states = outputs(make("marian"), batch, output_hidden_states=True, output_attentions=True)
@@ -96,6 +97,6 @@ def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
     # the decoder's text given as such: the last word before the padding, which no label follows, counts too
     decoder = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
     given = {**{k: v for k, v in batch.items() if k != "labels"}, "decoder_input_ids": decoder}
-    assert hf.calibrate(model, [given])["decoder.layers.1.self_attn"].queries == int(kept.sum()) + 1
+    assert calibrate(model, [given])["decoder.layers.1.self_attn"].queries == int(kept.sum()) + 1
     given["decoder_attention_mask"] = kept.long()
-    torch.testing.assert_close(hf.calibrate(model, [given])["decoder.layers.1.self_attn"], own)
+    torch.testing.assert_close(calibrate(model, [given])["decoder.layers.1.self_attn"], own)
