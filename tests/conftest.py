@@ -6,7 +6,7 @@ import sys
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json
-from collab_fairseq.records.schema import without_paths
+from collab_fairseq.records.record import without_paths
 from tests.common import ROOT
 
 # the recipes' default, which `make test PYTHON=...` sets to what the virtual environment was made with

@@ -103,7 +103,7 @@ def load(args: argparse.Namespace) -> Loaded:
 
 def record_of(args: argparse.Namespace, name: str, loaded: Loaded, **settings: Any) -> Any:
     """The result's record, with the text among the settings."""
-    from collab_fairseq.heads.record import file_setting
+    from collab_fairseq.checkpoints import file_setting
 
     text = {"text": file_setting(args.text), "fields": args.fields, "label": args.label, "sentences": args.sentences}
     return make_record(args, name, {**text, **settings}, str(loaded.model.device))

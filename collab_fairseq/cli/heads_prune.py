@@ -77,12 +77,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
     """Head → importance as in --ranking, read or computed."""
+    from collab_fairseq.checkpoints import file_setting
     from collab_fairseq.heads import importance
-    from collab_fairseq.heads import record as records
+    from collab_fairseq.records import record as records
 
     if args.importance:
-        read = records.load(args.importance, "importance")
-        expected, got = records.file_setting(args.checkpoint[0]), read["settings"]["checkpoint"]
+        read = records.load(args.importance, "heads", "importance")
+        expected, got = file_setting(args.checkpoint[0]), read["settings"]["checkpoint"]
         if expected["sha256"] != got["sha256"]:
             raise UsageError(f"{args.importance} is the importance of {got['file']}, another checkpoint")
         found = read["parts"]["importance"]

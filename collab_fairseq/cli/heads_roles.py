@@ -58,15 +58,15 @@ def run(args: argparse.Namespace) -> int:
     if args.relevance_sentences < 0 or args.epsilon < 0:
         raise UsageError("--relevance-sentences and --epsilon must not be negative")
     trained = load(args)
+    from collab_fairseq.checkpoints import file_setting
     from collab_fairseq.heads import figures, maps
-    from collab_fairseq.heads import record as records
     from collab_fairseq.modules.heads import LETTERS
 
     settings: Dict[str, Any] = {
         **data_setting(args, trained), "relevance_sentences": args.relevance_sentences, "epsilon": args.epsilon,
     }  # fmt: skip
     if args.parses:
-        settings["parses"] = records.file_setting(args.parses)
+        settings["parses"] = file_setting(args.parses)
     record = make_record(args, "roles", settings, str(trained.device))
     found = _measure(args, trained, record)
     _show(args, record, found)
@@ -124,13 +124,13 @@ def _measure(args: argparse.Namespace, trained: Any, record: Any) -> Dict[str, D
 
 
 def _show(args: argparse.Namespace, record: Any, found: Dict[str, Dict[str, Any]]) -> None:
-    from collab_fairseq.heads import record as records
     from collab_fairseq.heads import roles
     from collab_fairseq.modules.heads import in_model
+    from collab_fairseq.records import record as records
 
     ranks: Dict[str, float] = {}
     if args.importance:
-        read = records.load(args.importance, "importance")["parts"]["importance"]["heads"]
+        read = records.load(args.importance, "heads", "importance")["parts"]["importance"]["heads"]
         ranks = {head: values["normalised"] for head, values in read.items()}
     rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
     for head in sorted(found, key=in_model):

@@ -9,7 +9,7 @@ import re
 from typing import Optional, Sequence
 
 from collab_fairseq.records.files import PathLike, write_text
-from collab_fairseq.records.schema import RecordError
+from collab_fairseq.records.record import RecordError
 
 
 def table(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
