@@ -8,7 +8,7 @@ from collab_fairseq.records.rows import KEYS, METRICS, NUMBERS, Run, frame, test
 
 _PANEL = (4.2, 3.0)  # inches
 #: what a point's place says
-_AXES = {"key_dim": KEYS["key_dim"][0], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
+_AXES = {"key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
 
 
 def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def _curves(axis: Any, data: Any, group_by: Sequence[str]) -> bool:
     told = [field for field in group_by if field == "heads" or data[field].nunique(dropna=False) > 1]
     for number, (_, row) in enumerate(data.groupby("row", sort=False)):
         first = row.iloc[0]
-        names = {field: KEYS[field][0] if field in KEYS else field.split(".")[-1] for field in told}
+        names = {field: KEYS.get(field) or field.split(".")[-1] for field in told}
         label = ", ".join(str(first[f]) if f == "heads" else f"{name} {first[f]}" for f, name in names.items())
         for run in row["run"]:
             points = [(p["updates"], p["loss"]) for p in run["curves"].get("valid", []) if "loss" in p]

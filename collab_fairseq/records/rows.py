@@ -6,7 +6,7 @@ A run is a plain dictionary: the fields, settings and parts of its record side b
 import json
 import logging
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.records import training
 from collab_fairseq.records.files import PathLike
@@ -19,13 +19,16 @@ MISSING = "–"
 #: scores of a test set: name of the column → metric in the record
 METRICS = {"tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU"}
 
+#: headers of what rows can be grouped by
+KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates"}
+#: header and decimals of what is averaged over the seeds; the last three belong to a machine
+NUMBERS = {
+    "parameters": ("parameters", 0), "valid_loss": ("validation loss", 3), "words_per_second": ("words/s", 0),
+    "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
+}  # fmt: skip
+OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
+
 Run = Dict[str, Any]
-
-
-class PandasError(RuntimeError):
-    """Tables and figures of trainings need pandas."""
-
-    user_error = True
 
 
 def load_run(path: PathLike) -> Run:
@@ -63,40 +66,25 @@ def key_dim(run: Run) -> Optional[int]:
     return lookup(run, "config.model.encoder_embed_dim") if given is None else given
 
 
-def last_loss(run: Run) -> Optional[float]:
-    """Loss of the last validation, of the last checkpoint itself rather than the average."""
+def keys(run: Run) -> Dict[str, Any]:
+    """What rows are grouped by."""
+    return {"heads": heads(run), "key_dim": key_dim(run), "updates": run["training"]["updates"]}
+
+
+def numbers(run: Run) -> Dict[str, Any]:
+    """What is averaged over the seeds; None for what the run does not have."""
+    training = run["training"]
+    # of the last checkpoint itself rather than the average
     losses = [point["loss"] for point in run["curves"].get("valid", []) if "loss" in point]
-    return losses[-1] if losses else None
-
-
-def peak_gib(run: Run) -> Optional[float]:
-    """Peak memory of the training in GiB: the GPU's where it ran on one, else the processes'."""
-    peak = run["training"]["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
-    return None if peak is None else peak / 2**30
-
-
-def hours(run: Run) -> Optional[float]:
-    """Wall time of the training, over all its parts."""
-    seconds = run["training"]["wall_seconds"]
-    return None if seconds is None else seconds / 3600
-
-
-#: what rows can be grouped by: header and value
-KEYS: Dict[str, Tuple[str, Callable[[Run], Any]]] = {
-    "heads": ("heads", heads),
-    "key_dim": ("key dim", key_dim),
-    "updates": ("updates", lambda run: run["training"]["updates"]),
-}
-#: what is averaged over the seeds: header, value, decimals
-NUMBERS: Dict[str, Tuple[str, Callable[[Run], Any], int]] = {
-    "parameters": ("parameters", lambda run: run["parameters"], 0),
-    "valid_loss": ("validation loss", last_loss, 3),
-    "words_per_second": ("words/s", lambda run: run["training"]["words_per_second"], 0),
-    "wall_time": ("training (h)", hours, 2),
-    "peak_memory": ("peak memory (GiB)", peak_gib, 2),
-}
-#: numbers that belong to a machine, and mean nothing over different ones
-OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
+    seconds = training["wall_seconds"]
+    peak = training["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
+    return {
+        "parameters": run["parameters"],
+        "valid_loss": losses[-1] if losses else None,
+        "words_per_second": training["words_per_second"],
+        "wall_time": None if seconds is None else seconds / 3600,
+        "peak_memory": None if peak is None else peak / 2**30,
+    }
 
 
 def score(run: Run, test: str, metric: str) -> Optional[float]:
@@ -138,24 +126,22 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     set each metric, such as `sacreBLEU test`. Lines with the same `row` belong together.
 
     Raises:
-        RecordError: two records have one name; or runs of a row have the same seed, or other settings that differ.
-        PandasError: pandas is not installed.
+        RecordError: pandas is not installed; two records have one name; or runs of a row have
+            the same seed, or other settings that differ.
     """
     try:
         import pandas
     except ImportError as error:
-        raise PandasError(
+        raise RecordError(
             "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
         ) from error
     lines: List[Dict[str, Any]] = []
     for run in runs:
-        fields = {name: value(run) for name, (_, value) in KEYS.items()}
-        fields.update({name: lookup(run, name) for name in group_by if name not in KEYS})
-        numbers = {name: value(run) for name, (_, value, _) in NUMBERS.items()}
+        fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
         scores = {f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs)}
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        lines.append({**about, **fields, **numbers, **scores})
+        lines.append({**about, **fields, **numbers(run), **scores})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -163,7 +149,8 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             raise RecordError(
                 f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
-    data[[*numbers, *scores]] = data[[*numbers, *scores]].astype(float)
+    floats = [*NUMBERS, *scores]
+    data[floats] = data[floats].astype(float)
     for _, same in data.groupby("name"):
         if len(same) > 1:
             paths = " and ".join(run["path"] for run in same["run"])

@@ -75,7 +75,7 @@ def _column(name: str, data: Any, group_by: Sequence[str], folder: str) -> Dict[
     if name in METRICS:
         headers = [f"{METRICS[name]} {test}" for test in test_sets(data["run"])]
         return {header: [spread(group, 2) for _, group in rows[header]] for header in headers}
-    header, _, decimals = NUMBERS[name]
+    header, decimals = NUMBERS[name]
     cells = [spread(group, decimals) for _, group in rows[name]]
     if name in OF_HARDWARE:
         machines = rows["machine"].nunique()
@@ -96,7 +96,7 @@ def spread(values: Any, decimals: int, sign: str = "") -> str:
 
 
 def _header(field: str) -> str:
-    return KEYS[field][0] if field in KEYS else field.removeprefix("config.")
+    return KEYS.get(field) or field.removeprefix("config.")
 
 
 def _link(run: Run, folder: str) -> str:
