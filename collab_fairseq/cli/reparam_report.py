@@ -2,12 +2,14 @@
 
 import argparse
 import os
+import shlex
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.modules.sites import parameter_prefix
-from collab_fairseq.records.environment import circumstances
+from collab_fairseq.records.record import Record
 from collab_fairseq.reparam.allocation import parameters_of
 from collab_fairseq.reparam.distill import Distilled
 from collab_fairseq.reparam.fairseq import SCORE_PARAMETERS
@@ -62,26 +64,26 @@ class Report:
         return found
 
     def as_json(self, args: argparse.Namespace) -> Dict[str, Any]:
-        """Plain data, files by name and SHA-256."""
-        files = {"source": args.checkpoint, "output": args.output}
-        settings = ("key_dim", "budget", "sites", "distill", "seed", "threads", "device")
-        return {
-            "files": {
-                key: {"file": os.path.basename(path), "sha256": checkpoints.sha256(path)} for key, path in files.items()
-            },
-            "settings": {name: getattr(args, name) for name in settings},
-            "calibration": self.text,
-            "layers": self.layers(),
-            "parameters": {"before": parameters_of(self.before), "after": parameters_of(self.after)},
-            "divergences": self.curves,
-            "seconds": self.seconds,
-            "evaluation": self.evaluation,
-            **circumstances(
-                os.path.dirname(os.path.abspath(__file__)),
-                device="gpu" if args.device.startswith("cuda") else "cpu",
-                threads=args.threads,
-            ),
-        }
+        """The content of a record, see :mod:`collab_fairseq.records.record`."""
+        settings = {name: getattr(args, name) for name in ("key_dim", "budget", "sites", "distill", "seed")}
+        settings.update(checkpoint=checkpoints.file_setting(args.checkpoint), calibration=self.text)
+        record = Record(
+            "conversion",
+            "reparam",
+            shlex.join(["collab", *sys.argv[1:]]),
+            settings,
+            device="gpu" if args.device.startswith("cuda") else "cpu",
+            threads=args.threads,
+        )
+        record.parts.update(
+            output=checkpoints.file_setting(args.output),
+            layers=self.layers(),
+            parameters={"before": parameters_of(self.before), "after": parameters_of(self.after)},
+            divergences=self.curves,
+            seconds=self.seconds,
+            evaluation=self.evaluation,
+        )
+        return record.content
 
     def table(self) -> str:
         """For people: a line per layer, sums, evaluation."""

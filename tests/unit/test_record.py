@@ -13,12 +13,13 @@ from collab_fairseq.bench import runner
 from collab_fairseq.bench.cases import Options
 from collab_fairseq.cli import heads_options
 from collab_fairseq.cli.main import main
+from collab_fairseq.cli.reparam_report import Report
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record, RecordError, without_paths
 from collab_fairseq.records.schema import validate
 from collab_fairseq.records.train_log import read_train_log
-from collab_fairseq.records.training import describe_checkpoint, load, make_record, plain
+from collab_fairseq.records.training import load, make_record, plain
 
 LOG = """\
 00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}
@@ -50,16 +51,10 @@ def test_curves_and_speed_of_a_training_log(train_log):
     assert log["words_per_second"] == 200.5
     assert log["train_seconds"] == 45
     assert log["gb_free"] is None
-
-
-def test_a_run_too_short_for_training_lines_has_the_speed_of_its_epochs(tmp_path, train_log):
-    epochs = [line for line in LOG.split("\n") if "| train |" in line]
-    write_text("\n".join(epochs), tmp_path / "short.log")
-    log = read_train_log(tmp_path / "short.log")
-    assert (log["words_per_second"], log["train_seconds"]) == (9, 45)
-    assert log["curves"] == {"train": [], "valid": []}
-    write_text("", tmp_path / "empty.log")
-    assert read_train_log(tmp_path / "empty.log")["words_per_second"] is None
+    # too short for training lines: the speed of its epochs
+    write_text("\n".join(line for line in LOG.split("\n") if "| train |" in line), train_log)
+    log = read_train_log(train_log)
+    assert (log["words_per_second"], log["train_seconds"], log["curves"]) == (9, 45, {"train": [], "valid": []})
 
 
 @pytest.fixture
@@ -81,15 +76,6 @@ def checkpoint():
     }
 
 
-def test_a_checkpoint_is_described_without_repetition_and_paths(checkpoint):
-    about = describe_checkpoint(checkpoint)
-    assert about["parameters"] == 5 * 4 + 3
-    assert about["updates"] == 20
-    assert about["averaged_from"][0]["file"] == "a.pt"
-    assert about["config"]["optimization"] == {"lr": [0.005], "max_update": 20}
-    assert about["config"]["model"] == {"arch": "tiny", "encoder_layers": 4, "data": ".../data-bin", "eps": "inf"}
-
-
 @pytest.fixture
 def record(tmp_path, train_log, checkpoint):
     write_text('{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 1}\n'
@@ -107,6 +93,11 @@ def test_a_record_gathers_everything_and_is_json(record):
     assert record["command"] == "run.sh --data .../data --seed 1"
     assert (parts["training"]["wall_seconds"], parts["training"]["peak_memory_bytes"]) == (42.5, 100)
     assert (settings["seed"], parts["training"]["updates"], parts["parameters"]) == (1, 20, 23)
+    assert settings["averaged_from"][0]["file"] == "a.pt"
+    assert settings["config"] == {  # without repetition and paths
+        "optimization": {"lr": [0.005], "max_update": 20},
+        "model": {"arch": "tiny", "encoder_layers": 4, "data": ".../data-bin", "eps": "inf"},
+    }
     assert settings["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
     assert record["versions"]["python"] == sys.version.split()[0]
     assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # it may add the build: 2.6.0+cu124
@@ -165,13 +156,20 @@ def test_the_first_records_are_read(record, tmp_path):
     assert load(tmp_path / "old.json") == load(tmp_path / "new.json") == record
 
 
-def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch):
+def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
     heads = heads_options.make_record(argparse.Namespace(checkpoint=[], output=None), "redundancy", {}).content
     monkeypatch.setitem(runner._CASES, "layer", lambda options: [])
     bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
-    assert record.keys() == heads.keys() == bench.keys()
-    assert [r["kind"] for r in (record, heads, bench)] == ["training", "heads", "bench"]
+    (tmp_path / "x.pt").touch()
+    names = ("key_dim", "budget", "sites", "distill", "seed", "threads")
+    args = argparse.Namespace(checkpoint=tmp_path / "x.pt", output=tmp_path / "x.pt", device="cpu")
+    conversion = Report({"model": {}}, {"model": {}}, {}, {}, {}, 0.0).as_json(
+        argparse.Namespace(**vars(args), **dict.fromkeys(names))
+    )
+    assert record.keys() == heads.keys() == bench.keys() == conversion.keys()
+    found = [(r["kind"], r["name"]) for r in (record, heads, bench, conversion)]
+    assert found == [("training", "tiny"), ("heads", "redundancy"), ("bench", "layer"), ("conversion", "reparam")]
     assert heads["command"] == "collab heads redundancy .../x.pt"
     with pytest.raises(RecordError, match=r"settings\.data holds a path of this machine: '/home/me'"):
         Record("heads", "x", "y", {"data": "/home/me"})
