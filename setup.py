@@ -84,7 +84,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest", "pytest-xdist", "ruff", "mypy"],
-        "plots": ["matplotlib"],
+        "plots": ["matplotlib", "pandas", "tabulate"],
         "slurm": ["hydra-submitit-launcher"],
         "reparam": ["tensorly"],
         # transformers 5 needs Python 3.11

@@ -211,6 +211,17 @@ def sha256(path: PathLike) -> str:
     return digest.hexdigest()
 
 
+def file_setting(path: PathLike) -> Dict[str, str]:
+    """A file as a setting of a record: its name and SHA-256; of a folder, that of its weights' and config's sums."""
+    path = os.path.abspath(path)
+    name = os.path.basename(path)
+    if not os.path.isdir(path):
+        return {"file": name, "sha256": sha256(path)}
+    files = sorted(file for file in os.listdir(path) if file.endswith((".safetensors", ".bin", "config.json")))
+    sums = "\n".join(f"{sha256(os.path.join(path, file))}  {file}" for file in files)
+    return {"file": name, "sha256": hashlib.sha256(sums.encode()).hexdigest()}
+
+
 def num_updates(state: Dict[str, Any]) -> Optional[int]:
     """How many updates the checkpoint was trained for; None where it does not say."""
     history = state.get("optimizer_history") or [{}]

@@ -12,7 +12,7 @@ import pytest
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json
-from collab_fairseq.records.schema import without_paths
+from collab_fairseq.records.record import without_paths
 from tests import warm
 from tests.common import ROOT
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_fairseq.records.schema import without_paths
+from collab_fairseq.records.record import without_paths
 
 Step = Callable[[], Any]
 

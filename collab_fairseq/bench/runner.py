@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import torch
 
 from collab_fairseq.records.files import PathLike, check_targets
-from collab_fairseq.records.record_file import Record
+from collab_fairseq.records.record import Record
 
 from . import layers, programs
 from .cases import Case, Options, choose
@@ -58,7 +58,7 @@ def run(
         patterns: see :func:`cases`. profile: also where the time of a step goes. command: for the record.
 
     Returns:
-        The record, as described in :mod:`collab_fairseq.records.record_file` and at the top of this file.
+        The record, as described in :mod:`collab_fairseq.records.record` and at the top of this file.
 
     Raises:
         BenchError: options that cannot be followed. MismatchError: a contestant computes something else.

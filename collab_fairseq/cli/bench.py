@@ -125,9 +125,9 @@ def _table(args: argparse.Namespace) -> int:
         raise UsageError(f"{'--marker' if args.marker else '--check'} needs --output")
     check_targets(None if args.check else args.output)
     from collab_fairseq.bench.report import ratio_table
-    from collab_fairseq.records import pages, record_file
+    from collab_fairseq.records import pages, record
 
-    records = [record_file.load(path, "bench") for path in args.records]
+    records = [record.load(path, "bench") for path in args.records]
     folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
     text = ratio_table(records, args.records, folder, args.rows)
     if not args.output:

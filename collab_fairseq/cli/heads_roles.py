@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.relevance_sentences < 0 or args.epsilon < 0:
         raise options.UsageError("--relevance-sentences and --epsilon must not be negative")
     trained = options.load(args)
+    from collab_fairseq.checkpoints import file_setting
     from collab_fairseq.heads import figures, importance, maps, role_table
-    from collab_fairseq.heads.record import file_setting
     from collab_fairseq.modules.heads import LETTERS
 
     settings: Dict[str, Any] = {

@@ -128,7 +128,7 @@ def search_of(args: argparse.Namespace) -> Any:
 
 def test_settings(args: argparse.Namespace, trained: Any, tests: Sequence[Any]) -> Dict[str, Any]:
     """The test sets and the search as settings of a record."""
-    from collab_fairseq.heads.record import file_setting
+    from collab_fairseq.checkpoints import file_setting
 
     files = {text.partition("=")[0]: file_setting(text.partition("=")[2]) for text in args.test}
     return {
@@ -185,14 +185,14 @@ def load_folder(args: argparse.Namespace) -> Any:
 
 def text_setting(args: argparse.Namespace) -> Dict[str, Any]:
     """The text of a Hugging Face model as settings."""
-    from collab_fairseq.heads.record import file_setting
+    from collab_fairseq.checkpoints import file_setting
 
     return {"text": file_setting(args.text), "fields": args.fields, "label": args.label, "sentences": args.sentences}
 
 
 def data_setting(args: argparse.Namespace, trained: Any, split: Optional[str] = None) -> Dict[str, Any]:
     """The text as a setting: the split (default: --split), how much of it, and the sums of both sides."""
-    from collab_fairseq.heads.record import file_setting
+    from collab_fairseq.checkpoints import file_setting
 
     task, split = trained.task.cfg, split or args.split
     stem = os.path.join(task.data, f"{split}.{task.source_lang}-{task.target_lang}")
@@ -210,11 +210,13 @@ def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], d
     """The result's record; ``settings`` on top of the checkpoint's name and sum."""
     import torch
 
-    from collab_fairseq.heads.record import Record, file_setting
+    from collab_fairseq.checkpoints import file_setting
+    from collab_fairseq.records.record import Record
 
     files = [file_setting(path) for path in checkpoints_of(args)]
     kind = "gpu" if device.startswith("cuda") else "cpu"
     return Record(
+        "heads",
         name,
         shlex.join(["collab", *sys.argv[1:]]),
         {"checkpoint": files[0] if len(files) == 1 else files, **settings},

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_targets(args.output)
     from collab_fairseq import checkpoints
-    from collab_fairseq.records.record import make_record
+    from collab_fairseq.records.training import make_record
 
     record = make_record(
         args.name,

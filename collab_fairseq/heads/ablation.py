@@ -10,11 +10,11 @@ from collab_fairseq.modules.heads import Heads, head_name, in_model
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 
 from .evaluation import Result, Search, TestSet, as_json, compare, evaluate
 from .figures import DIVERGING, draw_grids
-from .record import Record
 
 #: ``without``: that head is masked; ``only``: all others of its layer are
 MODES = ("without", "only")

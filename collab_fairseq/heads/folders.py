@@ -7,13 +7,13 @@ import torch
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.modules.settings import SITES
+from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import score_raw
 
 from . import ablation
 from .errors import HeadsError
 from .evaluation import Result, Search, as_json, compare
 from .huggingface import Encoded, Example, answers, compare_answers, encode, read_examples, translates, translations
-from .record import Record
 from .redundancy import HeadWeights
 
 

@@ -25,13 +25,13 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
-from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from .errors import HeadsError
-from .record import file_setting, load
 from .taps import Attended, Read, frozen, multiplied, reading
 
 FORMS = ("sentence", "token")
@@ -201,7 +201,7 @@ def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) ->
     Raises:
         RecordError: another kind of file. HeadsError: it is not of this ``checkpoint``, where one is given.
     """
-    content = load(path, "importance")
+    content = load(path, "heads", "importance")
     got = content["settings"]["checkpoint"]
     if checkpoint is not None and file_setting(checkpoint)["sha256"] != got["sha256"]:
         raise HeadsError(f"{os.fspath(path)} is the importance of {got['file']}, another checkpoint")

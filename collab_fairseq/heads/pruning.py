@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
 from .ablation import whole_model
 from .evaluation import Search, TestSet, as_json, compare, evaluate
 from .figures import drawing
-from .record import Record
 from .taps import masked
 
 PERCENTAGES = tuple(range(0, 100, 10))

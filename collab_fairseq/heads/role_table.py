@@ -4,9 +4,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import in_model
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 
-from .record import Record
 from .relevance import relevance
 from .roles import role_of, roles
 from .syntax import read_conllu, syntax

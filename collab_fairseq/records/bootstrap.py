@@ -6,7 +6,7 @@ The test is sacrebleu's own; it is given the sentence statistics that records ho
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
-from collab_fairseq.records.schema import RecordError
+from collab_fairseq.records.record import RecordError
 
 #: what a record's score may differ by from the one that its sentence statistics add up to
 _ROUNDING = 1e-6

@@ -4,12 +4,12 @@ These stand between markers, `<!-- NAME -->` and `<!-- /NAME -->`, each on its o
 `<!-- NAME: made by collab table ... -->`.
 """
 
-import os
 import re
+from pathlib import Path
 from typing import Optional, Sequence
 
-from collab_fairseq.records.files import PathLike, write_text
-from collab_fairseq.records.schema import RecordError
+from collab_fairseq.records.files import write_text
+from collab_fairseq.records.record import RecordError
 
 
 def table(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
@@ -20,13 +20,7 @@ def table(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
 
 
 def with_part(page: str, marker: str, content: str, where: str = "the page") -> str:
-    """The page with `content` between the two lines of a marker.
-
-    Args:
-        page: the whole text.
-        marker: the name in the marker.
-        content: Markdown.
-        where: name of the page for errors.
+    """The text of a page with `content` between the two lines of a marker; ``where`` names the page in errors.
 
     Raises:
         RecordError: the marker is not there exactly once with its end after it.
@@ -43,50 +37,26 @@ def with_part(page: str, marker: str, content: str, where: str = "the page") -> 
     return page[: begin[0].end()] + "\n" + (f"{inner}\n" if inner else "") + page[end[0].start() :]
 
 
-def read_page(path: PathLike) -> Optional[str]:
-    """The text of a page with its line ends; None where there is no file.
+def publish(text: str, page: str, marker: Optional[str] = None, check: bool = False) -> str:
+    """Write Markdown to the file `page`, or with `check` only see whether it stands there; says what was done.
+
+    With a marker only the part of the page between these markers is written.
 
     Raises:
-        RecordError: it cannot be read as UTF-8 text.
+        RecordError: with `check`, the page is not what would be written; with a marker, there is no such page.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return None
+        before = Path(page).read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        if marker:
+            raise RecordError(f"--output {page} does not exist; with --marker it must") from error
+        before = ""
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as UTF-8 text: {error}") from error
-
-
-class PageError(ValueError):
-    """A page that is not there, or not up to date."""
-
-    user_error = True
-
-
-def publish(text: str, page: str, marker: Optional[str] = None, check: bool = False) -> str:
-    """Write a text to a page, or only see whether it stands there.
-
-    Args:
-        text: Markdown.
-        page: path of a file.
-        marker: only the part of the page between these markers is written.
-        check: write nothing.
-
-    Returns:
-        What was done, in words.
-
-    Raises:
-        PageError: with `check`, the page is not what would be written; with a marker, there is no page.
-    """
-    before = read_page(page)
-    if marker:
-        if before is None:
-            raise PageError(f"--output {page} does not exist; with --marker it must")
-        text = with_part(before, marker, text, where=page)
+        raise RecordError(f"cannot read {page} as UTF-8 text: {error}") from error
+    text = with_part(before, marker, text, where=page) if marker else text
     if text == before:
         return f"{page} is up to date"
     if check:
-        raise PageError(f"{page} is stale: the records give another table; run this without --check")
+        raise RecordError(f"{page} is stale: the records give another table; run this without --check")
     write_text(text, page)
     return f"wrote {page}"

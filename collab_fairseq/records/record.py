@@ -1,144 +1,144 @@
-"""One JSON record per run: what a number in a table comes from, and enough to get it again.
+"""The one format of results: trainings, benchmarks, analyses, conversions and studies, one JSON file each.
 
-`collab record` gathers and writes it at the end of a run; its fields are described in schema.py. A record appears whole
-or not at all.
+Fields (schema 1):
+
+    schema, kind   1, and what it is of: "training", "bench", "heads", "conversion", "study"
+    name           of the run, benchmark or analysis
+    command        as typed, without this machine's paths
+    created        date and time, UTC
+    versions       {package: version} of Python and the packages
+    commit         {id, modified}
+    hardware       {cpu, cores, memory_bytes, gpus: [{name, memory_bytes}], threads, device: "cpu" or "gpu"}
+    settings       what the result depends on, by name: checkpoint (file name and SHA-256), split, seed, …
+    parts          the result, by name
+
+A record may grow part by part, and is on the disk as far as it has come. It holds no path of the machine.
 """
 
-import argparse
+import contextlib
 import json
 import os
-from typing import Any, Dict, List, Optional
+import re
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 from collab_fairseq.records import environment
-from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.schema import SCHEMA, RecordError, validate, without_paths
-from collab_fairseq.records.train_log import read_train_log
+from collab_fairseq.records.files import PathLike, write_json
 
-CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
+SCHEMA = 1
+_FIELDS = {"schema", "kind", "name", "command", "created", "versions", "commit", "hardware", "settings", "parts"}
 
-
-def plain(value: Any) -> Any:
-    """A checkpoint's settings as JSON data, without absolute paths."""
-    if isinstance(value, argparse.Namespace):
-        value = vars(value)
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    return without_paths(str(value))
+# a slash at the start of a word, and something after it
+_PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
 
-def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
-    """`config`, `parameters`, `averaged_from` and `updates` of a checkpoint of fairseq, as loaded."""
-    cfg = plain(state.get("cfg") or {})
-    if state.get("args") is not None:  # fairseq before 0.10
-        cfg = {"model": plain(state["args"])}
-    # fairseq's namespace of a model holds every setting of the run; keep what no other section has
-    elsewhere = {
-        key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
-    }
-    if isinstance(cfg.get("model"), dict):
-        cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
-    # `.version` and `_float_tensor` are markers that fairseq keeps among the parameters
-    sizes = {
-        tensor.untyped_storage().data_ptr(): tensor.numel()
-        for key, tensor in state["model"].items()
-        if not key.endswith((".version", "._float_tensor"))
-    }
-    return {
-        "config": {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg},
-        "parameters": sum(sizes.values()),
-        "averaged_from": (state.get("extra_state") or {}).get("averaged_from"),
-        "updates": (state.get("optimizer_history") or [{}])[-1].get("num_updates"),
-    }
+class RecordError(ValueError):
+    """A record, or what it is made from, is not as it must be."""
+
+    user_error = True
 
 
-def make_record(
-    name: str,
-    command: str,
-    *,
-    seed: Optional[int] = None,
-    checkpoint: Optional[Dict[str, Any]] = None,
-    train_log: Optional[PathLike] = None,
-    usage: Optional[PathLike] = None,
-    data_sums: Optional[PathLike] = None,
-    scores: Optional[Dict[str, PathLike]] = None,
-    threads: Optional[int] = None,
-    repository: Optional[PathLike] = None,
-) -> Dict[str, Any]:
-    """Gather a valid record.
+class Record:
+    """A result that grows part by part; with a path, what is there already is not computed again.
 
     Args:
-        name: of the run.
-        command: how it is started again; absolute paths are shortened.
-        seed: of the training.
-        checkpoint: the loaded checkpoint whose translations were scored.
-        train_log: output of `fairseq-train --log-format json`.
-        usage: file that `reporting.measure` appended to during the training.
-        data_sums: output of sha256sum for the prepared corpus.
-        scores: test set -> file of `collab score --json`.
-        threads: CPU threads of the training.
-        repository: the checkout that the run was started from, whose commit is noted; without it the folder that this
-            package is imported from, which is in no repository where the package was installed as a copy.
+        kind, name, command, settings: see the top of this file; ``settings`` is JSON data. Paths in the command are
+            shortened.
+        path: where it is kept; None: nowhere.
+        device, threads: what it is computed on.
+        repository: the folder whose commit is noted (default: that of this package, where it is a checkout).
+        fixed: further fields that a result must share to be continued, such as ``hardware`` where times are compared.
+
+    Attributes:
+        content: all fields. parts: name → JSON data.
 
     Raises:
-        RecordError: `repository` is no git checkout, a file is not what it should be, or the record is not valid.
+        RecordError: the file holds something else, or a result of other settings; or a setting is a path.
     """
-    log = _read_log(train_log) if train_log else {}
-    circumstances = environment.circumstances(
-        os.fspath(repository or os.path.dirname(os.path.abspath(__file__))),
-        device="gpu" if log.get("gb_free") is not None else "cpu",
-        threads=threads,
-    )
-    if repository is not None and circumstances["commit"]["id"] is None:
-        raise RecordError(f"expected a git checkout with a commit, got {os.fspath(repository)}")
-    about = describe_checkpoint(checkpoint) if checkpoint else {}
-    parts = _read_usage(usage) if usage else []
-    gpus = circumstances["hardware"]["gpus"]
-    total = gpus[0]["memory_bytes"] if gpus else None
-    record = {
-        "schema": SCHEMA,
-        "name": name,
-        "command": without_paths(command),
-        "seed": seed,
-        "config": about.get("config"),
-        "parameters": about.get("parameters"),
-        "data": _read_sums(data_sums) if data_sums else {},
-        **circumstances,
-        "training": {
-            "updates": about.get("updates"),
-            "wall_seconds": sum(part["wall_seconds"] for part in parts) if parts else None,
-            "train_seconds": log.get("train_seconds"),
-            "words_per_second": log.get("words_per_second"),
-            "peak_memory_bytes": max(part["peak_memory_bytes"] for part in parts) if parts else None,
-            "peak_gpu_bytes": int(total - log["gb_free"] * 2**30) if total and log.get("gb_free") is not None else None,
-            "parts": parts,
-        },
-        "curves": log.get("curves", {}),
-        "averaged_from": about.get("averaged_from"),
-        "scores": {test: _read_json(path) for test, path in (scores or {}).items()},
-    }
-    validate(record)
-    return record
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        command: str,
+        settings: Dict[str, Any],
+        path: Optional[PathLike] = None,
+        *,
+        device: str = "cpu",
+        threads: Optional[int] = None,
+        repository: Optional[PathLike] = None,
+        fixed: Sequence[str] = (),
+    ) -> None:
+        self.path = path
+        refuse_paths(settings, "settings")
+        folder = os.fspath(repository or os.path.dirname(os.path.abspath(__file__)))
+        self.content: Dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": kind,
+            "name": name,
+            "command": without_paths(command),
+            **environment.circumstances(folder, device=device, threads=threads),
+            "settings": json.loads(json.dumps(settings)),
+            "parts": {},
+        }
+        if path is not None and os.path.exists(path):
+            self._continue(load(path, kind, name), os.fspath(path), fixed)
+        self.parts: Dict[str, Any] = self.content["parts"]
+        self._group = ""
+
+    def _continue(self, earlier: Dict[str, Any], path: str, fixed: Sequence[str]) -> None:
+        before, now = ({**{f: c[f] for f in fixed}, **c["settings"]} for c in (earlier, self.content))
+        for key in sorted({*before, *now}):
+            if before.get(key) != now.get(key):
+                raise RecordError(
+                    f"{path} holds a result with another {key} ({_short(before.get(key))} there, "
+                    f"{_short(now.get(key))} asked for); choose another --output"
+                )
+        self.content = earlier
+
+    def part(self, key: str, compute: Callable[[], Any]) -> Any:
+        """The part, computed and saved unless it is there."""
+        key = self._group + key
+        if key not in self.parts:
+            self.parts[key] = compute()
+            self.save()
+        return self.parts[key]
+
+    @contextlib.contextmanager
+    def within(self, group: str) -> Iterator[None]:
+        """Put ``group`` before the names of all parts."""
+        self._group, before = group, self._group
+        try:
+            yield
+        finally:
+            self._group = before
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        if self.path is not None:
+            write_json(self.content, self.path)
 
 
-def _read_log(path: PathLike) -> Dict[str, Any]:
-    try:
-        log = read_train_log(path)
-    except OSError as error:
-        raise RecordError(f"cannot read the training log {os.fspath(path)}: {error.strerror}") from error
-    if log["train_seconds"] is None and not any(log["curves"].values()):
-        raise RecordError(
-            f"the training log {os.fspath(path)} has no numbers in JSON; run fairseq-train with --log-format json"
-        )
-    return log
+def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any]:
+    """Read a record.
+
+    Raises:
+        RecordError: it is no record of this kind, or not of the analysis or benchmark ``name``.
+    """
+    content = read_json(path)
+    known = isinstance(content, dict) and content.keys() == _FIELDS and isinstance(content["parts"], dict)
+    if not known or content["kind"] != kind or content["schema"] != SCHEMA:
+        raise RecordError(f"{os.fspath(path)} is no record of kind {kind} (schema {SCHEMA})")
+    if name is not None and content["name"] != name:
+        raise RecordError(f"{os.fspath(path)} is the {kind} record {content['name']}, expected one of {name}")
+    return content  # type: ignore[no-any-return]
 
 
-def _read_json(path: PathLike) -> Any:
+def read_json(path: PathLike) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        RecordError: it cannot be read, or is no JSON.
+    """
     try:
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
@@ -146,18 +146,29 @@ def _read_json(path: PathLike) -> Any:
         raise RecordError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
 
 
-def _read_usage(path: PathLike) -> List[Dict[str, Any]]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return [json.loads(line) for line in stream if line.strip()]
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as lines of JSON: {error}") from error
+def refuse_paths(value: Any, where: str = "") -> None:
+    """See that JSON data holds no absolute path.
+
+    Raises:
+        RecordError: names the field, which is looked for below ``where``.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            refuse_paths(key, f"{where}.{key}")
+            refuse_paths(item, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            refuse_paths(item, where)
+    elif isinstance(value, str) and _PATH.search(value):
+        raise RecordError(f"{where.lstrip('.')} holds a path of this machine: {value!r}")
 
 
-def _read_sums(path: PathLike) -> Dict[str, str]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            pairs = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
-            return {file.lstrip("*"): digest for digest, file in pairs}
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as written by sha256sum: {error}") from error
+def without_paths(text: str) -> str:
+    """Replace each absolute path by its last component after `.../`."""
+    return _PATH.sub(lambda match: ".../" + os.path.basename(match.group().rstrip("/")), text)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and "sha256" in value:
+        return f"{value['file']}, SHA-256 {value['sha256'][:8]}…"
+    return str(value)

@@ -1,44 +1,34 @@
-"""From records to the rows of a table: which runs make a row, and what a column shows of them.
+"""From the records of trainings to the rows of a table: a row is a configuration; its runs differ in the seed alone.
 
-A row is a configuration; its runs differ in the seed alone.
+A run is a plain dictionary: the fields, settings and parts of its record side by side, and `path`, where it was read.
 """
 
 import json
 import logging
 import os
-import statistics
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from collab_fairseq.records import training
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.schema import RecordError, validate
+from collab_fairseq.records.record import RecordError
 
 logger = logging.getLogger(__name__)
 
 SITES = ("encoder", "cross", "decoder")
+MISSING = "–"
 #: scores of a test set: name of the column → metric in the record
 METRICS = {"tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU"}
 
+#: headers of what rows can be grouped by
+KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates"}
+#: header and decimals of what is averaged over the seeds; the last three belong to a machine
+NUMBERS = {
+    "parameters": ("parameters", 0), "valid_loss": ("validation loss", 3), "words_per_second": ("words/s", 0),
+    "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
+}  # fmt: skip
+OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
 
-@dataclass
-class Run:
-    """A valid record and the file that it came from."""
-
-    record: Dict[str, Any]
-    path: str
-
-    @property
-    def name(self) -> str:
-        """The run's name, which is in its record."""
-        return str(self.record["name"])
-
-
-@dataclass
-class Row:
-    """Runs of one configuration, by seed; `key` has the values of the fields that they were grouped by."""
-
-    key: Tuple[Any, ...]
-    runs: List[Run]
+Run = Dict[str, Any]
 
 
 def load_run(path: PathLike) -> Run:
@@ -47,102 +37,65 @@ def load_run(path: PathLike) -> Run:
     Raises:
         RecordError: the file cannot be read or is not a valid record.
     """
-    try:
-        with open(path, encoding="utf-8") as stream:
-            record = json.load(stream)
-        validate(record)
-    except RecordError as error:
-        raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
-    return Run(record, os.fspath(path))
+    record = training.load(path)
+    return {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
 
 
-def model_setting(record: Dict[str, Any], name: str) -> Any:
-    """A setting of the model, None where it has none."""
-    return ((record["config"] or {}).get("model") or {}).get(name)
-
-
-def heads(record: Dict[str, Any]) -> str:
-    """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
-    sites = model_setting(record, "collaborative_heads")
-    named = [site for site in SITES if site in (sites or "none").split("_")]
-    if not named:
-        kind = "standard" if sites else "standard (fairseq's transformer)"
-    else:
-        kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
-    return f"{kind}, as published" if "published" in record else kind
-
-
-def key_dim(record: Dict[str, Any]) -> Optional[int]:
-    """The key dim of all sites: the embedding width where it is not given, as in fairseq's transformer."""
-    given = model_setting(record, "key_dim")
-    return model_setting(record, "encoder_embed_dim") if given is None else given
-
-
-def last_loss(record: Dict[str, Any]) -> Optional[float]:
-    """Loss of the last validation, of the last checkpoint itself rather than the average."""
-    losses = [point["loss"] for point in record["curves"].get("valid", []) if "loss" in point]
-    return losses[-1] if losses else None
-
-
-def peak_gib(record: Dict[str, Any]) -> Optional[float]:
-    """Peak memory of the training in GiB: the GPU's where it ran on one, else the processes'."""
-    training = record["training"]
-    peak = training["peak_gpu_bytes" if record["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
-    return None if peak is None else peak / 2**30
-
-
-def hours(record: Dict[str, Any]) -> Optional[float]:
-    """Wall time of the training, over all its parts."""
-    seconds = record["training"]["wall_seconds"]
-    return None if seconds is None else seconds / 3600
-
-
-#: what rows can be grouped by: header and value
-KEYS: Dict[str, Tuple[str, Callable[[Dict[str, Any]], Any]]] = {
-    "heads": ("heads", heads),
-    "key_dim": ("key dim", key_dim),
-    "updates": ("updates", lambda record: record["training"]["updates"]),
-}
-#: what is averaged over the seeds: header, value, decimals
-NUMBERS: Dict[str, Tuple[str, Callable[[Dict[str, Any]], Any], int]] = {
-    "parameters": ("parameters", lambda record: record["parameters"], 0),
-    "valid_loss": ("validation loss", last_loss, 3),
-    "words_per_second": ("words/s", lambda record: record["training"]["words_per_second"], 0),
-    "wall_time": ("training (h)", hours, 2),
-    "peak_memory": ("peak memory (GiB)", peak_gib, 2),
-}
-#: numbers that belong to a machine, and mean nothing over different ones
-OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
-
-
-def score(record: Dict[str, Any], test: str, metric: str) -> Optional[float]:
-    """A score of a test set; None where the record has none."""
-    for entry in record["scores"].get(test, {}).get("scores", []):
-        if entry["metric"] == metric:
-            return float(entry["score"])
-    return None
-
-
-def test_sets(rows: Sequence[Row]) -> List[str]:
-    """All test sets, in order of their names."""
-    return sorted({test for row in rows for run in row.runs for test in run.record["scores"]})
-
-
-def lookup(record: Dict[str, Any], field: str) -> Any:
-    """A field that rows are grouped by: one of `KEYS`, or a path into the record such as config.model.dropout."""
-    if field in KEYS:
-        return KEYS[field][1](record)
-    value: Any = record
+def lookup(run: Run, field: str) -> Any:
+    """What stands in a run at a path such as config.model.dropout."""
+    value: Any = run
     for part in field.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value
 
 
-def hardware(record: Dict[str, Any]) -> str:
+def heads(run: Run) -> str:
+    """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
+    sites = lookup(run, "config.model.collaborative_heads")
+    named = [site for site in SITES if site in (sites or "none").split("_")]
+    if not named:
+        kind = "standard" if sites else "standard (fairseq's transformer)"
+    else:
+        kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+    return f"{kind}, as published" if "published" in run else kind
+
+
+def key_dim(run: Run) -> Optional[int]:
+    """The key dim of all sites: the embedding width where it is not given, as in fairseq's transformer."""
+    given = lookup(run, "config.model.key_dim")
+    return lookup(run, "config.model.encoder_embed_dim") if given is None else given
+
+
+def keys(run: Run) -> Dict[str, Any]:
+    """What rows are grouped by."""
+    return {"heads": heads(run), "key_dim": key_dim(run), "updates": run["training"]["updates"]}
+
+
+def numbers(run: Run) -> Dict[str, Any]:
+    """What is averaged over the seeds; None for what the run does not have."""
+    training = run["training"]
+    # of the last checkpoint itself rather than the average
+    losses = [point["loss"] for point in run["curves"].get("valid", []) if "loss" in point]
+    seconds = training["wall_seconds"]
+    peak = training["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
+    return {
+        "parameters": run["parameters"],
+        "valid_loss": losses[-1] if losses else None,
+        "words_per_second": training["words_per_second"],
+        "wall_time": None if seconds is None else seconds / 3600,
+        "peak_memory": None if peak is None else peak / 2**30,
+    }
+
+
+def score(run: Run, test: str, metric: str) -> Optional[float]:
+    """A score of a test set; None where the run has none."""
+    entries = run["scores"].get(test, {}).get("scores", [])
+    return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
+
+
+def hardware(run: Run) -> str:
     """The machine in words."""
-    about = record["hardware"]
+    about = run["hardware"]
     if about["device"] == "gpu":
         names = [str(gpu["name"]) for gpu in about["gpus"]]
         counts = {name: names.count(name) for name in names}  # keeps the order
@@ -151,35 +104,60 @@ def hardware(record: Dict[str, Any]) -> str:
     return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
 
 
-def make_rows(runs: Sequence[Run], group_by: Sequence[str]) -> List[Row]:
-    """Group runs into rows, in an order that does not depend on theirs: standard heads first, then large numbers first.
+def test_sets(runs: Sequence[Run]) -> List[str]:
+    """All test sets, in order of their names."""
+    return sorted({test for run in runs for test in run["scores"]})
+
+
+def text(value: Any) -> str:
+    """The value of a field that rows are grouped by, in a table."""
+    if value is None:
+        return MISSING
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
+    """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
+
+    Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
+    row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, and of every test
+    set each metric, such as `sacreBLEU test`. Lines with the same `row` belong together.
 
     Raises:
-        RecordError: two records have one name; or runs of a row have the same seed, or other settings that differ.
+        RecordError: pandas is not installed; two records have one name; or runs of a row have
+            the same seed, or other settings that differ.
     """
-    by_name: Dict[str, Run] = {}
+    try:
+        import pandas
+    except ImportError as error:
+        raise RecordError(
+            "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
+        ) from error
+    lines: List[Dict[str, Any]] = []
     for run in runs:
-        if run.name in by_name:
-            raise RecordError(f"{by_name[run.name].path} and {run.path} are both named {run.name}")
-        by_name[run.name] = run
-    for field in group_by:
-        if field not in KEYS and all(lookup(run.record, field) is None for run in runs):
+        fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
+        scores = {f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs)}
+        row = tuple(text(fields[name]) for name in group_by)
+        about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
+        lines.append({**about, **fields, **numbers(run), **scores})
+    lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
+    data = pandas.DataFrame(lines, dtype=object)
+    for name in group_by:
+        if name not in KEYS and data[name].isna().all():
             raise RecordError(
-                f"no record has {field}; expected {', '.join(KEYS)} or a path into a record such as "
-                "config.model.dropout"
+                f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
-    groups: Dict[Tuple[Any, ...], List[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(lookup(run.record, field) for field in group_by), []).append(run)
-    rows = [Row(key, sorted(group, key=_by_seed)) for key, group in groups.items()]
-    for row in rows:
-        _check_row(row)
-    return sorted(rows, key=lambda row: [_order(value) for value in row.key])
-
-
-def _by_seed(run: Run) -> Tuple[bool, int, str]:
-    seed = run.record["seed"]
-    return (seed is None, seed or 0, run.name)
+    floats = [*NUMBERS, *scores]
+    data[floats] = data[floats].astype(float)
+    for _, same in data.groupby("name"):
+        if len(same) > 1:
+            paths = " and ".join(run["path"] for run in same["run"])
+            raise RecordError(f"{paths} are both named {same['name'].iloc[0]}")
+    for _, row in data.groupby("row", sort=False):
+        _check_row(row["run"].tolist())
+    return data
 
 
 def _order(value: Any) -> Tuple[int, float, bool, str]:
@@ -189,25 +167,23 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
     return (1, 0.0, not str(value).startswith("standard"), str(value))
 
 
-def _check_row(row: Row) -> None:
-    first = row.runs[0]
-    seen: Dict[Any, Run] = {}
-    for run in row.runs:
-        different = differences(first.record["config"], run.record["config"], "config")
+def _check_row(runs: Sequence[Run]) -> None:
+    first, seen = runs[0], {runs[0]["seed"]: runs[0]}
+    for run in runs:
+        different = differences(first["config"], run["config"], "config")
         if different:
             raise RecordError(
-                f"{first.name} and {run.name} would be one row, but differ in {', '.join(different[:4])}; "
+                f"{first['name']} and {run['name']} would be one row, but differ in {', '.join(different[:4])}; "
                 f"group by that too (--group-by ...,{different[0]})"
             )
-        seed = run.record["seed"]
-        if seed in seen:
+        other = seen.setdefault(run["seed"], run)
+        if other is not run:
             raise RecordError(
-                f"{seen[seed].name} and {run.name} would be one row and have the same seed {seed}: a mean over "
+                f"{other['name']} and {run['name']} would be one row and have the same seed {run['seed']}: a mean over "
                 "repeated runs is none over seeds; leave one out or group by what they differ in (--group-by)"
             )
-        seen[seed] = run
-        if run.record["data"] != first.record["data"]:
-            logger.warning("%s and %s are one row, but were trained on different data", first.name, run.name)
+        if run["data"] != first["data"]:
+            logger.warning("%s and %s are one row, but were trained on different data", first["name"], run["name"])
 
 
 def differences(one: Any, other: Any, where: str) -> List[str]:
@@ -216,8 +192,3 @@ def differences(one: Any, other: Any, where: str) -> List[str]:
         keys = sorted(one.keys() | other.keys())
         return [path for key in keys for path in differences(one.get(key), other.get(key), f"{where}.{key}")]
     return [] if one == other else [where]
-
-
-def mean_and_deviation(values: Sequence[float]) -> Tuple[float, Optional[float]]:
-    """Mean and sample standard deviation, None for a single value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

@@ -1,24 +1,20 @@
-"""The fields of a record, and the check that a record has them.
+"""What the record of a training holds, and the check that it does.
 
-Fields (schema 1); what a run does not have is null:
+In the envelope of record.py; what a run does not have is null:
 
-    schema            1
     name              of the run, unique within a results folder
-    command           as typed, without this machine's paths
-    seed              integer
-    config            model, optimization, optimizer, lr_scheduler, criterion and dataset settings of the checkpoint
-    parameters        number of the model's parameters, shared ones once
-    data              {file: sha256}, of the prepared corpus
-    versions          {package: version} of Python and the packages
-    commit            {id, modified}
-    hardware          {cpu, cores, memory_bytes, gpus: [{name, memory_bytes}], threads, device: "cpu" or "gpu"}
-    training          {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
+    settings
+      seed            integer
+      config          model, optimization, optimizer, lr_scheduler, criterion and dataset settings of the checkpoint
+      data            {file: sha256}, of the prepared corpus
+      averaged_from   [{file, sha256, num_updates}]
+      published       only where others measured it: where it stands, such as "Cordonnier et al. 2020, Table 3"
+    parts
+      parameters      number of the model's parameters, shared ones once
+      training        {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
                        parts: [{wall_seconds, peak_memory_bytes, exit_status}]}
-    curves            {train: [{updates, loss, ...}], valid: [...]}
-    averaged_from     [{file, sha256, num_updates}]
-    scores            {test set: what `collab score --json` wrote}
-    created           date and time, UTC
-    published         only where others measured it: where it stands, such as "Cordonnier et al. 2020, Table 3"
+      curves          {train: [{updates, loss, ...}], valid: [...]}
+      scores          {test set: what `collab score --json` wrote}
 
 What `collab score --json` writes has the number of `sentences`, the `scores`, a list of {metric, score, signature,
 ...}, and `sentence_statistics` for the paired bootstrap, which the first records lack:
@@ -31,16 +27,18 @@ What `collab score --json` writes has the number of `sentences`, the `scores`, a
 Files are named without their folders.
 """
 
-import os
 import re
 from typing import Any, Dict
 
-SCHEMA = 1
+from collab_fairseq.records.record import SCHEMA, RecordError, refuse_paths
 
-_TYPES: Dict[str, Any] = {
-    "schema": int, "name": str, "command": str, "seed": (int, type(None)), "config": (dict, type(None)),
-    "parameters": (int, type(None)), "data": dict, "versions": dict, "commit": dict, "hardware": dict, "training": dict,
-    "curves": dict, "averaged_from": (list, type(None)), "scores": dict, "created": str,
+_SETTINGS: Dict[str, Any] = {
+    "seed": (int, type(None)), "config": (dict, type(None)), "data": dict, "averaged_from": (list, type(None)),
+}  # fmt: skip
+_PARTS: Dict[str, Any] = {"parameters": (int, type(None)), "training": dict, "curves": dict, "scores": dict}
+_ENVELOPE: Dict[str, Any] = {
+    "schema": int, "kind": str, "name": str, "command": str, "created": str, "versions": dict, "commit": dict,
+    "hardware": dict, "settings": dict, "parts": dict,
 }  # fmt: skip
 _OPTIONAL = {"published": str}
 _NESTED = {
@@ -49,53 +47,65 @@ _NESTED = {
     "training": (
         "updates", "wall_seconds", "train_seconds", "words_per_second", "peak_memory_bytes", "peak_gpu_bytes", "parts",
     ),
-    "curves": (),
 }  # fmt: skip
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROWS = re.compile(r"(\d+( \d+){5})(; \d+( \d+){5})*")
 
-# a slash at the start of a word, and something after it
-_PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
-
-class RecordError(ValueError):
-    """A record, or what it is made from, is not as it must be."""
-
-    user_error = True
+def upgraded(record: Any) -> Any:
+    """A record of a training as it was written before all records had one envelope, in that envelope."""
+    if not isinstance(record, dict) or "kind" in record or not _SETTINGS.keys() | _PARTS.keys() <= record.keys():
+        return record
+    own = {"settings": (*_SETTINGS, *_OPTIONAL), "parts": tuple(_PARTS)}
+    moved = {place: {name: record[name] for name in names if name in record} for place, names in own.items()}
+    rest = {name: value for name, value in record.items() if not any(name in names for names in own.values())}
+    order = {"kind": "training", **rest, **moved}
+    return {name: order[name] for name in (*_ENVELOPE, *order) if name in order}
 
 
 def validate(record: Any) -> None:
-    """Check a record's fields and that it holds no absolute path.
+    """Check a training record's fields and that it holds no absolute path.
 
     Raises:
         RecordError: names the field, what was expected and what was found.
     """
     if not isinstance(record, dict):
         raise RecordError(f"a record must be a JSON object, got {type(record).__name__}")
-    if record.get("schema") != SCHEMA:
-        raise RecordError(f"schema must be {SCHEMA}, got {record.get('schema')!r}")
-    missing, unknown = _TYPES.keys() - record.keys(), record.keys() - _TYPES.keys() - _OPTIONAL.keys()
-    if missing or unknown:
-        raise RecordError(f"fields missing: {sorted(missing) or 'none'}, fields unknown: {sorted(unknown) or 'none'}")
-    for field, kind in {**_TYPES, **_OPTIONAL}.items():
-        if field in record:
-            _expect(record[field], kind, field)
+    if (record.get("schema"), record.get("kind")) != (SCHEMA, "training"):
+        raise RecordError(
+            f"schema and kind must be {SCHEMA} and 'training', got {record.get('schema')!r} and {record.get('kind')!r}"
+        )
+    _check_fields(record, _ENVELOPE)
+    settings, parts = record["settings"], record["parts"]
+    _check_fields(settings, _SETTINGS, "settings.", _OPTIONAL)
+    _check_fields(parts, _PARTS, "parts.")
     for field, names in _NESTED.items():
-        absent = [name for name in names if name not in record[field]]
+        found = {**record, **parts}[field]
+        absent = [name for name in names if name not in found]
         if absent:
             raise RecordError(f"{field} must have {', '.join(names)}, but has no {', '.join(absent)}")
-    for name, value in record["training"].items():
+    for name, value in parts["training"].items():
         _expect(value, list if name == "parts" else (int, float, type(None)), f"training.{name}")
-    for file, digest in record["data"].items():
+    for file, digest in settings["data"].items():
         if not _SHA256.fullmatch(str(digest)):
             raise RecordError(f"data: the SHA-256 of {file} must be 64 hexadecimal digits, got {digest!r}")
-    for name, points in record["curves"].items():
+    for name, points in parts["curves"].items():
         for point in points:
             if "updates" not in point:
                 raise RecordError(f"curves.{name}: every point needs updates, got {point}")
-    for test, scores in record["scores"].items():
+    for test, scores in parts["scores"].items():
         _check_scores(scores, f"scores.{test}")
-    _no_paths(record, "")
+    refuse_paths(record)
+
+
+def _check_fields(found: Dict[str, Any], types: Dict[str, Any], where: str = "", optional: Any = ()) -> None:
+    missing, unknown = types.keys() - found.keys(), found.keys() - types.keys() - {*optional}
+    if missing or unknown:
+        names = [sorted(where + name for name in some) or "none" for some in (missing, unknown)]
+        raise RecordError(f"fields missing: {names[0]}, fields unknown: {names[1]}")
+    for name, kind in {**types, **dict(optional)}.items():
+        if name in found:
+            _expect(found[name], kind, where + name)
 
 
 def _expect(value: Any, kind: Any, field: str) -> None:
@@ -133,20 +143,3 @@ def _check_scores(scores: Any, field: str) -> None:
         raise RecordError(
             f"{field}.sentence_statistics: expected {scores.get('sentences')} rows, got {rows.count(';') + 1}"
         )
-
-
-def _no_paths(value: Any, where: str) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _no_paths(key, f"{where}.{key}")
-            _no_paths(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _no_paths(item, where)
-    elif isinstance(value, str) and _PATH.search(value):
-        raise RecordError(f"{where.lstrip('.')} holds a path of this machine: {value!r}")
-
-
-def without_paths(text: str) -> str:
-    """Replace each absolute path by its last component after `.../`."""
-    return _PATH.sub(lambda match: ".../" + os.path.basename(match.group().rstrip("/")), text)

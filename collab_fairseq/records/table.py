@@ -5,23 +5,11 @@ read: sacreBLEU signatures, machines, comparisons with baselines.
 """
 
 import os
-from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
-from collab_fairseq.records import bootstrap, pages
-from collab_fairseq.records.rows import (
-    KEYS,
-    METRICS,
-    NUMBERS,
-    OF_HARDWARE,
-    Row,
-    Run,
-    hardware,
-    make_rows,
-    mean_and_deviation,
-    score,
-    test_sets,
-)
-from collab_fairseq.records.schema import RecordError
+from collab_fairseq.records import bootstrap
+from collab_fairseq.records.record import RecordError
+from collab_fairseq.records.rows import KEYS, METRICS, MISSING, NUMBERS, OF_HARDWARE, Run, frame, test_sets
 
 GROUP_BY = ("heads", "key_dim", "updates")
 #: all columns besides those that the rows are grouped by, which stand before them
@@ -29,10 +17,6 @@ COLUMNS = (
     "seeds", "parameters", "valid_loss", "tokenised", "compound_split", "sacrebleu", "words_per_second", "wall_time",
     "peak_memory", "records",
 )  # fmt: skip
-MISSING = "–"
-
-# header and cell
-_Column = Tuple[str, Callable[[Row], str]]
 
 
 def markdown_table(
@@ -53,157 +37,125 @@ def markdown_table(
         folder: where the page is that the table goes into; links to the records start there.
 
     Raises:
-        RecordError: a column or a baseline is unknown, or the runs cannot be put together; see `make_rows`.
+        RecordError: a column or a baseline is unknown, or the runs cannot be put together; see `frame`.
     """
     if not runs:
         raise RecordError("expected at least one record")
-    rows = make_rows(runs, group_by)
+    data = frame(runs, group_by)
     known = (*group_by, *(name for name in COLUMNS if name not in group_by))
     unknown = [name for name in columns or () if name not in known]
     if unknown:
         raise RecordError(f"unknown column {unknown[0]}, expected some of {', '.join(known)}")
-    shown: List[_Column] = []
+    shown: Dict[str, List[str]] = {}
     for name in columns or known:
-        for header, cell in _columns(name, rows, group_by, folder):
-            if columns or any(cell(row) != MISSING for row in rows):
-                shown.append((header, cell))
-    parts = [pages.table([[header for header, _ in shown], *([cell(row) for _, cell in shown] for row in rows)])]
-    parts.append("\n".join(_notes(rows, columns or known)))
-    for name in baselines:
-        parts.append(_comparison(rows, name, group_by))
+        shown.update(_column(name, data, group_by, folder))
+    if not columns:
+        shown = {header: cells for header, cells in shown.items() if set(cells) != {MISSING}}
+    parts = [markdown(shown), "  \n".join(_notes(data, columns or known))]  # two blanks end a line, not the paragraph
+    parts += [_comparison(data, name, group_by) for name in baselines]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _columns(name: str, rows: Sequence[Row], group_by: Sequence[str], folder: str) -> List[_Column]:
+def markdown(columns: Dict[str, List[str]]) -> str:
+    """A Markdown table of texts by header."""
+    import pandas
+
+    return str(pandas.DataFrame(columns).to_markdown(index=False, disable_numparse=True))
+
+
+def _column(name: str, data: Any, group_by: Sequence[str], folder: str) -> Dict[str, List[str]]:
+    """Cells by header, one per row."""
+    rows = data.groupby("row", sort=False)
     if name in group_by:
-        place = list(group_by).index(name)
-        return [(_header(name), lambda row: _text(row.key[place]))]
+        return {_header(name): [key[list(group_by).index(name)] for key in data["row"].unique()]}
     if name == "seeds":
-        return [("seeds", lambda row: str(len(row.runs)))]
+        return {"seeds": [str(size) for size in rows.size()]}
     if name == "records":
-        return [("records", lambda row: " ".join(_link(run, folder) for run in row.runs))]
+        return {"records": [" ".join(_link(run, folder) for run in group) for _, group in rows["run"]]}
     if name in METRICS:
-        return [_score_column(test, METRICS[name]) for test in test_sets(rows)]
-    header, value, decimals = NUMBERS[name]
-
-    def cell(row: Row) -> str:
-        if name in OF_HARDWARE and len({hardware(run.record) for run in row.runs}) > 1:
-            return "different machines"
-        return spread([value(run.record) for run in row.runs], decimals)
-
-    return [(header, cell)]
-
-
-def _score_column(test: str, metric: str) -> _Column:
-    return f"{metric} {test}", lambda row: spread([score(run.record, test, metric) for run in row.runs], 2)
+        headers = [f"{METRICS[name]} {test}" for test in test_sets(data["run"])]
+        return {header: [spread(group, 2) for _, group in rows[header]] for header in headers}
+    header, decimals = NUMBERS[name]
+    cells = [spread(group, decimals) for _, group in rows[name]]
+    if name in OF_HARDWARE:
+        machines = rows["machine"].nunique()
+        cells = [cell if count == 1 else "different machines" for cell, count in zip(cells, machines, strict=True)]
+    return {header: cells}
 
 
-def spread(values: Sequence[Optional[float]], decimals: int) -> str:
-    """`mean ± deviation`, without the deviation for one value; how many there are where some are missing."""
-    present = [value for value in values if value is not None]
-    if not present:
+def spread(values: Any, decimals: int, sign: str = "") -> str:
+    """`mean ± deviation` of a Series, without the deviation for one value; how many where some are missing."""
+    present = values.dropna()
+    if present.empty:
         return MISSING
-    mean, deviation = mean_and_deviation(present)
-    shown = f"{mean:,.{decimals}f}"
+    shown, deviation = f"{present.mean():{sign},.{decimals}f}", present.std()
     # the number of parameters is the same for every seed
-    if deviation is not None and (decimals or deviation):
+    if len(present) > 1 and (decimals or deviation):
         shown += f" ± {deviation:,.{decimals}f}"
     return shown if len(present) == len(values) else f"{shown} (of {len(present)})"
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return MISSING
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
-
-
 def _header(field: str) -> str:
-    return KEYS[field][0] if field in KEYS else field.removeprefix("config.")
+    return KEYS.get(field) or field.removeprefix("config.")
 
 
 def _link(run: Run, folder: str) -> str:
-    path = os.path.relpath(run.path, folder).replace(os.sep, "/")
-    seed = run.record["seed"]
-    return f"[{'record' if seed is None else f'seed {seed}'}]({path})"
+    path = os.path.relpath(run["path"], folder).replace(os.sep, "/")
+    return f"[{'record' if run['seed'] is None else 'seed ' + str(run['seed'])}]({path})"
 
 
-def _notes(rows: Sequence[Row], shown: Sequence[str]) -> List[str]:
+def _notes(data: Any, shown: Sequence[str]) -> List[str]:
     """What the numbers above need to be read, one line each."""
-    runs = [run for row in rows for run in row.runs]
     notes = []
-    if any(len(row.runs) > 1 for row in rows):
+    if data["row"].duplicated().any():
         notes.append("Mean ± sample standard deviation over the seeds.")
-    signatures: Set[str] = {
-        entry["signature"]
-        for run in runs
-        for scores in run.record["scores"].values()
-        for entry in scores["scores"]
-        if entry["metric"] == "sacreBLEU" and entry.get("signature")
-    }
+    entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
     if "sacrebleu" in shown:
-        notes += [f"sacreBLEU: `{signature}`." for signature in sorted(signatures)]
-    if any(score(run.record, t, METRICS["compound_split"]) is not None for run in runs for t in run.record["scores"]):
-        notes += ["Compound-split BLEU flatters German: compare it with its like only."] * ("compound_split" in shown)
+        signatures = {entry.get("signature") for entry in entries if entry["metric"] == METRICS["sacrebleu"]}
+        notes += [f"sacreBLEU: `{signature}`." for signature in sorted(filter(None, signatures))]
+    if "compound_split" in shown and any(entry["metric"] == METRICS["compound_split"] for entry in entries):
+        notes.append("Compound-split BLEU flatters German: compare it with its like only.")
     if set(OF_HARDWARE) & set(shown):
-        machines = sorted({hardware(run.record) for run in runs})
-        notes.append(f"Speed, time and memory of the training on: {'; '.join(machines)}.")
-    # two blanks end a line in Markdown without ending the paragraph
-    return [f"{note}  " for note in notes[:-1]] + notes[-1:]
+        notes.append(f"Speed, time and memory of the training on: {'; '.join(sorted(data['machine'].unique()))}.")
+    return notes
 
 
-def _comparison(rows: Sequence[Row], baseline: str, group_by: Sequence[str]) -> str:
-    found = [row for row in rows if any(run.name == baseline for run in row.runs)]
-    if not found:
-        names = ", ".join(run.name for row in rows for run in row.runs)
+def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
+    named = data[data["name"] == baseline]
+    if named.empty:
+        names = ", ".join(data["name"])
         raise RecordError(f"no record is named {baseline}, the baseline; expected one of {names}")
-    base = found[0]
+    key = named["row"].iloc[0]
+    base = data[data["row"] == key]
     signatures: Set[str] = set()
     lines = []
-    for row in rows:
-        if row is base:
-            continue
-        for test in test_sets([row]):
-            lines.append([*map(_text, row.key), test, *_compare_rows(row, base, test, signatures)])
+    for other, row in data.groupby("row", sort=False):
+        for test in test_sets(row["run"]) if other != key else ():
+            lines.append([*other, test, *_compare_rows(row, base, test, signatures)])
     if not lines:
         return ""
-    about = ", ".join(f"{_header(field)} {_text(value)}" for field, value in zip(group_by, base.key, strict=True))
-    text = f"Compared with {about}:\n\n" + pages.table(
-        [[*map(_header, group_by), "test set", "difference in sacreBLEU", "p"], *lines]
-    )
+    about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
+    headers = [*map(_header, group_by), "test set", "difference in sacreBLEU", "p"]
+    table = markdown({header: list(cells) for header, cells in zip(headers, zip(*lines, strict=True), strict=True)})
+    found = f"Compared with {about}:\n\n{table}"
     if signatures:
-        text += "\n\np: two-sided paired bootstrap of sacrebleu, runs of one seed at a time: " + ", ".join(
-            f"`{signature}`" for signature in sorted(signatures)
-        )
-        text += "."
-    return text
+        shown = ", ".join(f"`{signature}`" for signature in sorted(signatures))
+        found += f"\n\np: two-sided paired bootstrap of sacrebleu, runs of one seed at a time: {shown}."
+    return found
 
 
-def _compare_rows(row: Row, base: Row, test: str, signatures: Set[str]) -> List[str]:
+def _compare_rows(row: Any, base: Any, test: str, signatures: Set[str]) -> List[str]:
     """Difference over the pairs of runs with one seed, and each pair's p."""
-    bases = {run.record["seed"]: run.record for run in base.runs if test in run.record["scores"]}
-    pairs = [
-        (run.record, bases[run.record["seed"]])
-        for run in row.runs
-        if run.record["seed"] is not None and run.record["seed"] in bases and test in run.record["scores"]
-    ]
-    if not pairs:
+    scored: Callable[[Any], Any] = lambda runs: runs[[test in run["scores"] for run in runs["run"]]]  # noqa: E731
+    pairs = scored(row).dropna(subset="seed").merge(scored(base), on="seed", suffixes=("", " of base"))
+    if pairs.empty:
         return [MISSING, "no runs of the same seed"]
-    changes, p_values = [], []
-    for system, other in pairs:
-        scores = [score(record, test, METRICS["sacrebleu"]) for record in (system, other)]
-        if None in scores:
-            continue
-        changes.append(scores[0] - scores[1])  # type: ignore[operator]
+    metric = f"{METRICS['sacrebleu']} {test}"
+    pairs["change"] = pairs[metric] - pairs[f"{metric} of base"]
+    pairs = pairs.dropna(subset="change")
+    p_values = []
+    for system, other in zip(pairs["run"], pairs["run of base"], strict=True):
         result = bootstrap.compare(system, other, test)
-        if result is None:
-            p_values.append(f"seed {system['seed']}: no sentence statistics")
-        else:
-            signatures.add(result.signature)
-            p_values.append(f"seed {system['seed']}: {result.p_value:.3f}")
-    if not changes:
-        return [MISSING, "no sacreBLEU"]
-    mean, deviation = mean_and_deviation(changes)
-    shown = f"{mean:+.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
-    return [shown, ", ".join(p_values)]
+        p_values.append(f"seed {system['seed']}: " + (f"{result.p_value:.3f}" if result else "no sentence statistics"))
+        signatures |= {result.signature} if result else set()
+    return [spread(pairs["change"], 2, "+"), ", ".join(p_values) or "no sacreBLEU"]

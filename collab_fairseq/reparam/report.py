@@ -1,13 +1,14 @@
 """What a conversion did, as JSON and as a table."""
 
-import os
+import shlex
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import parameter_prefix
-from collab_fairseq.records.environment import circumstances
+from collab_fairseq.records.record import Record
 
 from .allocation import parameters_of
 from .distill import Distilled
@@ -65,23 +66,19 @@ class Report:
         return found
 
     def as_json(self) -> Dict[str, Any]:
-        """Plain data, files by name and SHA-256."""
-        files = self.files.items()
-        return {
-            "files": {key: {"file": os.path.basename(path), "sha256": checkpoints.sha256(path)} for key, path in files},
-            "settings": self.settings,
-            "calibration": self.text,
-            "layers": self.layers(),
-            "parameters": {"before": parameters_of(self.before), "after": parameters_of(self.after)},
-            "divergences": self.curves,
-            "seconds": self.seconds,
-            "evaluation": self.evaluation,
-            **circumstances(
-                os.path.dirname(os.path.abspath(__file__)),
-                device="gpu" if self.settings["device"].startswith("cuda") else "cpu",
-                threads=self.settings["threads"],
-            ),
-        }
+        """The content of a record, see :mod:`collab_fairseq.records.record`."""
+        settings = {name: self.settings[name] for name in ("key_dim", "budget", "sites", "distill", "seed")}
+        settings.update(checkpoint=checkpoints.file_setting(self.files["source"]), calibration=self.text)
+        record = Record(
+            "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]), settings,
+            device="gpu" if self.settings["device"].startswith("cuda") else "cpu", threads=self.settings["threads"],
+        )  # fmt: skip
+        record.parts.update(
+            output=checkpoints.file_setting(self.files["output"]), layers=self.layers(),
+            parameters={"before": parameters_of(self.before), "after": parameters_of(self.after)},
+            divergences=self.curves, seconds=self.seconds, evaluation=self.evaluation,
+        )  # fmt: skip
+        return record.content
 
     def table(self) -> str:
         """For people: a line per layer, sums, evaluation."""

@@ -5,12 +5,12 @@ Prints them and writes FOLDER/summary.md and FOLDER/validation.svg; files whose 
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 from collab_fairseq.records.files import write_text
+from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_generate_log
 
 HEADER = ("model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time")
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("models", nargs="+", metavar="MODEL")
     args = parser.parse_args()
     folder, names = args.folder, args.models
-    records = {name: json.loads((folder / name / "record.json").read_text(encoding="utf-8")) for name in names}
+    records = {name: load_run(folder / name / "record.json") for name in names}
     first = records[names[0]]
     where = f"{first['hardware']['device'].upper()}, {first['hardware']['threads']} thread each"
     lines = [

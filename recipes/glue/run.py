@@ -33,7 +33,7 @@ except ImportError as error:
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
-from collab_fairseq.records.schema import without_paths
+from collab_fairseq.records.record import without_paths
 from collab_fairseq.reparam import ReparamError
 
 logger = logging.getLogger("glue")

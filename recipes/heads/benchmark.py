@@ -13,6 +13,7 @@ CPU time of one thread where there is no GPU, else wall time.
 
 import argparse
 import logging
+import shlex
 import statistics
 import sys
 import time
@@ -26,11 +27,12 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
 
 import collab_fairseq.models  # noqa: F401  (registers the presets)
+from collab_fairseq.checkpoints import file_setting
 from collab_fairseq.heads.importance import gradients
-from collab_fairseq.heads.record import Record, file_setting
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.taps import masked
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, batches, translate
 from collab_fairseq.translation.load import run_state
 
@@ -144,7 +146,8 @@ def main() -> int:
     dictionary = f"{args.data}/dict.{infer_language_pair(args.data)[0]}.txt"
     settings = {key: value for key, value in vars(args).items() if key not in ("data", "output")}
     record = Record(
-        "benchmark", "recipes/heads/benchmark.py", {**settings, "dictionary": file_setting(dictionary)}, args.output,
+        "heads", "benchmark", shlex.join(["recipes/heads/benchmark.py", *sys.argv[1:]]),
+        {**settings, "dictionary": file_setting(dictionary)}, args.output,
         device="gpu" if device == "cuda" else "cpu", threads=1,
     )  # fmt: skip
     for heads in ("none", "encoder_cross_decoder"):

@@ -18,12 +18,13 @@ from typing import Any, Dict
 import torch
 
 from collab_fairseq import checkpoints, translation
+from collab_fairseq.checkpoints import file_setting
 from collab_fairseq.cli import options
 from collab_fairseq.heads import ablation, closing
 from collab_fairseq.heads.evaluation import as_json, compare, evaluate
-from collab_fairseq.heads.record import Record, file_setting, load
 from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
+from collab_fairseq.records.record import Record, load
 from collab_fairseq.translation.load import run_state
 
 importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
@@ -41,7 +42,7 @@ def score(args: argparse.Namespace) -> None:
     }
     command = shlex.join(["recipes/heads/gates.py", *sys.argv[1:]])
     kind = "gpu" if device.startswith("cuda") else "cpu"
-    record = Record("gates", command, settings, args.output, device=kind, threads=torch.get_num_threads())
+    record = Record("heads", "gates", command, settings, args.output, device=kind, threads=torch.get_num_threads())
     search = options.search_of(args)
     whole = {test.split: ablation.whole_model(source, test, record, search) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
@@ -69,7 +70,7 @@ def score(args: argparse.Namespace) -> None:
 
 def draw(path: str, figure_path: str) -> None:
     """One point for every λ, and the model as it was."""
-    parts = load(path, "gates")["parts"]
+    parts = load(path, "heads", "gates")["parts"]
     splits = ablation.splits(parts)
     penalties = sorted((key for key in parts if "/" not in key), key=float)
     with drawing(figure_path, (3.4 * len(splits), 3.0)) as figure:

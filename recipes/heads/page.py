@@ -15,8 +15,8 @@ import numpy as np
 
 from collab_fairseq.heads import ablation, pruning, role_table
 from collab_fairseq.heads.errors import HeadsError
-from collab_fairseq.heads.record import load
 from collab_fairseq.records import pages
+from collab_fairseq.records.record import load
 from collab_fairseq.scoring.correlation import spearman
 
 ANALYSES = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
@@ -134,7 +134,7 @@ def section(folder: Path, page: Path) -> str:
         raise HeadsError(f"{folder} must hold the records of one model, got {', '.join(sorted(found)) or 'none'}")
     name = found.pop()
     paths = {what: folder / f"{name}.{what}.json" for what in ANALYSES}
-    records = {what: load(path, what.split("-")[0]) for what, path in paths.items() if path.exists()}
+    records = {what: load(path, "heads", what.split("-")[0]) for what, path in paths.items() if path.exists()}
     ranks = records["importance"]["parts"]["importance"]["heads"] if "importance" in records else {}
     writers = {"redundancy": redundancy, "importance": importance, "ablate": ablate, "prune": prune, "gates": gates}
     writers["prune-raw"] = prune

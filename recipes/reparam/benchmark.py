@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Decomposing heads: our solver beside TensorLy's parafac, which the paper uses, in one process on one CPU thread.
 
-Measures, in this order, and writes one JSON file:
+Measures, in this order; each is a part of the record, and one that is there already is not measured again:
   layers     all layers of a model one after the other: CPU seconds and the peak memory of the process
-  full rank  the error where nothing has to be left out
+  full_rank_error  the error where nothing has to be left out
   sweeps     CPU seconds per sweep of both, by turns
   race       CPU seconds until our solver is where TensorLy is after all its iterations
   errors     of both at several ranks, on generated heads and, with --checkpoint, on those of a trained model
@@ -16,6 +16,7 @@ import argparse
 import importlib.metadata
 import logging
 import resource
+import shlex
 import statistics
 import sys
 import time
@@ -26,8 +27,7 @@ import torch
 
 from collab_fairseq.checkpoints import load_with_model
 from collab_fairseq.heads.redundancy import read_weights
-from collab_fairseq.records.environment import circumstances
-from collab_fairseq.records.files import write_json
+from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, decompose, fit_layers, standard_heads
 
 logger = logging.getLogger("benchmark")
@@ -156,7 +156,7 @@ def measure_errors(args: argparse.Namespace) -> List[Dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, metavar="FILE", help="JSON file to write")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the record; one that is there is continued")
     parser.add_argument("--checkpoint", metavar="FILE", help="fairseq transformer whose heads are decomposed, too")
     parser.add_argument("--heads", type=int, default=12, help="of the large layers (default: %(default)s)")
     parser.add_argument("--width", type=int, default=768, help="of the large layers (default: %(default)s)")
@@ -177,20 +177,17 @@ def main() -> int:
         parser.exit(1, "TensorLy is not installed: pip install 'collab_fairseq[reparam]'\n")
     torch.set_num_threads(1)
     large = generated_heads("shared", args.heads, args.width, 0)
-    results = {
-        "layers": measure_layers(args),  # first: what comes later needs more memory
-        "full_rank_error": decompose(large, large.rank).error,
-        "sweeps": measure_sweeps(args, large),
-        "race": [measure_race(args, kind, seed) for kind in KINDS for seed in args.race_seeds],
-        "errors": measure_errors(args),
-        "settings": {
-            **{name: value for name, value in vars(args).items() if name != "output"},
-            "checkpoint": args.checkpoint and Path(args.checkpoint).name,
-        },
-        "tensorly": tensorly,
-        **circumstances(str(Path(__file__).parent), device="cpu", threads=1),
-    }
-    write_json(results, args.output)
+    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    settings.update(checkpoint=args.checkpoint and Path(args.checkpoint).name, tensorly=tensorly)
+    record = Record(
+        "study", "solver", shlex.join(["recipes/reparam/benchmark.py", *sys.argv[1:]]), settings, args.output,
+        threads=1, repository=Path(__file__).parent, fixed=("commit", "hardware", "versions"),
+    )  # fmt: skip
+    record.part("layers", lambda: measure_layers(args))  # first: what comes later needs more memory
+    record.part("full_rank_error", lambda: decompose(large, large.rank).error)
+    record.part("sweeps", lambda: measure_sweeps(args, large))
+    record.part("race", lambda: [measure_race(args, kind, seed) for kind in KINDS for seed in args.race_seeds])
+    record.part("errors", lambda: measure_errors(args))
     return 0
 
 

@@ -11,6 +11,7 @@ the rank with and without fine-tuning (Figure 5). Without files the table is pri
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from fractions import Fraction
@@ -19,8 +20,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
-from collab_fairseq.records.environment import circumstances
 from collab_fairseq.records.files import write_json, write_text
+from collab_fairseq.records.record import Record as Envelope
+from collab_fairseq.records.record import load as load_record
 
 METHODS = {
     "authors": "paper's method, scale of its code",
@@ -37,13 +39,15 @@ def load(paths: List[Path]) -> Tuple[List[Record], Dict[str, Record], List[Recor
     """Records of studies in order, of fine-tuned models by name, of benchmarks."""
     studies, tuned, benchmarks = [], {}, []
     for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = load_record(path, "study")
+        record = {**record, **record["parts"]}
         if "finetuned" in record:
             tuned[record["name"]] = record
         elif "race" in record:
             benchmarks.append(record)
         else:
-            studies.append(record)
+            results = [part for name, part in record["parts"].items() if name.startswith("conversion/")]
+            studies.append({**record, "results": results})
     return studies, tuned, benchmarks
 
 
@@ -107,11 +111,11 @@ def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Recor
     """All tables, in Markdown."""
     text = ""
     for record in benchmarks:
-        text += f"### The solver\n\nAgainst TensorLy {record['tensorly']}, one CPU thread, generated heads"
+        text += f"### The solver\n\nAgainst TensorLy {record['settings']['tensorly']}, one CPU thread, generated heads"
         text += f" and those of {record['settings']['checkpoint']}" if record["settings"]["checkpoint"] else ""
         text += ".\n\n" + solver(record)
     for record in studies:
-        model, source, ranks = record["model"], record["source"], parts(record)
+        model, source, ranks = record["settings"]["model"], record["source"], parts(record)
         sizes = model["sizes"]
         text += (
             f"### {record['name']}: {sizes['encoder_layers']}+{sizes['decoder_layers']} layers, width "
@@ -141,7 +145,7 @@ def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Recor
         text += f"sacreBLEU at R = {part}, without any training (`{signature}`):\n\n"
         text += pages.table([["model", *splits], *rows], numbers=True) + "\n\n"
         if record["name"] in tuned:
-            text += f"After fine-tuning for {tuned[record['name']]['updates']} updates:\n\n"
+            text += f"After fine-tuning for {tuned[record['name']]['settings']['updates']} updates:\n\n"
             rows = [
                 [label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][split]['score']:.2f}" for split in splits)]
                 for label, run in tuned_runs(tuned[record["name"]])
@@ -204,12 +208,12 @@ def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: b
 
 
 def collect(folder: Path, name: str, updates: int) -> Record:
-    runs = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
-    resumed = json.loads((folder / "resumed" / "equal.json").read_text(encoding="utf-8"))
-    return {
-        "name": name, "updates": updates, "finetuned": runs, "resumed": resumed,
-        **circumstances(str(Path(__file__).parent), device="cpu"),
-    }  # fmt: skip
+    command = shlex.join(["recipes/reparam/report.py", *sys.argv[1:]])
+    record = Envelope("study", name, command, {"updates": updates}, repository=Path(__file__).parent)
+    files = sorted(folder.glob("*.json"))
+    record.parts["finetuned"] = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    record.parts["resumed"] = json.loads((folder / "resumed" / "equal.json").read_text(encoding="utf-8"))
+    return record.content
 
 
 def main() -> int:

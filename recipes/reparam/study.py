@@ -12,30 +12,29 @@ For each rank (a part of the key dim of the source) and each seed of the decompo
   allocated    the same with the rank spread over the layers by the divergence of the predictions on 100 of them
   distilled    the allocated model after --distill steps on 2,000 sentences of train (at --distill-ranks)
 
-For every one the loss on valid; at --bleu-rank also sacreBLEU of every test split (beam 5). Every result is a file of
-OUTPUT/parts that a second run does not make again; OUTPUT/NAME.json is made of all of them. CPU seconds are those of
-this process on --threads threads. The checkpoints of `calibrated` of the first seed stay in OUTPUT as
+For every one the loss on valid; at --bleu-rank also sacreBLEU of every test split (beam 5). Every result is a part of
+the record OUTPUT/NAME.json that a second run does not make again. CPU seconds are those of this process on --threads
+threads. The checkpoints of `calibrated` of the first seed stay in OUTPUT as
 NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative heads as NAME-full.pt.
 """
 
 import argparse
 import hashlib
 import importlib.metadata
-import json
 import logging
+import shlex
 import sys
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli.options import pair
 from collab_fairseq.modules.stock import model_config
-from collab_fairseq.records.environment import circumstances
-from collab_fairseq.records.files import write_json
+from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import distill
@@ -67,31 +66,48 @@ def slug(part: Fraction) -> str:
 
 
 class Study:
-    """One model. Results are files of ``output/parts``, named after what they are."""
+    """One model. Results are parts of its record, named after what they are."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.parts = args.output / "parts"
-        self.parts.mkdir(parents=True, exist_ok=True)
+        args.output.mkdir(parents=True, exist_ok=True)
         self.trained = translation.load_model(args.model, args.data)
         self.names = places(self.trained)
         self.origin = sources(self.trained, self.names)
         self.tests = translation.test_splits(self.trained, dict(args.reference))
+        self.record = Record(
+            "study", args.name, shlex.join(["recipes/reparam/study.py", *sys.argv[1:]]), self.settings(),
+            args.output / f"{args.name}.json", threads=args.threads, repository=Path(__file__).parent,
+        )  # fmt: skip
         self._text: Any = None
         self._curves: Any = None
         self._fits: Dict[Tuple[str, int], ScoreWeights] = {}
         self._dense: Dict[Tuple[Fraction, int], Tuple[Weights, float]] = {}
 
     def part(self, name: str, make: Callable[[], Any]) -> Any:
-        """What a file of an earlier run says, or what ``make`` finds now."""
-        file = self.parts / f"{name}.json"
-        if file.exists():
-            return json.loads(file.read_text(encoding="utf-8"))
+        """What the record says, or what ``make`` finds now."""
         began = time.perf_counter()
-        result = make()
-        write_json(result, file)
+        result = self.record.part(name, make)
         logger.info("%s: %.0f s", name, time.perf_counter() - began)
         return result
+
+    def settings(self) -> Dict[str, Any]:
+        """All that the results depend on."""
+        args, state = self.args, self.trained.state
+        kept = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim",
+                "encoder_attention_heads", "decoder_attention_heads")  # fmt: skip
+        return {
+            "model": {
+                **checkpoints.file_setting(args.model), "updates": checkpoints.num_updates(state),
+                "parameters": parameters_of(state), "sizes": {name: model_config(state)[name] for name in kept},
+            },
+            "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
+            "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
+            "sentences": args.sentences, "distill": args.distill, "seeds": args.seeds,
+            "distill_ranks": [str(part) for part in args.distill_ranks],
+            "ranks": [str(part) for part in args.ranks], "bleu_rank": str(args.bleu_rank),
+            "tensorly": importlib.metadata.version("tensorly"),
+        }  # fmt: skip
 
     def ranks(self, part: Fraction) -> Dict[str, int]:
         return {name: round(self.origin[name].heads.rank * part) for name in self.names}
@@ -103,7 +119,7 @@ class Study:
 
     def curves(self) -> Any:
         if self._curves is None:
-            made = self.part("curves", lambda: measure_curves(
+            made = self.part("divergences", lambda: measure_curves(
                 self.trained, self.names, "train", self.calibrations(), sentences=MEASURED, fits=self._fits
             ))  # fmt: skip
             self._curves = {name: {int(dim): value for dim, value in curve.items()} for name, curve in made.items()}
@@ -154,7 +170,7 @@ class Study:
             for tensor in (*weights[name].parameters().values(), torch.tensor(weights[name].scale)):
                 digest.update(tensor.contiguous().numpy().tobytes())
         key = digest.hexdigest()[:16]  # seeds that make no difference are not evaluated again
-        loss = self.part(f"loss-{key}", lambda: translation.loss(model, "valid")._asdict())
+        loss = self.part(f"loss/{key}", lambda: translation.loss(model, "valid")._asdict())
         result = {
             "method": method, "part": str(part), "seed": seed, "cpu_seconds": seconds, "weights": key,
             "key_dims": {name: scores.heads.rank for name, scores in weights.items()},
@@ -177,7 +193,7 @@ class Study:
             kept = {name: getattr(found, name) for name in ("score", "signature", "references")}
             return {**kept, "translations": digest}
 
-        return {split: self.part(f"bleu-{split}-{key}", lambda split=split: score(split)) for split in self.tests}
+        return {split: self.part(f"bleu/{split}/{key}", lambda split=split: score(split)) for split in self.tests}
 
     def source(self) -> Dict[str, Any]:
         """The model as it came, and as converted at its full key dim."""
@@ -186,50 +202,28 @@ class Study:
         if not (self.args.output / f"{self.args.name}-full.pt").exists():
             checkpoints.save(state, self.args.output / f"{self.args.name}-full.pt")
         return {
-            "valid": self.part("loss-source", lambda: translation.loss(self.trained, "valid")._asdict()),
+            "valid": self.part("loss/source", lambda: translation.loss(self.trained, "valid")._asdict()),
             "bleu": self.bleu(self.trained, "source"),
             "full": {
-                "valid": self.part("loss-full", lambda: translation.loss(full, "valid")._asdict()),
+                "valid": self.part("loss/full", lambda: translation.loss(full, "valid")._asdict()),
                 "bleu": self.bleu(full, "full"),
                 "errors": {n: fit.error for n, fit in fit_layers(
                     self.origin, self.ranks(Fraction(1)), progress=lambda *_: None).items()},
             },
         }  # fmt: skip
 
-    def run(self) -> Dict[str, Any]:
+    def run(self) -> None:
         args = self.args
-        results: List[Dict[str, Any]] = []
-        source = self.source()
+        source = self.part("source", self.source)
         for part in args.ranks:
             for method in METHODS:
                 if method == "distilled" and (part not in args.distill_ranks or not args.distill):
                     continue
                 for seed in args.seeds:
-                    name = f"{method}-{slug(part)}-seed{seed}"
-                    results.append(self.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s)))
-                    gap = results[-1]["valid"]["loss"] - source["valid"]["loss"]
-                    logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, results[-1]["cpu_seconds"])
-        config = model_config(self.trained.state)
-        kept = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim",
-                "encoder_attention_heads", "decoder_attention_heads")  # fmt: skip
-        return {
-            "name": args.name,
-            "model": {
-                "file": args.model.name, "sha256": checkpoints.sha256(args.model),
-                "updates": checkpoints.num_updates(self.trained.state), "parameters": parameters_of(self.trained.state),
-                "sizes": {name: config[name] for name in kept},
-            },
-            "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
-            "settings": {
-                "sentences": args.sentences, "distill": args.distill, "seeds": args.seeds, "threads": args.threads,
-                "ranks": [str(part) for part in args.ranks], "bleu_rank": str(args.bleu_rank),
-            },
-            "source": source,
-            "divergences": self.curves() if "curves.json" in {f.name for f in self.parts.iterdir()} else None,
-            "results": results,
-            "tensorly": importlib.metadata.version("tensorly"),
-            **circumstances(str(Path(__file__).parent), device="cpu", threads=args.threads),
-        }  # fmt: skip
+                    name = f"conversion/{method}-{slug(part)}-seed{seed}"
+                    found = self.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s))
+                    gap = found["valid"]["loss"] - source["valid"]["loss"]
+                    logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, found["cpu_seconds"])
 
 
 def main() -> int:
@@ -254,7 +248,7 @@ def main() -> int:
         logging.getLogger("fairseq").setLevel(logging.WARNING)
         importlib.metadata.version("tensorly")
         torch.set_num_threads(args.threads)
-        write_json(Study(args).run(), args.output / f"{args.name}.json")
+        Study(args).run()
     except importlib.metadata.PackageNotFoundError:
         parser.exit(1, "study.py: error: TensorLy is not installed: pip install 'collab_fairseq[reparam]'\n")
     except Exception as error:

@@ -13,13 +13,13 @@ from collab_fairseq.cli.main import main
 from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.evaluation import Search, compare, evaluate, read_test_set
-from collab_fairseq.heads.record import Record
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.taps import masked
 from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import batches, loss, translate
 from tests.common import TINY_MODEL, TINY_TRAINING, run
 from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
@@ -171,7 +171,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     trained = load(states["collaborative"], tiny_data, double=False)
     test = read_test_set("test", references, 12)
     ranks = {head: float(n) for n, head in enumerate(HEADS)}
-    record = Record("prune", "collab", {})
+    record = Record("heads", "prune", "collab", {})
     pruning.prune(
         trained, ranks, record, "all", sites=["encoder", "cross", "decoder"], tests=[test], loss_split="valid",
         percentages=(0, 50),

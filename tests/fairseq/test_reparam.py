@@ -1,7 +1,6 @@
 """Whole models converted: calibration, checkpoints, `collab reparam`, fine-tuning."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.modules.stock import model_config
+from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import ReparamError
 from collab_fairseq.reparam.fairseq import calibrate, convert, converted, output_errors, places
 from collab_fairseq.scoring.generate_log import read_generate_log
@@ -166,7 +166,7 @@ def test_errors(trained, calibrations):
 
 
 def test_the_command_writes_what_the_functions_make(command_line, checkpoint, tiny_data):
-    report = json.loads((command_line / "report.json").read_text(encoding="utf-8"))
+    report = load_record(command_line / "report.json", "conversion", "reparam")["parts"]
     assert [layer["layer"] for layer in report["layers"]] == PLACES
     trained = load_model(checkpoint, tiny_data)
     small = load_model(command_line / "six.pt", tiny_data)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from collab_fairseq import checkpoints
+from collab_fairseq.records.record import load
 from tests.common import ROOT, run
 
 RECIPE = ROOT / "recipes" / "reparam"
@@ -33,27 +34,28 @@ def done(command):
 
 
 def test_the_record_has_every_method(done):
-    record = json.loads((done / "tiny.json").read_text(encoding="utf-8"))
-    found = [(result["method"], result["seed"]) for result in record["results"]]
+    record = load(done / "tiny.json", "study", "tiny")
+    results = [part for name, part in record["parts"].items() if name.startswith("conversion/")]
+    found = [(result["method"], result["seed"]) for result in results]
     methods = ("paper", "authors", "plain", "calibrated", "allocated", "distilled")
     assert found == [(method, 1) for method in methods]
-    source = record["source"]
+    source = record["parts"]["source"]
     assert source["full"]["valid"]["loss"] == pytest.approx(source["valid"]["loss"], abs=1e-5)
-    for result in record["results"]:
+    for result in results:
         dims = result["key_dims"]
         assert sum(dims.values()) == 24 if result["method"] in ("allocated", "distilled") else set(dims.values()) == {8}
         assert "bleu" not in result
         assert 0 < result["output_errors"]["cross.0"] < 2
     assert source["full"]["bleu"]["test"]["score"] == source["bleu"]["test"]["score"]
-    paper, authors = record["results"][:2]
+    paper, authors = results[:2]
     assert paper["errors"] == authors["errors"]
     assert paper["output_errors"] != authors["output_errors"]
-    assert record["tensorly"]
-    assert len(record["model"]["sha256"]) == 64
+    assert record["settings"]["tensorly"]
+    assert len(record["settings"]["model"]["sha256"]) == 64
 
 
 def test_fine_tuned_models_are_scored_and_tables_made_of_it_all(done):
-    tuned = json.loads((done / "tiny.finetuned.json").read_text(encoding="utf-8"))
+    tuned = load(done / "tiny.finetuned.json", "study", "tiny")["parts"]
     assert set(tuned["finetuned"]) == {"tiny-full", "tiny-calibrated-1of2"}
     assert all(run["updates"] == 4 for run in tuned["finetuned"].values())
     assert tuned["resumed"]["different"] == []
@@ -82,11 +84,11 @@ def test_what_is_finished_is_not_made_again(command, done):
 def test_a_fine_tuning_that_was_complete_gets_no_update_more(command, done):
     _, arguments = command
     record, weights = done / "tiny.finetuned.json", done / "finetuned" / "resumed" / "checkpoint_last.pt"
-    before, written = json.loads(record.read_text(encoding="utf-8")), os.stat(weights).st_mtime_ns
+    before, written = load(record, "study")["parts"], os.stat(weights).st_mtime_ns
     for file in (record, done / "finetuned" / "tiny-full.json", done / ".done" / "finetune"):
         file.unlink()
     run(*arguments)
-    after = json.loads(record.read_text(encoding="utf-8"))
+    after = load(record, "study")["parts"]
     assert after["finetuned"] == before["finetuned"]
     assert after["resumed"]["different"] == []
     assert os.stat(weights).st_mtime_ns == written

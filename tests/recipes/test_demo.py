@@ -1,7 +1,6 @@
 """The whole demo in miniature: it ends with the table, does nothing twice, and a kill does not change its results."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from typing import Dict, List
 
 import pytest
 
-from collab_fairseq.records.record import validate
+from collab_fairseq.records.rows import load_run
 from tests.common import BIN, ROOT, run
 
 RECIPE = ROOT / "recipes" / "demo" / "run.sh"
@@ -60,8 +59,7 @@ def test_it_ends_with_the_table_the_figure_and_translations(finished):
     ]  # fmt: skip
     assert [(row[0], row[1]) for row in rows[2:]] == [("standard", "64"), ("standard", "16"), ("collaborative", "16")]
     for name, row in zip(MODELS, rows[2:], strict=True):
-        record = json.loads((folder / name / "record.json").read_text(encoding="utf-8"))
-        validate(record)
+        record = load_run(folder / name / "record.json")
         assert row[2] == f"{record['parameters']:,}"
         assert row[3] == f"{record['curves']['valid'][-1]['loss']:.3f}"
         assert record["curves"]["valid"][-1]["updates"] == 14
@@ -81,7 +79,7 @@ def test_it_ends_with_the_table_the_figure_and_translations(finished):
 
 def test_quarter_key_dims_are_those_of_the_same_size(finished):
     folder, _ = finished
-    settings = [json.loads((folder / name / "record.json").read_text(encoding="utf-8"))["config"] for name in MODELS]
+    settings = [load_run(folder / name / "record.json")["config"] for name in MODELS]
     assert [s["model"]["collaborative_heads"] for s in settings] == ["none", "none", "encoder_cross_decoder"]
     ours = {"collaborative_heads", "key_dim"}
     plain = [{k: v for k, v in s["model"].items() if k not in ours} for s in settings]
@@ -144,7 +142,7 @@ def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
     done = demo(folder)
     assert results(done.stdout) == results(first.stdout)
     assert "training: resuming from checkpoint_" in (model / "messages.txt").read_text(encoding="utf-8")
-    curves = [json.loads((f / model.name / "record.json").read_text())["curves"]["valid"] for f in (whole, folder)]
+    curves = [load_run(f / model.name / "record.json")["curves"]["valid"] for f in (whole, folder)]
     assert [(p["updates"], p["loss"]) for p in curves[0]] == [(p["updates"], p["loss"]) for p in curves[1]]
     assert not [name for name in content(folder) if name.endswith((".tmp", ".partial"))]
 

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.records.record import validate
+from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run
 
 PREPARE = ROOT / "data_prep" / "multi30k.sh"
@@ -253,8 +252,7 @@ def recipe(folder: Path, output: Path, *flags, check=True):
 
 
 def test_the_recipe_ends_in_scores_and_a_record(finished):
-    record = json.loads((finished / "record.json").read_text(encoding="utf-8"))
-    validate(record)
+    record = load_run(finished / "record.json")
     assert set(record["scores"]) == {"test_2016_flickr", "test_2017_flickr"}
     for scores in record["scores"].values():
         assert [score["metric"] for score in scores["scores"]] == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU"]
@@ -290,7 +288,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(prepared, finished, tmp_pa
     ours, theirs = (checkpoints.load(path / "averaged.pt")["model"] for path in (folder, finished))
     # `_float_tensor` is a marker of fairseq that holds whatever was in its memory
     assert [n for n in theirs if not torch.equal(ours[n], theirs[n]) and not n.endswith("._float_tensor")] == []
-    old, new = (json.loads((path / "record.json").read_text(encoding="utf-8")) for path in (finished, folder))
+    old, new = (load_run(path / "record.json") for path in (finished, folder))
     assert len(new["training"]["parts"]) == 2
     losses = [[(point["updates"], point["loss"]) for point in record["curves"]["valid"]] for record in (old, new)]
     assert losses[0] == losses[1]

@@ -1,9 +1,8 @@
 """The benchmark of the solver, at a size that takes seconds."""
 
-import json
-
 import pytest
 
+from collab_fairseq.records.record import load
 from tests.common import ROOT, run
 
 SCRIPT = ROOT / "recipes" / "reparam" / "benchmark.py"
@@ -18,7 +17,8 @@ def test_the_benchmark_measures_all_it_promises(tmp_path):
         cwd=tmp_path,
     )  # fmt: skip
     assert "layer 1 (2 of 2)" in done.stderr
-    found = json.loads(output.read_text())
+    record = load(output, "study", "solver")
+    found = record["parts"]
     assert len(found["layers"]["errors"]) == 2
     assert found["full_rank_error"] <= 1e-5
     assert found["sweeps"]["ratio_of_medians"] > 0
@@ -27,7 +27,7 @@ def test_the_benchmark_measures_all_it_promises(tmp_path):
     assert len(found["errors"]) == 2 * 2 * 4 * 2  # kinds, seeds of the heads, ranks, seeds of the fit
     for entry in found["errors"]:
         assert 0 < entry["ours"] <= entry["tensorly"] + 1e-5 < 1
-    assert found["tensorly"]
+    assert record["settings"]["tensorly"]
     assert list(tmp_path.iterdir()) == [output]
     page = run("python", SCRIPT.with_name("report.py"), output).stdout
     assert f"{found['sweeps']['ratio_of_medians']:.1f} times less" in page

@@ -14,8 +14,8 @@ from collab_fairseq.bench.baselines import Shape, contestants
 from collab_fairseq.bench.cases import LENGTHS, BenchError, Case, Options, draw, padding_mask
 from collab_fairseq.bench.checks import MismatchError, attempt, check, check_against_reference, make_inputs
 from collab_fairseq.bench.measure import interleave, peak_bytes, ratio, spread, stopwatch
-from collab_fairseq.records import environment, record_file
-from collab_fairseq.records.schema import RecordError
+from collab_fairseq.records import environment
+from collab_fairseq.records.record import RecordError, load
 
 QUICK = Options(rounds=2, seconds=1.0, least=1, quick=True)
 PEAKS = {"copy": 1e9, "matmul": 1e12}
@@ -216,7 +216,7 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(two_rows, tmp_path, monke
     path, broken[0] = tmp_path / "record.json", True
     with pytest.raises(KeyboardInterrupt):
         runner.run("layer", QUICK, output=path, command="collab bench --output /home/me/x.json")
-    peaks, first = (record_file.load(path, "bench", "layer")["parts"][part] for part in ("peaks", "layer/first"))
+    peaks, first = (load(path, "bench", "layer")["parts"][part] for part in ("peaks", "layer/first"))
     broken[0] = False
     record = runner.run("layer", QUICK, output=path, profile=True)
     assert prepared == ["layer/first", "layer/first", "layer/second", "layer/second"]  # the first only for its profile
@@ -232,8 +232,8 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(two_rows, tmp_path, monke
     with pytest.raises(RecordError, match="holds a result with another commit"):
         runner.run("layer", QUICK, output=path)
     path.write_text(json.dumps({**record, "rows": []}))
-    with pytest.raises(RecordError, match="is no result of collab bench"):
-        record_file.load(path, "bench")
+    with pytest.raises(RecordError, match="is no record of kind bench"):
+        load(path, "bench")
 
 
 def test_tables_show_ratios_times_and_limits():

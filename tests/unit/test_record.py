@@ -1,4 +1,4 @@
-"""Training logs, measured commands and the fields of a record."""
+"""Training logs, measured commands and the fields of records."""
 
 import argparse
 import copy
@@ -9,18 +9,17 @@ import sys
 import pytest
 import torch
 
+from collab_fairseq.bench import runner
+from collab_fairseq.bench.cases import Options
+from collab_fairseq.cli import options
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
-from collab_fairseq.records.record import (
-    RecordError,
-    describe_checkpoint,
-    make_record,
-    plain,
-    validate,
-    without_paths,
-)
+from collab_fairseq.records.record import Record, RecordError, without_paths
+from collab_fairseq.records.schema import validate
 from collab_fairseq.records.train_log import read_train_log
+from collab_fairseq.records.training import load, make_record, plain
+from collab_fairseq.reparam.report import Report
 
 LOG = """\
 00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}
@@ -52,16 +51,10 @@ def test_curves_and_speed_of_a_training_log(train_log):
     assert log["words_per_second"] == 200.5
     assert log["train_seconds"] == 45
     assert log["gb_free"] is None
-
-
-def test_a_run_too_short_for_training_lines_has_the_speed_of_its_epochs(tmp_path, train_log):
-    epochs = [line for line in LOG.split("\n") if "| train |" in line]
-    write_text("\n".join(epochs), tmp_path / "short.log")
-    log = read_train_log(tmp_path / "short.log")
-    assert (log["words_per_second"], log["train_seconds"]) == (9, 45)
-    assert log["curves"] == {"train": [], "valid": []}
-    write_text("", tmp_path / "empty.log")
-    assert read_train_log(tmp_path / "empty.log")["words_per_second"] is None
+    # too short for training lines: the speed of its epochs
+    write_text("\n".join(line for line in LOG.split("\n") if "| train |" in line), train_log)
+    log = read_train_log(train_log)
+    assert (log["words_per_second"], log["train_seconds"], log["curves"]) == (9, 45, {"train": [], "valid": []})
 
 
 @pytest.fixture
@@ -83,15 +76,6 @@ def checkpoint():
     }
 
 
-def test_a_checkpoint_is_described_without_repetition_and_paths(checkpoint):
-    about = describe_checkpoint(checkpoint)
-    assert about["parameters"] == 5 * 4 + 3
-    assert about["updates"] == 20
-    assert about["averaged_from"][0]["file"] == "a.pt"
-    assert about["config"]["optimization"] == {"lr": [0.005], "max_update": 20}
-    assert about["config"]["model"] == {"arch": "tiny", "encoder_layers": 4, "data": ".../data-bin", "eps": "inf"}
-
-
 @pytest.fixture
 def record(tmp_path, train_log, checkpoint):
     write_text('{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 1}\n'
@@ -105,49 +89,89 @@ def record(tmp_path, train_log, checkpoint):
 
 
 def test_a_record_gathers_everything_and_is_json(record):
+    settings, parts = record["settings"], record["parts"]
     assert record["command"] == "run.sh --data .../data --seed 1"
-    assert record["training"]["wall_seconds"] == 42.5
-    assert record["training"]["peak_memory_bytes"] == 100
-    assert record["training"]["updates"] == 20
-    assert record["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
+    assert (parts["training"]["wall_seconds"], parts["training"]["peak_memory_bytes"]) == (42.5, 100)
+    assert (settings["seed"], parts["training"]["updates"], parts["parameters"]) == (1, 20, 23)
+    assert settings["averaged_from"][0]["file"] == "a.pt"
+    assert settings["config"] == {  # without repetition and paths
+        "optimization": {"lr": [0.005], "max_update": 20},
+        "model": {"arch": "tiny", "encoder_layers": 4, "data": ".../data-bin", "eps": "inf"},
+    }
+    assert settings["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
     assert record["versions"]["python"] == sys.version.split()[0]
-    assert record["versions"]["torch"]
-    assert torch.__version__.startswith(record["versions"]["torch"])  # which may add the build: 2.6.0+cu124
+    assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # it may add the build: 2.6.0+cu124
     assert record["hardware"]["cores"] >= 1
     assert record["hardware"]["memory_bytes"] > 2**20
     assert record["hardware"]["device"] == "cpu"
-    assert record["scores"]["test"]["scores"][0]["score"] == 38.7
+    assert parts["scores"]["test"]["scores"][0]["score"] == 38.7
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
+def changed(record, path, value):
+    """A copy with another value at a path; without one there where the value is None."""
+    place = copied = copy.deepcopy(record)
+    *folders, name = path.split(".")
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    if value is None:
+        del place[name]
+    return copied
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("path", "value", "message"),
     [
-        ({"schema": 2}, "schema must be 1, got 2"),
-        ({"seed": "1"}, "seed must be int or null, got str"),
-        ({"extra": 1}, r"fields unknown: \['extra'\]"),
-        ({"data": {"a": "12"}}, "the SHA-256 of a must be 64 hexadecimal digits, got '12'"),
-        ({"curves": {"train": [{"loss": 1.0}]}}, r"curves\.train: every point needs updates"),
-        ({"config": {"model": {"data": "/home/someone/data"}}}, r"config\.model\.data holds a path of this machine"),
-        ({"command": "python ~/run.py"}, "command holds a path"),
-        ({"seed": True}, "seed must be int or null, got bool"),
-        ({"commit": {}}, "commit must have id, modified, but has no id, modified"),
-        ({"hardware": {"cpu": "x"}}, "hardware must have cpu, cores, .*, but has no cores, memory_bytes"),
-        ({"scores": {"test": {}}}, r"scores\.test\.scores must be list, got NoneType"),
-        ({"scores": {"test": {"scores": [{"metric": "BLEU"}]}}}, r"scores\.test\.scores: score must be int or float"),
+        ("schema", 2, "schema and kind must be 1 and 'training', got 2 and 'training'"),
+        ("kind", "bench", "got 1 and 'bench'"),
+        ("settings.seed", "1", r"settings\.seed must be int or null, got str"),
+        ("settings.seed", True, r"settings\.seed must be int or null, got bool"),
+        ("extra", 1, r"fields unknown: \['extra'\]"),
+        ("parts.scores", None, r"fields missing: \['parts\.scores'\]"),
+        ("settings.published", 3, r"settings\.published must be str, got int"),
+        ("settings.data", {"a": "12"}, "the SHA-256 of a must be 64 hexadecimal digits, got '12'"),
+        ("settings.config", {"model": {"data": "/home/x"}}, r"settings\.config\.model\.data holds a path of this"),
+        ("command", "python ~/run.py", "command holds a path"),
+        ("commit", {}, "commit must have id, modified, but has no id, modified"),
+        ("hardware", {"cpu": "x"}, "hardware must have cpu, cores, .*, but has no cores, memory_bytes"),
+        ("parts.curves", {"train": [{"loss": 1.0}]}, r"curves\.train: every point needs updates"),
+        ("parts.training.wall_seconds", "12", r"training\.wall_seconds must be int or float or null, got str"),
+        ("parts.scores", {"test": {}}, r"scores\.test\.scores must be list, got NoneType"),
+        ("parts.scores", {"test": {"scores": [{"metric": "x"}]}}, r"scores\.test\.scores: score must be int or float"),
     ],
 )
-def test_validate_names_the_field(record, change, message):
+def test_validate_names_the_field(record, path, value, message):
     validate(record)
-    broken = {**copy.deepcopy(record), **change}
     with pytest.raises(RecordError, match=message):
-        validate(broken)
+        validate(changed(record, path, value))
+    with pytest.raises(RecordError, match="must be a JSON object, got list"):
+        validate([])
 
 
-def test_the_numbers_of_a_training_are_numbers(record):
-    record["training"]["wall_seconds"] = "12"
-    with pytest.raises(RecordError, match=r"training\.wall_seconds must be int or float or null, got str"):
-        validate(record)
+def test_the_first_records_are_read(record, tmp_path):
+    flat = {name: value for name, value in record.items() if name not in ("kind", "settings", "parts")}
+    write_json({**flat, **record["settings"], **record["parts"]}, tmp_path / "old.json")
+    write_json(record, tmp_path / "new.json")
+    assert load(tmp_path / "old.json") == load(tmp_path / "new.json") == record
+
+
+def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
+    heads = options.make_record(argparse.Namespace(checkpoint=[], output=None), "redundancy", {}).content
+    monkeypatch.setitem(runner._CASES, "layer", lambda options: [])
+    bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
+    (tmp_path / "x.pt").touch()
+    names = ("key_dim", "budget", "sites", "distill", "seed", "threads")
+    settings = {**dict.fromkeys(names), "device": "cpu"}
+    files = dict.fromkeys(("source", "output"), tmp_path / "x.pt")
+    conversion = Report(files, settings, {"model": {}}, {"model": {}}, {}, {}, {}, 0.0).as_json()
+    assert record.keys() == heads.keys() == bench.keys() == conversion.keys()
+    found = [(r["kind"], r["name"]) for r in (record, heads, bench, conversion)]
+    assert found == [("training", "tiny"), ("heads", "redundancy"), ("bench", "layer"), ("conversion", "reparam")]
+    assert heads["command"] == "collab heads redundancy .../x.pt"
+    with pytest.raises(RecordError, match=r"settings\.data holds a path of this machine: '/home/me'"):
+        Record("heads", "x", "y", {"data": "/home/me"})
 
 
 def git(folder, *arguments):
@@ -174,14 +198,6 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
     assert make_record("x", "y", repository=folder)["commit"] == {"id": head, "modified": True}
     # a package installed in a virtual environment that happens to lie in some repository
     assert environment.commit(str(folder / "venv")) == {"id": None, "modified": None}
-
-
-def test_validate_names_missing_fields(record):
-    del record["scores"]
-    with pytest.raises(RecordError, match=r"fields missing: \['scores'\]"):
-        validate(record)
-    with pytest.raises(RecordError, match="must be a JSON object, got list"):
-        validate([])
 
 
 @pytest.mark.parametrize(
@@ -242,28 +258,14 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_measure_passes_output_and_status_on(tmp_path, status):
-    script = f"import sys; print('hello'); block = bytearray(50_000_000); sys.exit({status})"
+def test_measure_passes_output_and_status_on(tmp_path):
+    script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
     command = [sys.executable, "-m", "collab_fairseq.records.measure", "--append", tmp_path / "usage", "--"]
     for _ in range(2):
         done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (status, "hello\n")
+        assert (done.returncode, done.stdout) == (3, "hello\n")
+    missing = subprocess.run([*command, "no-such"], capture_output=True, text=True, check=False)
+    assert (missing.returncode, missing.stderr[:20]) == (127, "cannot start no-such")
     lines = [json.loads(line) for line in (tmp_path / "usage").read_text().splitlines()]
-    assert [line["exit_status"] for line in lines] == [status] * 2
+    assert [line["exit_status"] for line in lines] == [3] * 2
     assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines)
-
-
-def test_measure_of_a_command_that_does_not_exist(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "collab_fairseq.records.measure",
-        "--append",
-        tmp_path / "usage",
-        "--",
-        "no-such",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 127
-    assert done.stderr.startswith("cannot start no-such")

@@ -1,0 +1,163 @@
+"""The record of a training: what a number in a table comes from, and enough to get it again.
+
+`collab record` gathers it at the end of a run; its settings and parts are described in schema.py.
+"""
+
+import argparse
+import json
+import os
+from typing import Any, Dict, List, Optional
+
+from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.record import Record, RecordError, read_json, without_paths
+from collab_fairseq.records.schema import upgraded, validate
+from collab_fairseq.records.train_log import read_train_log
+
+CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
+
+
+def plain(value: Any) -> Any:
+    """A checkpoint's settings as JSON data, without absolute paths."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    return without_paths(str(value))
+
+
+def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
+    """`config`, `parameters`, `averaged_from` and `updates` of a checkpoint of fairseq, as loaded."""
+    cfg = plain(state.get("cfg") or {})
+    if state.get("args") is not None:  # fairseq before 0.10
+        cfg = {"model": plain(state["args"])}
+    # fairseq's namespace of a model holds every setting of the run; keep what no other section has
+    elsewhere = {
+        key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
+    }
+    if isinstance(cfg.get("model"), dict):
+        cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
+    # `.version` and `_float_tensor` are markers that fairseq keeps among the parameters
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.numel()
+        for key, tensor in state["model"].items()
+        if not key.endswith((".version", "._float_tensor"))
+    }
+    return {
+        "config": {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg},
+        "parameters": sum(sizes.values()),
+        "averaged_from": (state.get("extra_state") or {}).get("averaged_from"),
+        "updates": (state.get("optimizer_history") or [{}])[-1].get("num_updates"),
+    }
+
+
+def make_record(
+    name: str,
+    command: str,
+    *,
+    seed: Optional[int] = None,
+    checkpoint: Optional[Dict[str, Any]] = None,
+    train_log: Optional[PathLike] = None,
+    usage: Optional[PathLike] = None,
+    data_sums: Optional[PathLike] = None,
+    scores: Optional[Dict[str, PathLike]] = None,
+    threads: Optional[int] = None,
+    repository: Optional[PathLike] = None,
+) -> Dict[str, Any]:
+    """Gather a valid record.
+
+    Args:
+        name: of the run.
+        command: how it is started again; absolute paths are shortened.
+        seed: of the training.
+        checkpoint: the loaded checkpoint whose translations were scored.
+        train_log: output of `fairseq-train --log-format json`.
+        usage: file that `records.measure` appended to during the training.
+        data_sums: output of sha256sum for the prepared corpus.
+        scores: test set -> file of `collab score --json`.
+        threads: CPU threads of the training.
+        repository: the checkout that the run was started from, whose commit is noted; without it the folder that this
+            package is imported from, which is in no repository where the package was installed as a copy.
+
+    Raises:
+        RecordError: `repository` is no git checkout, a file is not what it should be, or the record is not valid.
+    """
+    log = _read_log(train_log) if train_log else {}
+    about = describe_checkpoint(checkpoint) if checkpoint else {}
+    runs = _read_usage(usage) if usage else []
+    settings = {
+        "seed": seed,
+        "config": about.get("config"),
+        "data": _read_sums(data_sums) if data_sums else {},
+        "averaged_from": about.get("averaged_from"),
+    }
+    device = "gpu" if log.get("gb_free") is not None else "cpu"
+    record = Record("training", name, command, settings, device=device, threads=threads, repository=repository)
+    if repository is not None and record.content["commit"]["id"] is None:
+        raise RecordError(f"expected a git checkout with a commit, got {os.fspath(repository)}")
+    gpus = record.content["hardware"]["gpus"]
+    total = gpus[0]["memory_bytes"] if gpus else None
+    record.parts.update({
+        "parameters": about.get("parameters"),
+        "training": {
+            "updates": about.get("updates"),
+            "wall_seconds": sum(part["wall_seconds"] for part in runs) if runs else None,
+            "train_seconds": log.get("train_seconds"),
+            "words_per_second": log.get("words_per_second"),
+            "peak_memory_bytes": max(part["peak_memory_bytes"] for part in runs) if runs else None,
+            "peak_gpu_bytes": int(total - log["gb_free"] * 2**30) if total and log.get("gb_free") is not None else None,
+            "parts": runs,
+        },
+        "curves": log.get("curves", {}),
+        "scores": {test: read_json(path) for test, path in (scores or {}).items()},
+    })  # fmt: skip
+    validate(record.content)
+    return record.content
+
+
+def load(path: PathLike) -> Dict[str, Any]:
+    """Read and check the record of a training, also one from before all records had one envelope.
+
+    Raises:
+        RecordError: the file cannot be read or is not a valid record.
+    """
+    record = upgraded(read_json(path))
+    try:
+        validate(record)
+    except RecordError as error:
+        raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
+    return record  # type: ignore[no-any-return]
+
+
+def _read_log(path: PathLike) -> Dict[str, Any]:
+    try:
+        log = read_train_log(path)
+    except OSError as error:
+        raise RecordError(f"cannot read the training log {os.fspath(path)}: {error.strerror}") from error
+    if log["train_seconds"] is None and not any(log["curves"].values()):
+        raise RecordError(
+            f"the training log {os.fspath(path)} has no numbers in JSON; run fairseq-train with --log-format json"
+        )
+    return log
+
+
+def _read_usage(path: PathLike) -> List[Dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream if line.strip()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {os.fspath(path)} as lines of JSON: {error}") from error
+
+
+def _read_sums(path: PathLike) -> Dict[str, str]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            pairs = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
+            return {file.lstrip("*"): digest for digest, file in pairs}
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {os.fspath(path)} as written by sha256sum: {error}") from error
