@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from .cache import KeyValue
 from .masks import combine, multiply_heads
-from .projections import linear, time_first
+from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
 
 class AttentionLayer(WithoutFastPath, nn.Module):
-    """Base of :class:`.CollaborativeAttention` and :class:`.ConcatenatedAttention`.
+    """Base of :class:`.CollaborativeAttention` and :class:`.StandardAttention`.
 
     A subclass says how keys are projected (:meth:`project`) and how heads read them (:meth:`read_heads`).
 
@@ -224,7 +224,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
 
         # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv), in the query's memory order
         context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
-        if time_first(query):
+        if is_seq_first(query):
             context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
             context = multiply_heads(context, head_multiplier)

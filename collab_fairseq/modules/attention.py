@@ -11,12 +11,12 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue
+from collab_fairseq.attention import CollaborativeAttention, KeyValue, StandardAttention
 from collab_fairseq.attention.cache import append, reorder, start, visible
 
 from .gates import HeadGates
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
-from .state import extend_padding, one_row_per_sentence, recall, remember
+from .state import extend_padding, load, one_row_per_sentence, store
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -125,7 +125,7 @@ class IncrementalAttention(FairseqIncrementalState):
         ``new``: what ``key`` and ``value`` were projected to, where that is done already.
         """
         state = self._get_input_buffer(incremental_state)
-        past, past_padding = recall(state), state.get("prev_key_padding_mask")
+        past, past_padding = load(state), state.get("prev_key_padding_mask")
         if past is not None and self.cross:
             return past.held, past_padding
 
@@ -152,7 +152,7 @@ class IncrementalAttention(FairseqIncrementalState):
                 past_padding, key_padding_mask, keys.size(0), past.length, keys.size(1), keys.device
             )
             cache = append(past, entry)
-        kept = remember(cache, key_padding_mask)
+        kept = store(cache, key_padding_mask)
         if self.cross:
             kept["prev_beams"] = torch.tensor(beams)
         self._set_input_buffer(incremental_state, kept)
@@ -167,7 +167,7 @@ class IncrementalAttention(FairseqIncrementalState):
         A per-sentence cache is touched only where sentences leave the batch.
         """
         state = self._get_input_buffer(incremental_state)
-        past = recall(state)
+        past = load(state)
         if past is None:
             return incremental_state
         beams_kept = state.get("prev_beams")
@@ -177,7 +177,7 @@ class IncrementalAttention(FairseqIncrementalState):
             if torch.equal(new_order, torch.arange(past.held.value.size(0), device=new_order.device)):
                 return incremental_state
         padding = state.get("prev_key_padding_mask")
-        kept = remember(reorder(past, new_order), padding.index_select(0, new_order) if padding is not None else None)
+        kept = store(reorder(past, new_order), padding.index_select(0, new_order) if padding is not None else None)
         kept["prev_beams"] = beams_kept
         self._set_input_buffer(incremental_state, kept)
         return incremental_state
@@ -215,7 +215,7 @@ class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAtten
     """Collaborative heads under fairseq's signature."""
 
 
-class IncrementalConcatenatedAttention(IncrementalAttention, ConcatenatedAttention):  # type: ignore[misc]
+class IncrementalStandardAttention(IncrementalAttention, StandardAttention):  # type: ignore[misc]
     """Standard heads with a free key dim under fairseq's signature."""
 
 
@@ -261,7 +261,7 @@ def build_attention(
     collaborative = site in settings.collaborative if shape.collaborative is None else shape.collaborative
     if not collaborative:
         kernel = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
-        return IncrementalConcatenatedAttention(kernel=kernel, **arguments)
+        return IncrementalStandardAttention(kernel=kernel, **arguments)
     content_bias = settings.content_bias if shape.content_bias is None else shape.content_bias
     return IncrementalCollaborativeAttention(
         mixing=settings.mixing, content_bias=content_bias, kernel=settings.kernel, **arguments

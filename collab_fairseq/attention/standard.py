@@ -10,7 +10,7 @@ from .kernels import STANDARD, check_name, choose_standard, heads_bmm
 from .layer import AttentionLayer
 
 
-class ConcatenatedAttention(AttentionLayer):
+class StandardAttention(AttentionLayer):
     """Standard heads (Vaswani et al. 2017), each with query and key dimensions of its own::
 
         H_i = softmax( (X W_Q^(i)) (Y W_K^(i))ᵀ · scale ) Y W_V^(i)        output = [H_1 … H_H] W_O
