@@ -54,11 +54,11 @@ class StandardAttention(AttentionLayer):
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
 
-    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+    def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Keys (N, H, S, dk) and values (N, H, S, dv)."""
         return KeyValue(self.split_heads(keys), self.split_heads(values), None)
 
-    def read_heads(
+    def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         query = self.split_heads(query)

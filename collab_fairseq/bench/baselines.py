@@ -49,7 +49,7 @@ class AuthorsAttention(IncrementalCollaborativeAttention):
     scores_h = Q (K ⊙ m_h)ᵀ · scale. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, equation 6.
     """
 
-    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+    def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         mixed = keys.contiguous().unsqueeze(1) * self.mixing.unsqueeze(1)
         return KeyValue(mixed, self.split_heads(values), None)
 
@@ -57,7 +57,7 @@ class AuthorsAttention(IncrementalCollaborativeAttention):
         """(N, H, T, S) of queries (N, T, D̃k) and mixed keys (N, H, S, D̃k)."""
         return torch.einsum("ntk,nhsk->nhts", query, key)
 
-    def read_heads(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
+    def _contexts(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
         scores = self.scores(query * self.scale, entry.key)
         if mask is not None:
             scores = scores + mask
@@ -87,7 +87,7 @@ class AuthorsBmmAttention(AuthorsAttention):
 class SdpaAttention(IncrementalStandardAttention):
     """Standard heads through torch's ``scaled_dot_product_attention``, which returns no weights."""
 
-    def read_heads(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
+    def _contexts(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
         if mask is not None:
             mask = mask.to(query.dtype)
         context = nn.functional.scaled_dot_product_attention(

@@ -91,14 +91,18 @@ class IncrementalAttention(FairseqIncrementalState):
             output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
         """
         queries = query.transpose(0, 1)
-        if key is query and value is query:
-            projected, new = self.project_self(queries)
+        if incremental_state is None:
+            if key is None or value is None:
+                raise ValueError("key and value must be given where none are cached")
+            keys = queries if key is query else key.transpose(0, 1)
+            values = keys if value is key else value.transpose(0, 1)
+            queries, entry = self._project(queries, keys, values)
+            padding = key_padding_mask
         else:
-            projected, new = self.project_query(queries), None
-        entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state, new)
+            entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state)
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
-        output, weights = self.attend_projected(
-            projected,
+        output, weights = self.attend(
+            queries,
             entry,
             padding,
             need_weights or need_head_weights,
@@ -106,6 +110,7 @@ class IncrementalAttention(FairseqIncrementalState):
             average_attn_weights=not need_head_weights,
             head_multiplier=self.multiplier(),
             dropout=drop,
+            projected=incremental_state is None,
         )
         if need_head_weights and weights is not None:
             weights = weights.transpose(0, 1)
@@ -117,13 +122,9 @@ class IncrementalAttention(FairseqIncrementalState):
         key: Optional[Tensor],
         value: Optional[Tensor],
         key_padding_mask: Optional[Tensor],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        new: Optional[KeyValue] = None,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
     ) -> Tuple[KeyValue, Optional[Tensor]]:
-        """All keys and values that the queries see, with their padding mask; kept for the next step when decoding.
-
-        ``new``: what ``key`` and ``value`` were projected to, where that is done already.
-        """
+        """All keys and values that the queries of a decoding step see, with their padding mask; kept for the next."""
         state = self._get_input_buffer(incremental_state)
         past, past_padding = load(state), state.get("prev_key_padding_mask")
         if past is not None and self.cross:
@@ -134,16 +135,13 @@ class IncrementalAttention(FairseqIncrementalState):
         keys = key.transpose(0, 1)
         values = keys if value is key else value.transpose(0, 1)
         beams = 1
-        decoding_cross = self.cross and incremental_state is not None
-        if decoding_cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
+        if self.cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
             beams = self.beam_size
             keys, values = keys[::beams], keys[::beams] if value is key else values[::beams]
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[::beams]
-        entry = self.project(keys, values) if new is None else new
-        if incremental_state is None:
-            return entry, key_padding_mask
-        if decoding_cross:  # read at every step from now on
+        entry = self.project(keys, values)
+        if self.cross:  # read at every step from now on
             entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
         if past is None:
             cache = start(entry)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, extend, select
+from collab_fairseq.attention.masks import combine
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, inputs, masks, reference
 
@@ -149,6 +150,23 @@ def test_beams_read_the_keys_of_their_sentence(name):
     )
     assert (output - rowwise).abs().max() < FLOAT64
     assert (weights - rowwise_weights).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+def test_a_mask_may_come_combined(name):
+    """Padding and order combined once give what the two masks give; some queries see nothing."""
+    layer = build(name)
+    query, key, value = inputs("self")
+    masked = {**masks("empty-rows", T, H), "is_causal": True}
+    mask = combine(masked["key_padding_mask"], None, True, N, H, T, T, torch.float64, torch.device("cpu"))
+    entry = layer.project(key, value)
+    for got, expected in zip(layer.attend(query, entry, mask=mask), layer(query, key, value, **masked), strict=True):
+        assert (got - expected).abs().max() < FLOAT64
+    assert mask.hidden is not None
+    with pytest.raises(ValueError, match="mask stands in place of key_padding_mask"):
+        layer.attend(query, entry, mask=mask, **masked)
+    with pytest.raises(ValueError, match="several beams"):
+        layer.attend(query.repeat_interleave(2, 0), entry, mask=mask)
 
 
 @pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
