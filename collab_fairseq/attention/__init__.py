@@ -9,12 +9,12 @@
 
 from .cache import KeyValue, extend, select
 from .collaborative import CollaborativeAttention
-from .concatenated import ConcatenatedAttention
 from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
 from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, MIXING_WITH_BLOCKS, block_mixing, initial_mixing
+from .standard import StandardAttention
 
 __all__ = [
     "COLLABORATIVE_KERNELS",
@@ -23,9 +23,9 @@ __all__ = [
     "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",
-    "ConcatenatedAttention",
     "KernelError",
     "KeyValue",
+    "StandardAttention",
     "block_mixing",
     "extend",
     "initial_mixing",

@@ -85,7 +85,7 @@ class CollaborativeAttention(AttentionLayer):
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
 
-    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+    def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Shared keys (N, S, D̃k), values (N, H, S, dv), content scores (N, H, S)."""
         content: Optional[Tensor] = None
         bias = self.content_bias
@@ -93,7 +93,7 @@ class CollaborativeAttention(AttentionLayer):
             content = nn.functional.linear(key, bias).transpose(1, 2)
         return KeyValue(keys, self.split_heads(values), content)
 
-    def read_heads(
+    def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]

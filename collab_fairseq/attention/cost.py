@@ -13,7 +13,7 @@ The collaborative layer mixes queries only (T·H·Dk); the paper counts mixing f
 from typing import NamedTuple
 
 
-class AttentionShape(NamedTuple):
+class AttentionSize(NamedTuple):
     """Sizes of one layer.
 
     Attributes:
@@ -29,33 +29,33 @@ class AttentionShape(NamedTuple):
     content_bias: bool = False
 
 
-def parameters(shape: AttentionShape) -> int:
+def parameters(size: AttentionSize) -> int:
     """Number of trainable parameters."""
-    count = 2 * shape.embed_dim * shape.key_dim + 2 * shape.embed_dim**2
-    if shape.bias:
-        count += 2 * shape.key_dim + 2 * shape.embed_dim
-    if shape.collaborative:
-        count += shape.num_heads * shape.key_dim
-    if shape.content_bias:
-        count += shape.num_heads * shape.embed_dim
+    count = 2 * size.embed_dim * size.key_dim + 2 * size.embed_dim**2
+    if size.bias:
+        count += 2 * size.key_dim + 2 * size.embed_dim
+    if size.collaborative:
+        count += size.num_heads * size.key_dim
+    if size.content_bias:
+        count += size.num_heads * size.embed_dim
     return count
 
 
-def multiply_adds(shape: AttentionShape, query_len: int, key_len: int) -> int:
+def multiply_adds(size: AttentionSize, query_len: int, key_len: int) -> int:
     """Multiply–adds of one sentence, ``query_len`` (T) queries over ``key_len`` (S) keys; no biases, no softmax."""
-    width, key_dim = shape.embed_dim, shape.key_dim
+    width, key_dim = size.embed_dim, size.key_dim
     scores = (query_len + key_len) * width * key_dim
-    if shape.collaborative:
-        scores += query_len * shape.num_heads * key_dim + query_len * key_len * shape.num_heads * key_dim
+    if size.collaborative:
+        scores += query_len * size.num_heads * key_dim + query_len * key_len * size.num_heads * key_dim
     else:
         scores += query_len * key_len * key_dim
-    if shape.content_bias:
-        scores += key_len * width * shape.num_heads
+    if size.content_bias:
+        scores += key_len * width * size.num_heads
     values = key_len * width**2 + query_len * key_len * width + query_len * width**2
     return scores + values
 
 
-def cache_bytes(shape: AttentionShape, key_len: int, bytes_per_number: int) -> int:
+def cache_bytes(size: AttentionSize, key_len: int, bytes_per_number: int) -> int:
     """Bytes that decoding keeps per row for ``key_len`` (S) positions: one key, whatever the heads, and all values."""
-    numbers = shape.key_dim + shape.embed_dim + (shape.num_heads if shape.content_bias else 0)
+    numbers = size.key_dim + size.embed_dim + (size.num_heads if size.content_bias else 0)
     return key_len * numbers * bytes_per_number

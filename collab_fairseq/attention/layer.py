@@ -7,15 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue
-from .masks import combine, multiply_heads
-from .projections import linear, time_first
+from .masks import AttentionMask, combine, multiply_heads
+from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
 
 class AttentionLayer(WithoutFastPath, nn.Module):
-    """Base of :class:`.CollaborativeAttention` and :class:`.ConcatenatedAttention`.
+    """Base of :class:`.CollaborativeAttention` and :class:`.StandardAttention`.
 
-    A subclass says how keys are projected (:meth:`project`) and how heads read them (:meth:`read_heads`).
+    ``forward`` is :meth:`project`, then :meth:`attend`; decoding calls the two. A subclass says what is cached of
+    projected keys and values (``_entry``) and what its heads make of that (``_contexts``).
 
     Args (those up to ``scale`` are attributes too):
         embed_dim: E, width of queries and of the output.
@@ -94,14 +95,6 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         width = joined.size(2) // self.num_heads
         return joined.view(joined.size(0), joined.size(1), self.num_heads, width).transpose(1, 2)
 
-    def project_query(self, query: Tensor) -> Tensor:
-        """Queries of all heads, (N, T, key_dim), not scaled, from (N, T, E)."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            projected: Tensor = self.q_proj(query)
-        else:
-            (projected,) = linear(query, self.q_proj)
-        return projected
-
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """Keys and values as attention reads them: the entry that decoding caches.
 
@@ -115,23 +108,26 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             keys, values = linear(key, self.k_proj, self.v_proj)
         else:
             (keys,), (values,) = linear(key, self.k_proj), linear(value, self.v_proj)
-        return self.entry(key, keys, values)
+        return self._entry(key, keys, values)
 
-    def project_self(self, inputs: Tensor) -> Tuple[Tensor, KeyValue]:
-        """:meth:`project_query` and :meth:`project` of the same inputs (N, T, E), as self-attention needs them."""
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, KeyValue]:
+        """Queries (N, T, key_dim) and :meth:`project`; of the same inputs in one product, where that pays."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self.project_query(inputs), self.project(inputs, inputs)
-        query, keys, values = linear(inputs, self.q_proj, self.k_proj, self.v_proj)
-        return query, self.entry(inputs, keys, values)
+            return self.q_proj(query), self.project(key, value)
+        if query is key and value is key:
+            queries, keys, values = linear(query, self.q_proj, self.k_proj, self.v_proj)
+            return queries, self._entry(key, keys, values)
+        (queries,) = linear(query, self.q_proj)
+        return queries, self.project(key, value)
 
-    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+    def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """The entry of key inputs (N, S, kdim), projected to (N, S, key_dim), and values projected to (N, S, H·dv)."""
         raise NotImplementedError
 
-    def read_heads(
+    def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Context (N, H, T, dv) and weights (N, H, T, S) or None, from projected queries (N, T, key_dim)."""
+        """Contexts of heads (N, H, T, dv) and weights (N, H, T, S) or None, from projected queries (N, T, key_dim)."""
         raise NotImplementedError
 
     def attend(
@@ -145,6 +141,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         is_causal: bool = False,
         head_multiplier: Optional[Tensor] = None,
         dropout: Optional[float] = None,
+        mask: Optional[AttentionMask] = None,
+        projected: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attention of queries over keys and values that :meth:`project` has projected.
 
@@ -158,73 +156,55 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch; not with beams.
             head_multiplier: (H), (R, H) or (R, T, H), factor on every head's context.
             dropout: probability for attention weights; None: the layer's in training, 0 otherwise.
+            mask: what :func:`.combine` made of the masks, in place of all three; with beams it must have one T.
+            projected: ``query`` is (R, T, key_dim), projected already.
 
         Returns:
             output (R, T, E); weights, before dropout, (R, T, S) averaged or (R, H, T, S), or None. A query that sees
             no key gets zero weights and a zero context.
 
         Raises:
-            ValueError: shapes that do not fit together.
+            ValueError: shapes that do not fit together; ``mask`` beside another mask.
         """
-        if query.dim() != 3 or query.size(2) != self.embed_dim:
-            raise ValueError(f"query must have shape (N, T, {self.embed_dim}), but is {list(query.shape)}")
-        return self.attend_projected(
-            self.project_query(query),
-            entry,
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-            head_multiplier,
-            dropout,
-        )
-
-    def attend_projected(
-        self,
-        query: Tensor,
-        entry: KeyValue,
-        key_padding_mask: Optional[Tensor] = None,
-        need_weights: bool = True,
-        attn_mask: Optional[Tensor] = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        head_multiplier: Optional[Tensor] = None,
-        dropout: Optional[float] = None,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        """:meth:`attend` with queries (R, T, key_dim) that :meth:`project_query` has projected."""
+        width = self.key_dim if projected else self.embed_dim
+        if query.dim() != 3 or query.size(2) != width:
+            raise ValueError(f"query must have shape (N, T, {width}), but is {list(query.shape)}")
+        if projected:
+            queries = query
+        elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+            queries = self.q_proj(query)
+        else:
+            (queries,) = linear(query, self.q_proj)
         query_rows, query_len = query.size(0), query.size(1)
         rows, key_len = entry.value.size(0), entry.value.size(2)
         beams = query_rows // rows if rows > 0 else 1
         if beams * rows != query_rows:
             raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
-        if beams > 1 and (attn_mask is not None or is_causal):
-            raise ValueError("several beams per row of keys take no attn_mask and no is_causal")
+        if mask is None:
+            wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+            mask = combine(
+                key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, wide, query.device
+            )
+        elif key_padding_mask is not None or attn_mask is not None or is_causal:
+            raise ValueError("mask stands in place of key_padding_mask, attn_mask and is_causal: give one or the other")
+        additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)
+        if beams > 1 and additive is not None and additive.size(2) > 1:
+            raise ValueError(
+                "several beams per row of keys need one mask for all queries, but there is one for each of "
+                f"{additive.size(2)}: give no attn_mask and no is_causal"
+            )
 
-        mask_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        mask = combine(
-            key_padding_mask,
-            attn_mask,
-            is_causal,
-            rows,
-            self.num_heads,
-            query_len,
-            key_len,
-            mask_dtype,
-            query.device,
-        )
         if dropout is None:
             dropout = self.dropout if self.training else 0.0
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
-        folded = query.reshape(rows, beams * query_len, self.key_dim)
-        additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)
-        context, weights = self.read_heads(folded, entry, additive, dropout, need_weights)
+        folded = queries.reshape(rows, beams * query_len, self.key_dim)
+        context, weights = self._contexts(folded, entry, additive, dropout, need_weights)
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
 
         # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv), in the query's memory order
         context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
-        if time_first(query):
+        if is_seq_first(queries):
             context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
             context = multiply_heads(context, head_multiplier)
@@ -278,12 +258,9 @@ class AttentionLayer(WithoutFastPath, nn.Module):
                 "query, key and value must agree in rows, key and value in positions, but are "
                 f"{list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
             )
-        if key is query and value is query:
-            projected, entry = self.project_self(query)
-        else:
-            projected, entry = self.project_query(query), self.project(key, value)
-        return self.attend_projected(
-            projected,
+        queries, entry = self._project(query, key, value)
+        return self.attend(
+            queries,
             entry,
             key_padding_mask,
             need_weights,
@@ -291,6 +268,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             average_attn_weights,
             is_causal,
             head_multiplier,
+            projected=True,
         )
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .transforms import watched
+from .transforms import is_tracing
 
 
 class AttentionMask(NamedTuple):
@@ -90,7 +90,7 @@ def combine(
         return None
     hidden = (mask == -math.inf).all(dim=-1, keepdim=True)
     # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
-    if device.type == "cpu" and not watched() and not bool(hidden.any()):
+    if device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
         return AttentionMask(mask, None)
     return AttentionMask(mask.masked_fill(hidden, 0.0), hidden)
 

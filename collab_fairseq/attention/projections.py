@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 
-def time_first(inputs: Tensor) -> bool:
+def is_seq_first(inputs: Tensor) -> bool:
     """Whether (N, T, …) lies in memory as (T, N, …)."""
     return inputs.stride(0) < inputs.stride(1)
 
 
 def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     """What each of the layers makes of the same inputs, (N, T, ·) from (N, T, E), all in the inputs' memory order."""
-    transposed = time_first(inputs)
+    transposed = is_seq_first(inputs)
     flat = inputs.transpose(0, 1) if transposed else inputs
     outputs = together(flat, *layers) if worth_joining(flat, *layers) else [layer(flat) for layer in layers]
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs

@@ -3,7 +3,7 @@
 import torch
 
 
-def watched() -> bool:
+def is_tracing() -> bool:
     """Whether values may not be looked at, nor computed by an autograd function that torch cannot see into.
 
     True under ``torch.compile``, ``torch.export``, ``torch.jit.trace``, ``torch.func`` and in forward mode.

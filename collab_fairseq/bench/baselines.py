@@ -11,7 +11,7 @@ fairseq-self          the same module as fairseq calls it in self-attention with
 fairseq-sentence      (a') fairseq's module with its beam size set, as no released model of fairseq sets it: one row of
                       keys and values per sentence
 standard-sdpa         (b) standard heads through ``scaled_dot_product_attention``, nothing in between
-standard              (c) standard heads at the key dim of the collaborative ones: ConcatenatedAttention
+standard              (c) standard heads at the key dim of the collaborative ones: StandardAttention
 authors               (d) collaborative heads as the paper's authors compute them: the key mixed for every head and
                       cached so, a row per hypothesis; einsum
 authors-bmm           (d) the same with a batched product
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.kernels import COLLABORATIVE
-from collab_fairseq.modules.attention import IncrementalCollaborativeAttention, IncrementalConcatenatedAttention
+from collab_fairseq.modules.attention import IncrementalCollaborativeAttention, IncrementalStandardAttention
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AuthorsAttention(IncrementalCollaborativeAttention):
     scores_h = Q (K ⊙ m_h)ᵀ · scale. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, equation 6.
     """
 
-    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+    def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         mixed = keys.contiguous().unsqueeze(1) * self.mixing.unsqueeze(1)
         return KeyValue(mixed, self.split_heads(values), None)
 
@@ -57,7 +57,7 @@ class AuthorsAttention(IncrementalCollaborativeAttention):
         """(N, H, T, S) of queries (N, T, D̃k) and mixed keys (N, H, S, D̃k)."""
         return torch.einsum("ntk,nhsk->nhts", query, key)
 
-    def read_heads(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
+    def _contexts(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
         scores = self.scores(query * self.scale, entry.key)
         if mask is not None:
             scores = scores + mask
@@ -84,10 +84,10 @@ class AuthorsBmmAttention(AuthorsAttention):
         return queries.bmm(key.reshape(rows * heads, key_len, key_dim).transpose(1, 2)).view(rows, heads, -1, key_len)
 
 
-class SdpaAttention(IncrementalConcatenatedAttention):
+class SdpaAttention(IncrementalStandardAttention):
     """Standard heads through torch's ``scaled_dot_product_attention``, which returns no weights."""
 
-    def read_heads(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
+    def _contexts(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
         if mask is not None:
             mask = mask.to(query.dtype)
         context = nn.functional.scaled_dot_product_attention(
@@ -140,7 +140,7 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
     found["standard-sdpa"] = Contestant(own(SdpaAttention, width), "standard")
     if shape.key_dim % shape.num_heads == 0:
         function = "standard" if shape.key_dim == width else "standard at the key dim"
-        found["standard"] = Contestant(own(IncrementalConcatenatedAttention), function)
+        found["standard"] = Contestant(own(IncrementalStandardAttention), function)
     for name, module in {
         "authors": own(AuthorsAttention),
         "authors-bmm": own(AuthorsBmmAttention),

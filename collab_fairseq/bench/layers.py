@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.cost import AttentionShape, cache_bytes, multiply_adds, parameters
+from collab_fairseq.attention.cost import AttentionSize, cache_bytes, multiply_adds, parameters
 
 from .baselines import Contestant, Shape, contestants
 from .cases import Case, Options, Step, draw, padding_mask
@@ -43,7 +43,7 @@ def layer_case(
             contestant.module.train(what != "forward")
         return [{name: _step(contestant, inputs, what != "forward") for name, contestant in found.items()}]
 
-    def work(cost: AttentionShape) -> Work:
+    def work(cost: AttentionSize) -> Work:
         # forward reads input and parameters, writes the output; backward has two products for each of these, reads the
         # output's gradient, input and parameters, writes the gradients of input and parameters
         adds = sentences * multiply_adds(cost, length, length)
@@ -55,11 +55,11 @@ def layer_case(
     return Case(row, prepare, "memory" if what == "memory" else "graph" if graph else "time", _works(shape, work))
 
 
-def _works(shape: Shape, work: Callable[[AttentionShape], Work]) -> Dict[str, Work]:
+def _works(shape: Shape, work: Callable[[AttentionSize], Work]) -> Dict[str, Work]:
     """The work of those contestants of which it can be said."""
 
     def of(key_dim: int, collaborative: bool) -> Work:
-        return work(AttentionShape(shape.embed_dim, shape.num_heads, key_dim, collaborative, bias=True))
+        return work(AttentionSize(shape.embed_dim, shape.num_heads, key_dim, collaborative, bias=True))
 
     whole = dict.fromkeys(("fairseq", "fairseq-self", "fairseq-sentence", "standard-sdpa"), of(shape.embed_dim, False))
     return {**whole, "standard": of(shape.key_dim, False), "ours": of(shape.key_dim, True)}
@@ -124,7 +124,7 @@ def decode_case(
             steps[name] = step
         return [steps]
 
-    def work(cost: AttentionShape) -> Work:
+    def work(cost: AttentionSize) -> Work:
         rows, projections = sentences * beams, embed_dim * cost.key_dim + embed_dim**2
         adds = projections + length * embed_dim
         adds += num_heads * cost.key_dim * (1 + length) if cost.collaborative else cost.key_dim * length

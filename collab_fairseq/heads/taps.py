@@ -13,9 +13,9 @@ from collab_fairseq.modules.heads import Heads, check_heads
 
 Layers = Mapping[str, IncrementalAttention]
 Attended = Tuple[Tensor, Optional[Tensor]]
-#: ``read_heads`` of a layer: query, entry, mask, dropout, need_weights → context, weights
+#: ``_contexts`` of a layer: query, entry, mask, dropout, need_weights → context, weights
 Read = Callable[[Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
-#: the same, told the layer's name and its own ``read_heads``
+#: the same, told the layer's name and its own ``_contexts``
 Through = Callable[[str, Read, Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 
 
@@ -62,14 +62,14 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 
 @contextlib.contextmanager
 def reading(layers: Mapping[str, AttentionLayer], through: Through) -> Iterator[None]:
-    """Let every layer's ``read_heads`` go through a function of yours."""
+    """Let every layer's ``_contexts`` go through a function of yours."""
     try:
         for place, layer in layers.items():
-            layer.read_heads = partial(through, place, layer.read_heads)  # type: ignore[method-assign]
+            layer._contexts = partial(through, place, layer._contexts)  # type: ignore[method-assign]
         yield
     finally:
         for layer in layers.values():
-            layer.__dict__.pop("read_heads", None)
+            layer.__dict__.pop("_contexts", None)
 
 
 @contextlib.contextmanager

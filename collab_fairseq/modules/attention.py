@@ -11,12 +11,12 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, KeyValue
+from collab_fairseq.attention import CollaborativeAttention, KeyValue, StandardAttention
 from collab_fairseq.attention.cache import append, reorder, start, visible
 
 from .gates import HeadGates
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
-from .state import extend_padding, one_row_per_sentence, recall, remember
+from .state import extend_padding, load, one_row_per_sentence, store
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -91,14 +91,18 @@ class IncrementalAttention(FairseqIncrementalState):
             output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
         """
         queries = query.transpose(0, 1)
-        if key is query and value is query:
-            projected, new = self.project_self(queries)
+        if incremental_state is None:
+            if key is None or value is None:
+                raise ValueError("key and value must be given where none are cached")
+            keys = queries if key is query else key.transpose(0, 1)
+            values = keys if value is key else value.transpose(0, 1)
+            queries, entry = self._project(queries, keys, values)
+            padding = key_padding_mask
         else:
-            projected, new = self.project_query(queries), None
-        entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state, new)
+            entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state)
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
-        output, weights = self.attend_projected(
-            projected,
+        output, weights = self.attend(
+            queries,
             entry,
             padding,
             need_weights or need_head_weights,
@@ -106,6 +110,7 @@ class IncrementalAttention(FairseqIncrementalState):
             average_attn_weights=not need_head_weights,
             head_multiplier=self.multiplier(),
             dropout=drop,
+            projected=incremental_state is None,
         )
         if need_head_weights and weights is not None:
             weights = weights.transpose(0, 1)
@@ -117,15 +122,11 @@ class IncrementalAttention(FairseqIncrementalState):
         key: Optional[Tensor],
         value: Optional[Tensor],
         key_padding_mask: Optional[Tensor],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        new: Optional[KeyValue] = None,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
     ) -> Tuple[KeyValue, Optional[Tensor]]:
-        """All keys and values that the queries see, with their padding mask; kept for the next step when decoding.
-
-        ``new``: what ``key`` and ``value`` were projected to, where that is done already.
-        """
+        """All keys and values that the queries of a decoding step see, with their padding mask; kept for the next."""
         state = self._get_input_buffer(incremental_state)
-        past, past_padding = recall(state), state.get("prev_key_padding_mask")
+        past, past_padding = load(state), state.get("prev_key_padding_mask")
         if past is not None and self.cross:
             return past.held, past_padding
 
@@ -134,16 +135,13 @@ class IncrementalAttention(FairseqIncrementalState):
         keys = key.transpose(0, 1)
         values = keys if value is key else value.transpose(0, 1)
         beams = 1
-        decoding_cross = self.cross and incremental_state is not None
-        if decoding_cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
+        if self.cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
             beams = self.beam_size
             keys, values = keys[::beams], keys[::beams] if value is key else values[::beams]
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[::beams]
-        entry = self.project(keys, values) if new is None else new
-        if incremental_state is None:
-            return entry, key_padding_mask
-        if decoding_cross:  # read at every step from now on
+        entry = self.project(keys, values)
+        if self.cross:  # read at every step from now on
             entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
         if past is None:
             cache = start(entry)
@@ -152,7 +150,7 @@ class IncrementalAttention(FairseqIncrementalState):
                 past_padding, key_padding_mask, keys.size(0), past.length, keys.size(1), keys.device
             )
             cache = append(past, entry)
-        kept = remember(cache, key_padding_mask)
+        kept = store(cache, key_padding_mask)
         if self.cross:
             kept["prev_beams"] = torch.tensor(beams)
         self._set_input_buffer(incremental_state, kept)
@@ -167,7 +165,7 @@ class IncrementalAttention(FairseqIncrementalState):
         A per-sentence cache is touched only where sentences leave the batch.
         """
         state = self._get_input_buffer(incremental_state)
-        past = recall(state)
+        past = load(state)
         if past is None:
             return incremental_state
         beams_kept = state.get("prev_beams")
@@ -177,7 +175,7 @@ class IncrementalAttention(FairseqIncrementalState):
             if torch.equal(new_order, torch.arange(past.held.value.size(0), device=new_order.device)):
                 return incremental_state
         padding = state.get("prev_key_padding_mask")
-        kept = remember(reorder(past, new_order), padding.index_select(0, new_order) if padding is not None else None)
+        kept = store(reorder(past, new_order), padding.index_select(0, new_order) if padding is not None else None)
         kept["prev_beams"] = beams_kept
         self._set_input_buffer(incremental_state, kept)
         return incremental_state
@@ -215,7 +213,7 @@ class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAtten
     """Collaborative heads under fairseq's signature."""
 
 
-class IncrementalConcatenatedAttention(IncrementalAttention, ConcatenatedAttention):  # type: ignore[misc]
+class IncrementalStandardAttention(IncrementalAttention, StandardAttention):  # type: ignore[misc]
     """Standard heads with a free key dim under fairseq's signature."""
 
 
@@ -261,7 +259,7 @@ def build_attention(
     collaborative = site in settings.collaborative if shape.collaborative is None else shape.collaborative
     if not collaborative:
         kernel = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
-        return IncrementalConcatenatedAttention(kernel=kernel, **arguments)
+        return IncrementalStandardAttention(kernel=kernel, **arguments)
     content_bias = settings.content_bias if shape.content_bias is None else shape.content_bias
     return IncrementalCollaborativeAttention(
         mixing=settings.mixing, content_bias=content_bias, kernel=settings.kernel, **arguments

@@ -51,8 +51,8 @@ def extend_padding(
     return torch.cat([past.to(torch.bool), new.to(torch.bool)], dim=1)
 
 
-def recall(state: Dict[str, Optional[Tensor]]) -> Optional[GrowingCache]:
-    """The cache that :func:`remember` put there, or None at the first step.
+def load(state: Dict[str, Optional[Tensor]]) -> Optional[GrowingCache]:
+    """The cache that :func:`store` put there, or None at the first step.
 
     Raises:
         ValueError: another copy of the state has overwritten it.
@@ -75,7 +75,7 @@ def recall(state: Dict[str, Optional[Tensor]]) -> Optional[GrowingCache]:
     return cache
 
 
-def remember(cache: GrowingCache, padding: Optional[Tensor]) -> Dict[str, Optional[Tensor]]:
+def store(cache: GrowingCache, padding: Optional[Tensor]) -> Dict[str, Optional[Tensor]]:
     """What decoding keeps of a layer: see the top of this file."""
     kept = torch.jit.annotate(Dict[str, Optional[Tensor]], {})
     kept["prev_key"] = cache.held.key

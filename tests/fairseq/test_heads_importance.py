@@ -136,10 +136,10 @@ def test_another_criterion(trained):
 
 
 def test_layers_are_left_as_they_were():
-    layer = type("Layer", (), {"read_heads": lambda self: 1})()
+    layer = type("Layer", (), {"_contexts": lambda self: 1})()
     with reading({"a": layer}, lambda name, read: (name, read())):
-        assert layer.read_heads() == ("a", 1)
-    assert layer.read_heads() == 1
+        assert layer._contexts() == ("a", 1)
+    assert layer._contexts() == 1
 
 
 def test_normalised():

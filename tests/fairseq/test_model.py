@@ -7,7 +7,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.modules import layers
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, TINY, batch, build
@@ -45,7 +45,7 @@ def attentions(model):
 def test_each_site_is_standard_or_collaborative(heads):
     model = build(**SMALL, collaborative_heads=heads, key_dim=6)
     for site, built in attentions(model).items():
-        expected = CollaborativeAttention if site in heads.split("_") else ConcatenatedAttention
+        expected = CollaborativeAttention if site in heads.split("_") else StandardAttention
         assert all(isinstance(attention, expected) for attention in built)
         assert all(attention.q_proj.out_features == attention.k_proj.out_features == 6 for attention in built)
         assert all(attention.scale == 8**-0.5 for attention in built)

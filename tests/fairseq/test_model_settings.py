@@ -6,7 +6,7 @@ from fairseq import models
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import MultiheadAttention
 
-from collab_fairseq.attention import ConcatenatedAttention
+from collab_fairseq.attention import StandardAttention
 from collab_fairseq.models.config import attention_settings, resolve
 from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
 from collab_fairseq.modules.sites import attention_layers
@@ -83,7 +83,7 @@ def test_a_layer_may_have_a_shape_of_its_own():
     assert layers["encoder.1"].q_proj.bias is None
     assert layers["cross.0"].out_proj.weight.shape == (16, 8)
     assert layers["cross.0"].content_bias.shape == (1, 16)
-    assert isinstance(layers["decoder.1"], ConcatenatedAttention)
+    assert isinstance(layers["decoder.1"], StandardAttention)
     assert model(*batch())[0].shape == (3, 6, 50)
     assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
 

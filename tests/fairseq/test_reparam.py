@@ -132,7 +132,7 @@ def test_only_the_chosen_sites_change(trained):
     assert all(state["model"][name] is trained.state["model"][name] for name in kept)
     assert sorted(model_config(state)["attention_shapes"]) == ["cross.0", "decoder.0"]
     kinds = {place: type(layer).__name__ for place, layer in attention_layers(with_state(trained, state).model).items()}
-    assert kinds["encoder.0"] == "IncrementalConcatenatedAttention"
+    assert kinds["encoder.0"] == "IncrementalStandardAttention"
     assert kinds["cross.0"] == kinds["decoder.0"] == "IncrementalCollaborativeAttention"
 
 

@@ -10,8 +10,8 @@ from collab_fairseq.attention import (
     COLLABORATIVE_KERNELS,
     AttentionLayer,
     CollaborativeAttention,
-    ConcatenatedAttention,
     KeyValue,
+    StandardAttention,
 )
 from collab_fairseq.attention.reference import reference_attention
 
@@ -40,9 +40,9 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "collaborative-wide": (CollaborativeAttention, {"key_dim": 20, "mixing": "normal", "bias": False}),
     "collaborative-blocks": (CollaborativeAttention, {"key_dim": 7, "mixing": "blocks", "scale": 0.3}),
     "collaborative-pruned": (CollaborativeAttention, {**PRUNED, "key_dim": 5, "query_bias": False}),
-    "standard": (ConcatenatedAttention, {}),
-    "standard-narrow": (ConcatenatedAttention, {"key_dim": 6, "key_bias": False}),
-    "standard-pruned": (ConcatenatedAttention, {**PRUNED, "key_dim": 6}),
+    "standard": (StandardAttention, {}),
+    "standard-narrow": (StandardAttention, {"key_dim": 6, "key_bias": False}),
+    "standard-pruned": (StandardAttention, {**PRUNED, "key_dim": 6}),
 }
 
 

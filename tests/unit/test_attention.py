@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, extend, select
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention, extend, select
+from collab_fairseq.attention.masks import combine
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, inputs, masks, reference
 
@@ -152,6 +153,23 @@ def test_beams_read_the_keys_of_their_sentence(name):
 
 
 @pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+def test_a_mask_may_come_combined(name):
+    """Padding and order combined once give what the two masks give; some queries see nothing."""
+    layer = build(name)
+    query, key, value = inputs("self")
+    masked = {**masks("empty-rows", T, H), "is_causal": True}
+    mask = combine(masked["key_padding_mask"], None, True, N, H, T, T, torch.float64, torch.device("cpu"))
+    entry = layer.project(key, value)
+    for got, expected in zip(layer.attend(query, entry, mask=mask), layer(query, key, value, **masked), strict=True):
+        assert (got - expected).abs().max() < FLOAT64
+    assert mask.hidden is not None
+    with pytest.raises(ValueError, match="mask stands in place of key_padding_mask"):
+        layer.attend(query, entry, mask=mask, **masked)
+    with pytest.raises(ValueError, match="several beams"):
+        layer.attend(query.repeat_interleave(2, 0), entry, mask=mask)
+
+
+@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
 def test_cache_entries_grow_and_follow_the_beam(name):
     layer = build(name)
     query, key, value = inputs("cross")
@@ -185,21 +203,21 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
 def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
     for key_dim in (512, 128, 64):
         assert CollaborativeAttention(512, 8, key_dim).scale == 0.125
-        assert ConcatenatedAttention(512, 8, key_dim).scale == 0.125
+        assert StandardAttention(512, 8, key_dim).scale == 0.125
     assert CollaborativeAttention(512, 8, 64, scale=0.01).scale == 0.01
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ConcatenatedAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
+        (lambda: StandardAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
         (lambda: CollaborativeAttention(13, H), "embed_dim is 13 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
         (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),
         (lambda: CollaborativeAttention(E, H, 2, mixing="blocks"), "key_dim is 2 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
         (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "auto or one of bmm, head_loop, sdpa, but is 'fast'"),
-        (lambda: ConcatenatedAttention(E, H, kernel="head_loop"), "auto or one of bmm, sdpa, but is 'head_loop'"),
+        (lambda: StandardAttention(E, H, kernel="head_loop"), "auto or one of bmm, sdpa, but is 'head_loop'"),
         (lambda: CollaborativeAttention(E, H, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
         (lambda: build("collaborative")(*(x[0] for x in inputs("self"))), r"\(N, T, 12\).* but are \[4, 12\]"),
         (lambda: build("collaborative")(torch.ones(N, T, 5), *inputs("self")[1:]), r"12\).* but are \[3, 4, 5\]"),

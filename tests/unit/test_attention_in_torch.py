@@ -8,7 +8,7 @@ from collab_fairseq.attention import (
     COLLABORATIVE_KERNELS,
     STANDARD_KERNELS,
     CollaborativeAttention,
-    ConcatenatedAttention,
+    StandardAttention,
 )
 from tests.common import FLOAT64
 from tests.unit.attention_cases import LAYERS, E, H, N, T, build, inputs, masks
@@ -25,7 +25,7 @@ def test_blocks_at_full_width_are_torchs_multihead_attention(kdim):
     else:
         weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
     collaborative = CollaborativeAttention(E, H, kdim=kdim, vdim=kdim, mixing="blocks", dtype=torch.float64)
-    standard = ConcatenatedAttention(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64)
+    standard = StandardAttention(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64)
     for ours in (collaborative, standard):
         with torch.no_grad():
             projections = (ours.q_proj, ours.k_proj, ours.v_proj)
@@ -51,7 +51,7 @@ def by_hand(layer, x, arguments):
     return layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x))))
 
 
-@pytest.mark.parametrize("cls", [CollaborativeAttention, ConcatenatedAttention])
+@pytest.mark.parametrize("cls", [CollaborativeAttention, StandardAttention])
 @pytest.mark.parametrize("replace", ["before", "after"])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_layers_of_torchs_encoder_take_ours(cls, replace):
@@ -86,7 +86,7 @@ def test_layers_of_torchs_decoder_take_ours():
     layer = nn.TransformerDecoderLayer(E, H, 20, dropout=0.0, batch_first=True, dtype=torch.float64)
     query, memory, _ = inputs("cross")
     for name in ("self_attn", "multihead_attn"):
-        theirs, ours = getattr(layer, name), ConcatenatedAttention(E, H, dtype=torch.float64)
+        theirs, ours = getattr(layer, name), StandardAttention(E, H, dtype=torch.float64)
         with torch.no_grad():
             for part, weight in zip("qkv", theirs.in_proj_weight.chunk(3), strict=True):
                 getattr(ours, f"{part}_proj").weight.copy_(weight)
@@ -102,7 +102,7 @@ def test_layers_of_torchs_decoder_take_ours():
 @pytest.mark.parametrize(
     ("cls", "kernel"),
     [(CollaborativeAttention, kernel) for kernel in COLLABORATIVE_KERNELS]
-    + [(ConcatenatedAttention, kernel) for kernel in STANDARD_KERNELS],
+    + [(StandardAttention, kernel) for kernel in STANDARD_KERNELS],
 )
 def test_nothing_to_read_and_nothing_to_ask_are_as_in_torch(cls, kernel, rows, query_len, key_len):
     """Without keys the context is zero, so that the output is its bias; without sentences or queries it is empty."""

@@ -16,12 +16,12 @@ WAYS = [
 ]
 
 
-def time_first(tensor):
+def seq_first(tensor):
     """The same (N, T, …), in memory as (T, N, …), as fairseq's layers pass it."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-@pytest.mark.parametrize("laid_out", [torch.clone, time_first])
+@pytest.mark.parametrize("laid_out", [torch.clone, seq_first])
 @pytest.mark.parametrize(
     ("site", "mask"), [(site, mask) for site in SITES for mask in MASKS if site == "self" or "causal" not in mask]
 )
@@ -40,7 +40,7 @@ def test_every_way_equals_the_reference(name, kernel, site, mask, laid_out, monk
     for need_weights in (False, True):
         output, weights = layer(query, key, value, need_weights=need_weights, average_attn_weights=False, **arguments)
         assert (output - expected.output).abs().max() < FLOAT64
-        assert output.transpose(0, 1).is_contiguous() == (laid_out is time_first)
+        assert output.transpose(0, 1).is_contiguous() == (laid_out is seq_first)
         ours, theirs = (output * direction).sum(), (expected.output * direction).sum()
         if need_weights:
             assert (weights - expected.weights).abs().max() < FLOAT64

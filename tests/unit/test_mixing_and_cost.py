@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention, block_mixing, initial_mixing
-from collab_fairseq.attention.cost import AttentionShape, cache_bytes, multiply_adds, parameters
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention, block_mixing, initial_mixing
+from collab_fairseq.attention.cost import AttentionSize, cache_bytes, multiply_adds, parameters
 
 
 def test_blocks_are_standard_heads():
@@ -57,10 +57,10 @@ def test_seeds_repeat():
 
 
 SHAPES = [
-    AttentionShape(512, 8, 512, False),
-    AttentionShape(512, 8, 128, True),
-    AttentionShape(768, 12, 768, False),
-    AttentionShape(768, 12, 256, True),
+    AttentionSize(512, 8, 512, False),
+    AttentionSize(512, 8, 128, True),
+    AttentionSize(768, 12, 768, False),
+    AttentionSize(768, 12, 256, True),
 ]
 
 
@@ -87,7 +87,7 @@ def test_cost_equals_what_the_layer_has_and_does(shape, bias, content_bias):
     if shape.collaborative:
         layer = CollaborativeAttention(*shape[:3], bias=bias, content_bias=content_bias)
     else:
-        layer = ConcatenatedAttention(*shape[:3], bias=bias)
+        layer = StandardAttention(*shape[:3], bias=bias)
     assert sum(p.numel() for p in layer.parameters()) == parameters(shape)
 
     query, key = torch.randn(1, 20, shape.embed_dim), torch.randn(1, 31, shape.embed_dim)

@@ -6,7 +6,7 @@ from typing import List
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention, ConcatenatedAttention
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.reparam import (
     Calibrator,
     HeadFactors,
@@ -90,10 +90,10 @@ def attention_error(layer, weights: ScoreWeights, inputs, scale=None) -> float:
     return float((got - true).norm() / true.norm())
 
 
-def trained_like(dtype=torch.float64, strength: float = 1.0) -> ConcatenatedAttention:
+def trained_like(dtype=torch.float64, strength: float = 1.0) -> StandardAttention:
     """Eight heads of width 8 in 64 dimensions that overlap in part; ``strength`` scales the scores."""
     torch.manual_seed(0)
-    layer = ConcatenatedAttention(64, 8).double()
+    layer = StandardAttention(64, 8).double()
     common = [normal(24, 64, seed=seed) for seed in (11, 12)]
     with torch.no_grad():
         for number, (projection, shared) in enumerate(zip((layer.q_proj, layer.k_proj), common, strict=True)):
@@ -129,7 +129,7 @@ def test_the_scale_is_the_sources():
         kept = attention_error(layer, weights, inputs)
         changed = attention_error(layer, weights, inputs, scale=(key_dim / 8) ** -0.5)
         assert 0 < 2 * kept < changed < 1
-    odd = ConcatenatedAttention(12, 3, scale=0.123)
+    odd = StandardAttention(12, 3, scale=0.123)
     assert fit_scores(scores_of(odd), 5).weights.scale == 0.123
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KeyValue
-from ..transforms import watched
+from ..transforms import is_tracing
 from . import head_loop, heads_bmm, packed_bmm, sdpa
 
 Attended = Tuple[Tensor, Optional[Tensor]]
@@ -70,7 +70,7 @@ def choose(
     Raises:
         KernelError: the kernel insisted on cannot compute these arguments.
     """
-    if name in ("auto", "head_loop") and watched():
+    if name in ("auto", "head_loop") and is_tracing():
         return packed_bmm.attend
     if name != "auto":
         check_name(name, COLLABORATIVE)

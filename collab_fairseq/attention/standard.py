@@ -10,7 +10,7 @@ from .kernels import STANDARD, check_name, choose_standard, heads_bmm
 from .layer import AttentionLayer
 
 
-class ConcatenatedAttention(AttentionLayer):
+class StandardAttention(AttentionLayer):
     """Standard heads (Vaswani et al. 2017), each with query and key dimensions of its own::
 
         H_i = softmax( (X W_Q^(i)) (Y W_K^(i))ᵀ · scale ) Y W_V^(i)        output = [H_1 … H_H] W_O
@@ -54,11 +54,11 @@ class ConcatenatedAttention(AttentionLayer):
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
 
-    def entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
+    def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Keys (N, H, S, dk) and values (N, H, S, dv)."""
         return KeyValue(self.split_heads(keys), self.split_heads(values), None)
 
-    def read_heads(
+    def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         query = self.split_heads(query)
