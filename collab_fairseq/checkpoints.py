@@ -1,22 +1,21 @@
 """Checkpoints of fairseq: loading without running anything, saving whole or not at all, averaging.
 
 A checkpoint is a pickle, and a pickle can name any function to be called on loading. `load` therefore accepts tensors,
-plain containers and the few harmless classes that fairseq's checkpoints hold, and refuses everything else by name.
+plain containers and the few harmless classes that fairseq's checkpoints hold (`fairseq_modern.loading`), and refuses
+everything else by name.
 """
 
-import argparse
-import contextlib
 import hashlib
-import importlib
-import io
 import logging
 import os
 import re
-import zipfile
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
+
+from fairseq_modern import loading
+from fairseq_modern.errors import CheckpointError
+from fairseq_modern.files import whole_or_not_at_all
 
 logger = logging.getLogger(__name__)
 
@@ -25,49 +24,6 @@ Report = List[Dict[str, Any]]
 
 _EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be read, written or combined. The message is one sentence that names the file."""
-
-    user_error = True  # shown to users without a traceback
-
-
-def _numpy_globals() -> List[Tuple[Any, str]]:
-    """What NumPy arrays and scalars, as `--eval-bleu` saves them, are pickled with: NumPy 1's and 2's names."""
-    try:
-        import numpy
-    except ImportError:  # then no checkpoint can hold arrays
-        return []
-    home = "numpy._core" if int(numpy.__version__.split(".")[0]) >= 2 else "numpy.core"
-    multiarray = importlib.import_module(f"{home}.multiarray")
-    found: List[Tuple[Any, str]] = [(numpy.ndarray, "numpy.ndarray"), (numpy.dtype, "numpy.dtype")]
-    for package in ("numpy.core", "numpy._core"):
-        found.append((multiarray._reconstruct, f"{package}.multiarray._reconstruct"))
-        found.append((multiarray.scalar, f"{package}.multiarray.scalar"))
-    for name in dir(numpy.dtypes):
-        kind = getattr(numpy.dtypes, name)
-        if isinstance(kind, type) and name.endswith("DType") and name != "ObjectDType":
-            found.append((kind, f"numpy.dtypes.{name}"))
-    return found
-
-
-def _allowlist() -> List[Tuple[Any, str]]:
-    import _codecs
-
-    return [
-        (argparse.Namespace, "argparse.Namespace"),
-        (_codecs.encode, "_codecs.encode"),  # how pickle protocol 2 writes the bytes of an array
-        *_numpy_globals(),
-    ]
-
-
-@contextlib.contextmanager
-def _allowed_globals() -> Iterator[None]:
-    # Only what is not allowed yet: on leaving, torch would take away the same entries of anybody else.
-    present = torch.serialization.get_safe_globals()
-    with torch.serialization.safe_globals([entry for entry in _allowlist() if entry not in present]):
-        yield
 
 
 def load(path: PathLike) -> Dict[str, Any]:
@@ -88,36 +44,10 @@ def load(path: PathLike) -> Dict[str, Any]:
         raise CheckpointError(f"{name} is a directory, expected a checkpoint file")
     if not os.path.exists(name):
         raise CheckpointError(f"there is no checkpoint {name}")
-    try:
-        damaged = _damaged_part(name)
-        with _allowed_globals():
-            state = None if damaged else torch.load(name, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {name}: {error.strerror or error}") from error
-    except Exception as error:  # a damaged file can fail anywhere in the unpickler
-        # "from None": torch's message advises to load without weights_only, which would run what the file carries
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        if refused:
-            raise CheckpointError(
-                f"{name} was not loaded: it refers to {refused.group(1).rstrip('.,')}, which is neither a tensor nor "
-                "one of the classes that fairseq's checkpoints need, so it could run code on loading"
-            ) from None
-        size = os.path.getsize(name)
-        raise CheckpointError(f"{name} ({size} bytes) is truncated, damaged or not a checkpoint") from None
-    if damaged:
-        raise CheckpointError(f"{name} is damaged: the checksum of {damaged} in it is wrong; use another copy of it")
+    state = loading.load(name, map_location="cpu")
     if not isinstance(state, dict):
         raise CheckpointError(f"{name} holds a {type(state).__name__}, expected a dictionary as fairseq saves it")
     return state
-
-
-def _damaged_part(name: str) -> Optional[str]:
-    """The first part of a zip archive whose checksum is wrong: torch itself compares none."""
-    if not zipfile.is_zipfile(name):  # the format before torch 1.6 has no checksums
-        return None
-    with zipfile.ZipFile(name) as archive:
-        # all are zero where torch was told to leave them out
-        return archive.testzip() if any(part.CRC for part in archive.infolist()) else None
 
 
 def load_with_model(path: PathLike) -> Dict[str, Any]:
@@ -145,48 +75,6 @@ def check_finite(model: Mapping[str, torch.Tensor], name: str) -> None:
             raise CheckpointError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
 
 
-class _File(io.FileIO):
-    """Remembers the system's error: torch reports a full disk as something else."""
-
-    error: Optional[OSError] = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-
-@contextlib.contextmanager
-def atomic_file(path: PathLike) -> Iterator[Any]:
-    """Open a binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
-
-    The data are on the disk before the name is: a crash leaves either the old or the new file.
-    """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    file = _File(partial, "wb")
-    try:
-        with io.BufferedWriter(file) as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
-        if file.error is not None:
-            raise file.error from None
-        raise
-    with contextlib.suppress(OSError):  # some file systems do not sync directories
-        directory = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
 def save(state: Dict[str, Any], path: PathLike) -> None:
     """Write a checkpoint: it appears whole under `path`, or `path` stays as it was.
 
@@ -196,7 +84,7 @@ def save(state: Dict[str, Any], path: PathLike) -> None:
     if os.path.isdir(path):
         raise CheckpointError(f"cannot write {os.fspath(path)}: it is a directory")
     try:
-        with atomic_file(path) as stream:
+        with whole_or_not_at_all(os.fspath(path)) as stream:
             torch.save(state, stream)
     except OSError as error:
         raise CheckpointError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error

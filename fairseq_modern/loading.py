@@ -33,8 +33,8 @@ def allowed_globals() -> List[Any]:
     named: List[Tuple[Any, str]] = []
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         named += [(reconstruct, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
-    kinds = vars(numpy.dtypes).values()
-    return allowed + named + [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, numpy.dtype)]
+    kinds = [kind for kind in vars(numpy.dtypes).values() if inspect.isclass(kind) and issubclass(kind, numpy.dtype)]
+    return allowed + named + [kind for kind in kinds if kind is not numpy.dtypes.ObjectDType]
 
 
 def unpickle(f: Any, *args: Any, **options: Any) -> Any:
@@ -57,7 +57,9 @@ def load(f: Any, *args: Any, **options: Any) -> Any:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file makes torch raise nearly anything
-        raise CheckpointError(_explain(getattr(f, "name", f), error)) from error
+        # torch's advice to load it unsafely is not passed on
+        cause = None if "weights_only" in str(error) else error
+        raise CheckpointError(_explain(getattr(f, "name", f), error)) from cause
 
 
 def check_sums(f: Any) -> None:

@@ -10,68 +10,25 @@ import contextlib
 import os
 import shutil
 from types import ModuleType
-from typing import IO, Any, Iterator, Optional
+from typing import Any, Iterator
 
 import torch
 
 from fairseq_modern.defects import names
 from fairseq_modern.errors import CheckpointError
-
-
-class _Output:
-    """A file that remembers the system's error: torch reports a full disk as something else."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.error: Optional[OSError] = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+from fairseq_modern.files import whole_or_not_at_all
 
 
 @contextlib.contextmanager
-def whole_or_not_at_all(path: str) -> Iterator[Any]:
-    """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
-
-    Raises:
-        CheckpointError: the system could not write it, for example because the disk is full.
-    """
-    temporary = path + ".tmp"
-    output: Optional[_Output] = None
+def checkpoint_file(path: str) -> Iterator[Any]:
+    """As `whole_or_not_at_all`; what the system says is part of a CheckpointError."""
     try:
-        with open(temporary, "wb") as file:
-            output = _Output(file)
-            yield output
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(os.path.dirname(path) or ".")
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        reason = output.error if output is not None and output.error is not None else error
-        if not isinstance(reason, OSError):
-            raise
+        with whole_or_not_at_all(path) as file:
+            yield file
+    except OSError as error:
         raise CheckpointError(
-            f"{path} could not be written ({reason.strerror or reason}); whatever was there before is unchanged."
+            f"{path} could not be written ({error.strerror or error}); whatever was there before is unchanged."
         ) from error
-
-
-def _sync_directory(directory: str) -> None:
-    """Force a directory's entries to the disk, where the file system can: the new name must survive a crash too."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def mend(module: ModuleType) -> None:
@@ -86,7 +43,7 @@ def mend(module: ModuleType) -> None:
         if async_write or not isinstance(filename, (str, os.PathLike)) or not published.supports_rename(str(filename)):
             published_save(obj, filename, async_write=async_write)
             return
-        with whole_or_not_at_all(os.fspath(filename)) as file:
+        with checkpoint_file(os.fspath(filename)) as file:
             torch.save(obj, file)
 
     class PathManager(published):
@@ -97,7 +54,7 @@ def mend(module: ModuleType) -> None:
             remote = published.path_requires_pathmanager(src_path) or published.path_requires_pathmanager(dst_path)
             if remote or (os.path.exists(dst_path) and not overwrite):
                 return published.copy(src_path, dst_path, overwrite=overwrite)
-            with open(src_path, "rb") as source, whole_or_not_at_all(dst_path) as copy:
+            with open(src_path, "rb") as source, checkpoint_file(dst_path) as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
             return dst_path
 

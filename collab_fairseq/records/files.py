@@ -1,11 +1,11 @@
 """Writing small files whole or not at all, and seeing beforehand whether any file can be written."""
 
-import contextlib
 import json
 import os
 import tempfile
-from pathlib import Path
 from typing import Any, Optional, Union
+
+from fairseq_modern.files import whole_or_not_at_all
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -38,18 +38,8 @@ def check_targets(*paths: Optional[PathLike]) -> None:
 
 def write_bytes(data: bytes, path: PathLike) -> None:
     """Write a file: a whole new one takes the place of `path`, or `path` stays as it was."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with open(partial, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    with whole_or_not_at_all(os.fspath(path)) as stream:
+        stream.write(data)
 
 
 def write_text(text: str, path: PathLike) -> None:

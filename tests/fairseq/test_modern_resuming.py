@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from fairseq_modern import survival
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.saving import whole_or_not_at_all
+from fairseq_modern.files import whole_or_not_at_all
 from fairseq_modern.survival import folder, resuming
 from tests.common import run
 from tests.fairseq import forked

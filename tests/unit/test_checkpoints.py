@@ -74,7 +74,7 @@ def test_a_checkpoint_that_carries_a_command_is_refused_and_nothing_runs(tmp_pat
     content = state(random_model(0))
     content[place] = Command(f"touch {proof}")
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
-    with pytest.raises(CheckpointError, match=r"evil\.pt was not loaded: it refers to \w+\.system"):
+    with pytest.raises(CheckpointError, match=r"evil\.pt was not loaded: .* got one that calls \w+\.system"):
         checkpoints.load(path)
     assert not proof.exists()
 
@@ -86,7 +86,7 @@ def test_other_functions_are_refused_by_name(tmp_path):
 
     path = tmp_path / "evil.pt"
     torch.save({"model": Evaluate()}, path)
-    with pytest.raises(CheckpointError, match=r"refers to \S*eval, which"):
+    with pytest.raises(CheckpointError, match=r"calls \S*eval, which"):
         checkpoints.load(path)
 
 
@@ -95,9 +95,7 @@ def test_a_truncated_checkpoint_is_one_sentence(tmp_path, share):
     content = write(tmp_path / "whole.pt", random_model(0)).read_bytes()
     path = tmp_path / "cut.pt"
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(
-        CheckpointError, match=r"cut\.pt \(\d+ bytes\) is truncated, damaged or not a checkpoint"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"cut\.pt was not loaded: expected a whole checkpoint, got") as caught:
         checkpoints.load(path)
     assert "\n" not in str(caught.value)
 
@@ -114,7 +112,7 @@ def test_a_flipped_byte_is_refused_where_the_file_has_checksums(tmp_path, sums):
     content[content.index(torch.full((100,), 3.0).numpy().tobytes())] ^= 1
     path.write_bytes(content)
     if sums:
-        with pytest.raises(CheckpointError, match=r"flipped\.pt is damaged: the checksum of \S*data/0 in it is"):
+        with pytest.raises(CheckpointError, match=r"flipped\.pt was not loaded: .*data/0 does not match its checksum"):
             checkpoints.load(path)
     else:  # nothing tells
         assert not torch.equal(checkpoints.load(path)["model"]["a"], torch.full((100,), 3.0))

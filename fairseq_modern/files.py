@@ -1,0 +1,51 @@
+"""Writing a file whole or not at all: the one way of this package and of collab_fairseq."""
+
+import contextlib
+import io
+import os
+from typing import IO, Any, Iterator, Optional
+
+
+class _File(io.FileIO):
+    """Remembers the system's error: torch reports a full disk as something else."""
+
+    error: Optional[OSError] = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+@contextlib.contextmanager
+def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
+    """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
+
+    The data are on the disk before the name is: a crash leaves either the old or the new file. Until then the file has
+    the same name with `.tmp` appended.
+
+    Raises:
+        OSError: what the system said where it could not write, for example because the disk is full.
+    """
+    temporary = path + ".tmp"
+    file = _File(temporary, "wb")
+    try:
+        with io.BufferedWriter(file) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        if file.error is not None:
+            raise file.error from None
+        raise
+    with contextlib.suppress(OSError):  # some file systems do not sync directories
+        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
