@@ -26,8 +26,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "bench": {"attention", "modules", "models", "records"},
 }
 
-#: what the project may import of fairseq_modern: the switch that turns survival on, the one list of what checkpoints may
-#: name, the one atomic writer
+#: what the project may import of fairseq_modern: the switch that turns survival on, the one list of what checkpoints
+#: may name, the one atomic writer
 MODERN = {
     "fairseq_modern.survival", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.files.whole_or_not_at_all",
