@@ -195,15 +195,6 @@ def test_checkpoints_of_eval_bleu_hold_numpy_and_load(tiny_run):
     assert "encoder.layers.0.fc1.weight" in state["model"]
 
 
-def test_the_proxy_is_torch_in_everything_else():
-    proxy = checkpoint_utils.torch
-    assert proxy is not torch
-    assert proxy.Tensor is torch.Tensor
-    assert proxy.serialization is torch.serialization
-    assert proxy.__version__ == torch.__version__
-    assert not hasattr(proxy, "no_such_name")
-
-
 # --- writing -------------------------------------------------------------------------------------------------------
 
 

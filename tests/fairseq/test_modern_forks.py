@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fairseq_modern import amp, defects, distributed, encoder_layer, saving
+from fairseq_modern.stand_in import StandIn
 
 C = 12
 
@@ -119,3 +120,13 @@ def test_what_works_is_left_alone():
     assert fork.PathManager is PathManager
     assert fork.all_gather_list is fork._broadcast_object_slow is all_gather_list
     assert fork.DistributedDataParallel is Bare
+
+
+def test_what_stands_for_torch_is_torch_in_everything_else():
+    proxy = StandIn(torch, load=len)
+    assert proxy is not torch
+    assert proxy.Tensor is torch.Tensor
+    assert proxy.serialization is torch.serialization
+    assert proxy.load is len
+    assert proxy.__version__ == torch.__version__
+    assert not hasattr(proxy, "no_such_name")
