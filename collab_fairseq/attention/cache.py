@@ -1,4 +1,4 @@
-"""Keys and values that attention has projected once and will read again.
+"""What decoding keeps of an attention layer: how it grows, is reordered and copied, and is stored.
 
 Shapes, here and in the whole package:
 
@@ -12,9 +12,21 @@ D̃k    shared key dim (``key_dim``)
 dk    key dim of one standard head, ``key_dim / H``
 dv    value dim of one head, ``embed_dim / H``
 ====  =============================================================================
+
+Between the steps of decoding a :class:`Cache` lies in fairseq's incremental state as a dict of optional tensors
+(:func:`store`, :func:`load`):
+
+``prev_key``               (N, C, D̃k) shared, or (N, H, C, dk) of standard heads, with C ≥ S
+``prev_value``             (N, H, C, dv)
+``prev_content``           (N, H, C) or None
+``prev_length``            S as a scalar
+``prev_written``           scalar that copies of the state share
+``prev_key_padding_mask``  (N, S) boolean or None
+``spare_key``, …           memory for the next reordering
+``prev_beams``             keys of a source only: B as a scalar
 """
 
-from typing import NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -35,38 +47,46 @@ class KeyValue(NamedTuple):
     content: Optional[Tensor] = None
 
 
+def _parts(entry: KeyValue) -> List[Tensor]:
+    """The tensors of an entry, each with rows first and positions last but one (TorchScript zips them not strictly)."""
+    content = entry.content
+    return [entry.key, entry.value] if content is None else [entry.key, entry.value, content.unsqueeze(-1)]
+
+
+def _whole(parts: List[Tensor]) -> KeyValue:
+    return KeyValue(parts[0], parts[1], parts[2].squeeze(-1) if len(parts) > 2 else None)
+
+
 def extend(past: KeyValue, new: KeyValue) -> KeyValue:
     """Append the key positions of ``new`` to those of ``past`` (same rows, same heads)."""
-    content = past.content
-    new_content = new.content
-    if content is not None and new_content is not None:
-        content = torch.cat([content, new_content], dim=-1)
-    return KeyValue(
-        torch.cat([past.key, new.key], dim=-2),
-        torch.cat([past.value, new.value], dim=-2),
-        content,
-    )
+    return _whole([torch.cat([before, after], dim=-2) for before, after in zip(_parts(past), _parts(new))])  # noqa: B905
 
 
-def select(entry: KeyValue, rows: Tensor) -> KeyValue:
-    """Pick rows (N', ) of a cache entry, as beam search does when it reorders its hypotheses."""
-    content = entry.content
-    if content is not None:
-        content = content.index_select(0, rows)
-    return KeyValue(entry.key.index_select(0, rows), entry.value.index_select(0, rows), content)
+def select(entry: KeyValue, rows: Tensor, out: Optional[KeyValue] = None) -> KeyValue:
+    """Pick rows (N', ) of a cache entry, as beam search does when it reorders its hypotheses.
+
+    Args:
+        out: memory to write to, like ``entry`` with at least N' rows; None: new memory.
+    """
+    if out is None:
+        return _whole([part.index_select(0, rows) for part in _parts(entry)])
+    count = rows.size(0)
+    pairs = zip(_parts(entry), _parts(out))  # noqa: B905
+    return _whole([torch.index_select(part, 0, rows, out=memory[:count]) for part, memory in pairs])
 
 
 #: positions of spare room that a cache is given whenever it must grow
 SPARE_POSITIONS = 8
 
 
-class GrowingCache(NamedTuple):
-    """Keys and values of a decoder's past, which every step extends and beam search reorders.
+class Cache(NamedTuple):
+    """Keys and values that decoding reads again at every step: a decoder's past, or the source.
 
-    Without gradients both happen in memory that is used again and again: fresh memory for some megabytes at every step
-    costs more than the arithmetic of the step. A cache may be copied by reference and each copy go on by itself: the
-    first to go on keeps the memory, the others copy what they need of it. That is too late (:func:`lost`) for a copy
-    that has waited while another was reordered twice.
+    A past grows at every step and is reordered with the hypotheses of beam search. Without gradients both happen in
+    memory that is used again and again: fresh memory for some megabytes at every step costs more than the arithmetic of
+    the step. A cache may be copied by reference (``copy.copy`` of an incremental state) and each copy go on by itself:
+    the first to go on keeps the memory, the others copy what they need of it. That is too late (:func:`lost`) for a
+    copy that has waited while another was reordered twice. ``copy.deepcopy`` shares nothing.
 
     Attributes:
         held: as :class:`KeyValue`, with C ≥ S key positions, of which the first ``length`` are in use.
@@ -75,6 +95,8 @@ class GrowingCache(NamedTuple):
             reordering has left it, −2 once a later one has overwritten it.
         spare: where the next reordering writes to, if the memory of ``held`` is still this cache's; None before the
             first. spare_written: the same of it as ``written`` of ``held``.
+        padding: (N, S), True for positions that nobody sees; None: there are none.
+        beams: 0 for a past. B for a source: that many hypotheses, side by side, read one row of it.
     """
 
     held: KeyValue
@@ -82,88 +104,158 @@ class GrowingCache(NamedTuple):
     written: Tensor
     spare: Optional[KeyValue] = None
     spare_written: Optional[Tensor] = None
+    padding: Optional[Tensor] = None
+    beams: int = 0
 
 
-def start(entry: KeyValue) -> GrowingCache:
-    """A cache of all positions of an entry."""
+def start(entry: KeyValue, padding: Optional[Tensor] = None, beams: int = 0) -> Cache:
+    """A cache of all positions of an entry; for the others see :class:`Cache`."""
+    if beams > 0:  # read at every step from now on
+        entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
     length = entry.value.size(-2)
-    return GrowingCache(entry, length, torch.tensor(length))
+    return Cache(entry, length, torch.tensor(length), None, None, padding, beams)
 
 
-def lost(cache: GrowingCache) -> bool:
+def lost(cache: Cache) -> bool:
     """Whether what was held has been overwritten by another copy of the cache."""
     return int(cache.written.item()) == -2
 
 
-def _owns(cache: GrowingCache) -> bool:
+def _owns(cache: Cache) -> bool:
     """Whether no copy of the cache has gone on since."""
     return int(cache.written.item()) == cache.length
 
 
-def visible(cache: GrowingCache) -> KeyValue:
+def visible(cache: Cache) -> KeyValue:
     """The positions in use."""
-    content = cache.held.content
-    if content is not None:
-        content = content.narrow(-1, 0, cache.length)
-    return KeyValue(
-        cache.held.key.narrow(-2, 0, cache.length), cache.held.value.narrow(-2, 0, cache.length), content
-    )
+    if cache.length == cache.held.value.size(-2):
+        return cache.held
+    return _whole([part.narrow(-2, 0, cache.length) for part in _parts(cache.held)])
 
 
-def _room(past: Tensor, new: Tensor, dim: int, spare_positions: int = SPARE_POSITIONS) -> Tensor:
-    """Memory for ``past``, then ``new``, then spare positions; ``past`` is there already."""
+def _with_room(past: Tensor, count: int, spare_positions: int = SPARE_POSITIONS) -> Tensor:
+    """``past`` in memory of its own, with room for ``count`` more positions and spare ones behind it."""
     shape = list(past.shape)
-    shape[dim] = past.size(dim) + new.size(dim) + spare_positions
+    shape[-2] += count + spare_positions
     room = past.new_empty(shape)
-    room.narrow(dim, 0, past.size(dim)).copy_(past)
+    room.narrow(-2, 0, past.size(-2)).copy_(past)
     return room
 
 
-def append(cache: GrowingCache, new: KeyValue) -> GrowingCache:
-    """The cache with the key positions of ``new`` after its own."""
-    if torch.is_grad_enabled():
-        return start(extend(visible(cache), new))
+def _extended_padding(cache: Cache, new: Optional[Tensor], count: int) -> Optional[Tensor]:
+    """(N, S + count); what has no mask has no padding."""
+    past = cache.padding
+    if past is None and new is None:
+        return None
+    rows, device = cache.held.value.size(0), cache.held.value.device
+    if past is None:
+        past = torch.zeros(rows, cache.length, dtype=torch.bool, device=device)
+    if new is None:
+        new = torch.zeros(rows, count, dtype=torch.bool, device=device)
+    return torch.cat([past.to(torch.bool), new.to(torch.bool)], dim=1)
+
+
+def append(cache: Cache, new: KeyValue, padding: Optional[Tensor] = None) -> Cache:
+    """The cache with the key positions of ``new``, and their padding (N, new) or None, after its own."""
     count = new.value.size(-2)
-    length = cache.length + count
+    length, padding = cache.length + count, _extended_padding(cache, padding, count)
+    if torch.is_grad_enabled():
+        return start(extend(visible(cache), new), padding, cache.beams)
     held, written, spare, spare_written = cache.held, cache.written, cache.spare, cache.spare_written
     if length > held.value.size(-2) or not _owns(cache):
-        past, written, spare, spare_written = visible(cache), torch.tensor(length), None, None
-        content, new_content = past.content, new.content
-        if content is not None and new_content is not None:
-            content = _room(content, new_content, -1)
-        held = KeyValue(_room(past.key, new.key, -2), _room(past.value, new.value, -2), content)
-    held.key.narrow(-2, cache.length, count).copy_(new.key)
-    held.value.narrow(-2, cache.length, count).copy_(new.value)
-    content, new_content = held.content, new.content
-    if content is not None and new_content is not None:
-        content.narrow(-1, cache.length, count).copy_(new_content)
+        held = _whole([_with_room(part, count) for part in _parts(visible(cache))])
+        written, spare, spare_written = torch.tensor(length), None, None
+    for part, more in zip(_parts(held), _parts(new)):  # noqa: B905
+        part.narrow(-2, cache.length, count).copy_(more)
     written.fill_(length)
-    return GrowingCache(held, length, written, spare, spare_written)
+    return Cache(held, length, written, spare, spare_written, padding, cache.beams)
 
 
-def _gather(held: Tensor, rows: Tensor, spare: Optional[Tensor]) -> Tensor:
-    """Rows of ``held``, written to ``spare`` where there is one."""
-    if spare is None:
-        return held.index_select(0, rows)
-    return torch.index_select(held, 0, rows, out=spare[: rows.size(0)])
+def reorder(cache: Cache, rows: Tensor) -> Cache:
+    """The cache with rows (N', ) of its own, as beam search picks them.
 
-
-def reorder(cache: GrowingCache, rows: Tensor) -> GrowingCache:
-    """The cache with rows (N', ) of its own, as beam search picks them."""
+    Args:
+        rows: of hypotheses, (R', ). A source is touched only where sentences leave the batch or change places.
+    """
+    if cache.beams > 0:
+        rows = torch.div(rows.view(-1, cache.beams)[:, 0], cache.beams, rounding_mode="floor")
+        if torch.equal(rows, torch.arange(cache.held.value.size(0), device=rows.device)):
+            return cache
+    padding = cache.padding
+    if padding is not None:
+        padding = padding.index_select(0, rows)
     if torch.is_grad_enabled():
-        return start(select(visible(cache), rows))
-    held, spare, spare_written, owns = cache.held, cache.spare, cache.spare_written, _owns(cache)
+        return start(select(visible(cache), rows), padding, cache.beams)
+    spare, spare_written, owns = cache.spare, cache.spare_written, _owns(cache)
     if spare is not None and (not owns or spare.value.size(0) < rows.size(0)):
         spare = None
     if spare is not None and spare_written is not None:
         spare_written.fill_(-2)
-    content, spare_content = held.content, spare.content if spare is not None else None
-    if content is not None:
-        content = _gather(content, rows, spare_content)
-    key = _gather(held.key, rows, spare.key if spare is not None else None)
-    value = _gather(held.value, rows, spare.value if spare is not None else None)
-    picked, written = KeyValue(key, value, content), torch.tensor(cache.length)
+    picked, written = select(cache.held, rows, spare), torch.tensor(cache.length)
     if not owns:
-        return GrowingCache(picked, cache.length, written)
+        return Cache(picked, cache.length, written, None, None, padding, cache.beams)
     cache.written.fill_(-1)
-    return GrowingCache(picked, cache.length, written, held, cache.written)
+    return Cache(picked, cache.length, written, cache.held, cache.written, padding, cache.beams)
+
+
+def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) -> bool:
+    """Whether (R, S, kdim) is every sentence repeated ``beams`` times, so that one row per sentence says it all.
+
+    The beam size set for a search outlives it; a later batch that happens to have as many rows must not be taken for
+    beams.
+    """
+    if beams < 2 or inputs.size(0) % beams != 0:
+        return False
+    grouped = inputs.reshape(-1, beams, inputs.size(1), inputs.size(2))
+    same = torch.equal(grouped[:, 1:], grouped[:, :1].expand_as(grouped[:, 1:]))
+    if same and padding is not None:
+        masks = padding.reshape(-1, beams, padding.size(1))
+        same = torch.equal(masks[:, 1:], masks[:, :1].expand_as(masks[:, 1:]))
+    return same
+
+
+def load(state: Dict[str, Optional[Tensor]]) -> Optional[Cache]:
+    """The cache that :func:`store` put there, or None at the first step.
+
+    Raises:
+        ValueError: another copy of the state has overwritten it.
+    """
+    key, value, length = state.get("prev_key"), state.get("prev_value"), state.get("prev_length")
+    written, beams = state.get("prev_written"), state.get("prev_beams")
+    if key is None or value is None or length is None or written is None:
+        return None
+    spare: Optional[KeyValue] = None
+    spare_key, spare_value = state.get("spare_key"), state.get("spare_value")
+    if spare_key is not None and spare_value is not None:
+        spare = KeyValue(spare_key, spare_value, state.get("spare_content"))
+    held = KeyValue(key, value, state.get("prev_content"))
+    rows_share = int(beams.item()) if beams is not None else 0
+    padding, spare_written = state.get("prev_key_padding_mask"), state.get("spare_written")
+    cache = Cache(held, int(length.item()), written, spare, spare_written, padding, rows_share)
+    if lost(cache):
+        raise ValueError(
+            "expected an incremental state that is still its own, but another copy of it was reordered twice and has "
+            "overwritten it: copy it with copy.deepcopy"
+        )
+    return cache
+
+
+def store(cache: Cache) -> Dict[str, Optional[Tensor]]:
+    """The cache as fairseq keeps it: see the top of this file."""
+    kept: Dict[str, Optional[Tensor]] = {
+        "prev_key": cache.held.key,
+        "prev_value": cache.held.value,
+        "prev_content": cache.held.content,
+        "prev_length": torch.tensor(cache.length),
+        "prev_written": cache.written,
+        "prev_key_padding_mask": cache.padding,
+    }
+    spare = cache.spare
+    if spare is not None:
+        kept["spare_key"] = spare.key
+        kept["spare_value"] = spare.value
+        kept["spare_content"] = spare.content
+        kept["spare_written"] = cache.spare_written
+    if cache.beams > 0:
+        kept["prev_beams"] = torch.tensor(cache.beams)
+    return kept

@@ -111,7 +111,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         return self._entry(key, keys, values)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, KeyValue]:
-        """Queries (N, T, key_dim) and :meth:`project`; of the same inputs in one product, where that pays."""
+        """Queries (N, T, key_dim) and :meth:`project`; of the same inputs in one product, where that pays.
+
+        Queries first, as in fairseq: where projections draw random numbers, for quantization noise, these are the same.
+        """
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self.q_proj(query), self.project(key, value)
         if query is key and value is key:

@@ -11,12 +11,11 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import CollaborativeAttention, KeyValue, StandardAttention
-from collab_fairseq.attention.cache import append, reorder, start, visible
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention
+from collab_fairseq.attention.cache import Cache, append, load, one_row_per_sentence, reorder, start, store, visible
 
 from .gates import HeadGates
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
-from .state import extend_padding, load, one_row_per_sentence, store
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -99,7 +98,8 @@ class IncrementalAttention(FairseqIncrementalState):
             queries, entry = self._project(queries, keys, values)
             padding = key_padding_mask
         else:
-            entry, padding = self.read_and_keep(key, value, key_padding_mask, incremental_state)
+            cache = self._cache(key, value, key_padding_mask, incremental_state)
+            entry, padding = visible(cache), cache.padding
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
         output, weights = self.attend(
             queries,
@@ -117,67 +117,42 @@ class IncrementalAttention(FairseqIncrementalState):
         # in fairseq's memory layout, so that residual dropout draws the same mask as in fairseq's transformer
         return output.transpose(0, 1).contiguous(), weights
 
-    def read_and_keep(
+    def _cache(
         self,
         key: Optional[Tensor],
         value: Optional[Tensor],
-        key_padding_mask: Optional[Tensor],
+        padding: Optional[Tensor],
         incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
-    ) -> Tuple[KeyValue, Optional[Tensor]]:
-        """All keys and values that the queries of a decoding step see, with their padding mask; kept for the next."""
-        state = self._get_input_buffer(incremental_state)
-        past, past_padding = load(state), state.get("prev_key_padding_mask")
+    ) -> Cache:
+        """What the queries of a decoding step see, kept for the next step."""
+        past = load(self._get_input_buffer(incremental_state))
         if past is not None and self.cross:
-            return past.held, past_padding
-
+            return past
         if key is None or value is None:
             raise ValueError("key and value must be given where none are cached")
         keys = key.transpose(0, 1)
         values = keys if value is key else value.transpose(0, 1)
-        beams = 1
-        if self.cross and one_row_per_sentence(keys, key_padding_mask, self.beam_size):
-            beams = self.beam_size
-            keys, values = keys[::beams], keys[::beams] if value is key else values[::beams]
-            if key_padding_mask is not None:
-                key_padding_mask = key_padding_mask[::beams]
-        entry = self.project(keys, values)
-        if self.cross:  # read at every step from now on
-            entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
-        if past is None:
-            cache = start(entry)
-        else:
-            key_padding_mask = extend_padding(
-                past_padding, key_padding_mask, keys.size(0), past.length, keys.size(1), keys.device
-            )
-            cache = append(past, entry)
-        kept = store(cache, key_padding_mask)
+        beams = 0
         if self.cross:
-            kept["prev_beams"] = torch.tensor(beams)
-        self._set_input_buffer(incremental_state, kept)
-        return visible(cache), key_padding_mask
+            beams = self.beam_size if one_row_per_sentence(keys, padding, self.beam_size) else 1
+            keys = keys[::beams]
+            values = keys if value is key else values[::beams]
+            padding = padding[::beams] if padding is not None else None
+        entry = self.project(keys, values)
+        cache = start(entry, padding, beams) if past is None else append(past, entry, padding)
+        self._set_input_buffer(incremental_state, store(cache))
+        return cache
 
     @torch.jit.export
     def reorder_incremental_state(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Follow beam search: hypothesis r becomes what hypothesis ``new_order[r]`` (R', ) was.
-
-        A per-sentence cache is touched only where sentences leave the batch.
-        """
-        state = self._get_input_buffer(incremental_state)
-        past = load(state)
-        if past is None:
-            return incremental_state
-        beams_kept = state.get("prev_beams")
-        if beams_kept is not None:
-            beams = int(beams_kept.item())
-            new_order = torch.div(new_order.view(-1, beams)[:, 0], beams, rounding_mode="floor")
-            if torch.equal(new_order, torch.arange(past.held.value.size(0), device=new_order.device)):
-                return incremental_state
-        padding = state.get("prev_key_padding_mask")
-        kept = store(reorder(past, new_order), padding.index_select(0, new_order) if padding is not None else None)
-        kept["prev_beams"] = beams_kept
-        self._set_input_buffer(incremental_state, kept)
+        """Follow beam search: hypothesis r becomes what hypothesis ``new_order[r]`` (R', ) was."""
+        past = load(self._get_input_buffer(incremental_state))
+        if past is not None:
+            cache = reorder(past, new_order)
+            if cache is not past:
+                self._set_input_buffer(incremental_state, store(cache))
         return incremental_state
 
     def set_beam_size(self, beam_size: int) -> None:

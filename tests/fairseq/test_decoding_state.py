@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from collab_fairseq.modules.state import one_row_per_sentence
+from collab_fairseq.attention.cache import one_row_per_sentence
 from tests.common import FLOAT32
 from tests.fairseq.models import KINDS, batch, cached, model_of, step_by_step
 
