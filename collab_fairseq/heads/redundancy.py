@@ -15,16 +15,15 @@ therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths o
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 import torch
-from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.mixing import even_sizes
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import in_order, layer_name
-from collab_fairseq.modules.settings import SITES, AttentionShape, parse_shapes
-from collab_fairseq.modules.sites import parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.modules.settings import SITES
+from collab_fairseq.modules.sites import head_counts, parameter_prefix
+from collab_fairseq.modules.stock import as_transformer_collab
 
 from .errors import HeadsError
 from .figures import DIVERGING, SITE_TITLES, drawing, heat_map
@@ -47,7 +46,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
     """Place (``encoder.0``, …) → weights, of a checkpoint of fairseq's ``transformer`` or ``transformer_collab``.
 
     Raises:
-        HeadsError: parameters are not where they belong. ConfigurationError: another model.
+        ConfigurationError: another model, or parameters that are not where they belong.
     """
     made = as_transformer_collab(dict(state))
     parameters = made["model"]
@@ -60,28 +59,6 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
         if mixing is None:
             mixing = block_mixing(even_sizes(number, query.size(0)))
         found[place] = HeadWeights(query, key, mixing.double(), collaborative)
-    return found
-
-
-def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
-    """Place → number of heads, of a checkpoint of ``transformer_collab``.
-
-    Raises:
-        HeadsError: it has no attention layers.
-    """
-    config, parameters = model_config(dict(state)), state["model"]
-    shapes = parse_shapes(config.get("attention_shapes"))
-    found = {}
-    for site in SITES:
-        side = "encoder" if site == "encoder" else "decoder"
-        heads = config.get(f"{side}_attention_heads") or getattr(TransformerConfig(), side).attention_heads
-        layer = 0
-        while f"{parameter_prefix(f'{site}.{layer}')}q_proj.weight" in parameters:
-            place = f"{site}.{layer}"
-            found[place] = shapes.get(place, AttentionShape()).num_heads or heads
-            layer += 1
-    if not found:
-        raise HeadsError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
     return found
 
 

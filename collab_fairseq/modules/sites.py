@@ -1,12 +1,16 @@
-"""The attention layers of a whole model by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
+"""The attention layers of a model or checkpoint by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
 
 import contextlib
-from typing import Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, Mapping
 
+from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from .attention import IncrementalAttention
-from .settings import ConfigurationError
+from .gates import HeadGates
+from .heads import layer_name
+from .settings import SITES, AttentionShape, ConfigurationError, parse_shapes
+from .stock import model_config
 
 # site → the stack of layers and the attribute of a layer that it is
 _HOMES = {
@@ -58,3 +62,37 @@ def parameter_prefix(place: str) -> str:
     site, _, number = place.partition(".")
     stack, attribute = _HOMES[site]
     return f"{stack}.layers.{number}.{attribute}."
+
+
+def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
+    """Place → number of heads, of a checkpoint of ``transformer_collab``.
+
+    Raises:
+        ConfigurationError: it has no attention layers.
+    """
+    config, parameters = model_config(dict(state)), state["model"]
+    shapes = parse_shapes(config.get("attention_shapes"))
+    found = {}
+    for site in SITES:
+        side = "encoder" if site == "encoder" else "decoder"
+        heads = config.get(f"{side}_attention_heads") or getattr(TransformerConfig(), side).attention_heads
+        layer = 0
+        while f"{parameter_prefix(f'{site}.{layer}')}q_proj.weight" in parameters:
+            place = f"{site}.{layer}"
+            found[place] = shapes.get(place, AttentionShape()).num_heads or heads
+            layer += 1
+    if not found:
+        raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
+    return found
+
+
+def gates_of(model: nn.Module) -> Dict[str, HeadGates]:
+    """Layer (``E:1``, …) → its gates, of a model that may be wrapped for data-parallel training."""
+    sites = {home: site for site, home in _HOMES.items()}
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, HeadGates):
+            stack, _, layer = name.partition(".layers.")  # … encoder.layers.0.self_attn.head_gates
+            site = sites[stack.split(".")[-1], layer.split(".")[-2]]
+            found[layer_name(f"{site}.{layer.split('.')[0]}")] = module
+    return found

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
-from collab_fairseq.scoring.correlation import pearson, spearman
+from collab_fairseq.heads.correlation import pearson, spearman
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 

@@ -14,11 +14,11 @@ from typing import Any, Dict, List
 import numpy as np
 
 from collab_fairseq.heads import ablation, pruning, roles
+from collab_fairseq.heads.correlation import spearman
 from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.record import load
 from collab_fairseq.modules.heads import in_model
 from collab_fairseq.reporting import pages
-from collab_fairseq.scoring.correlation import spearman
 
 ANALYSES = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
 SITES = {"E": "encoder", "A": "encoder–decoder", "D": "decoder"}
