@@ -4,14 +4,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple
 
 import torch
 
-from collab_fairseq.modules.gates import HeadGates
+from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, head_name, in_order
-from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.modules.sites import head_counts, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
 from .errors import HeadsError
-from .gates import NAME
-from .redundancy import head_counts
 from .removal import Removal, remove_heads
 
 _SUFFIX = "head_gates.log_alpha"
@@ -71,7 +69,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
         del made["model"][name]
     model_config(made).update(head_gates="none", head_gates_freeze_decoder=False)
     criterion = made["cfg"].get("criterion")
-    if isinstance(criterion, dict) and criterion.get("_name") == NAME:
+    if isinstance(criterion, dict) and criterion.get("_name") == CRITERION:
         plain = {key: value for key, value in criterion.items() if key != "gate_penalty"}
         made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
     if not heads and not model_config(made).get("mask_heads"):

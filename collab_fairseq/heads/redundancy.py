@@ -15,16 +15,14 @@ therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths o
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 import torch
-from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.mixing import even_sizes
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import in_order, layer_name
-from collab_fairseq.modules.settings import SITES, AttentionShape, parse_shapes
-from collab_fairseq.modules.sites import parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.modules.sites import head_counts, parameter_prefix
+from collab_fairseq.modules.stock import as_transformer_collab
 
 from .errors import HeadsError
 from .figures import DIVERGING, SITE_TITLES, drawing, heat_map
@@ -47,7 +45,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
     """Place (``encoder.0``, …) → weights, of a checkpoint of fairseq's ``transformer`` or ``transformer_collab``.
 
     Raises:
-        HeadsError: parameters are not where they belong. ConfigurationError: another model.
+        ConfigurationError: another model, or parameters that are not where they belong.
     """
     made = as_transformer_collab(dict(state))
     parameters = made["model"]
@@ -61,49 +59,6 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
             mixing = block_mixing(even_sizes(number, query.size(0)))
         found[place] = HeadWeights(query, key, mixing.double(), collaborative)
     return found
-
-
-def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
-    """Place → number of heads, of a checkpoint of ``transformer_collab``.
-
-    Raises:
-        HeadsError: it has no attention layers, or a layer's query, key and mixing weights are missing or do not fit.
-    """
-    config, parameters = model_config(dict(state)), state["model"]
-    shapes = parse_shapes(config.get("attention_shapes"))
-    found = {}
-    for site in SITES:
-        side = "encoder" if site == "encoder" else "decoder"
-        heads = config.get(f"{side}_attention_heads") or getattr(TransformerConfig(), side).attention_heads
-        layer = 0
-        while any(name.startswith(parameter_prefix(f"{site}.{layer}")) for name in parameters):
-            place = f"{site}.{layer}"
-            found[place] = shapes.get(place, AttentionShape()).num_heads or heads
-            _check_parameters(parameters, parameter_prefix(place), found[place])
-            layer += 1
-    if not found:
-        raise HeadsError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
-    return found
-
-
-def _check_parameters(parameters: Mapping[str, Tensor], prefix: str, heads: int) -> None:
-    """Raise HeadsError unless the layer has query (K, E), key (K, kdim) and no or a (heads, K) mixing matrix."""
-    shapes = []
-    for name in ("q_proj.weight", "k_proj.weight"):
-        if prefix + name not in parameters:
-            raise HeadsError(f"the checkpoint has no {prefix}{name}, which every attention layer has")
-        shapes.append(tuple(parameters[prefix + name].shape))
-    if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][0] != shapes[1][0]:
-        raise HeadsError(
-            f"{prefix}q_proj.weight and k_proj.weight must be matrices with equally many rows, "
-            f"got the shapes {shapes[0]} and {shapes[1]}"
-        )
-    mixing = parameters.get(f"{prefix}mixing")
-    if mixing is not None and mixing.shape != (heads, shapes[0][0]):
-        expected = (heads, shapes[0][0])
-        raise HeadsError(f"{prefix}mixing must have the shape {expected}, got {tuple(mixing.shape)}")
-    if mixing is None and heads > shapes[0][0]:
-        raise HeadsError(f"{prefix}q_proj.weight has {shapes[0][0]} rows, too few for {heads} heads")
 
 
 def captured(values: Tensor) -> List[float]:

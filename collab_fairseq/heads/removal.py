@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.modules.heads import Heads, check_heads, describe, in_order, layer_name, parse_heads
-from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.modules.sites import head_counts, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
 from .errors import HeadsError
-from .redundancy import head_counts
 
 
 class Removal(NamedTuple):

@@ -1,5 +1,93 @@
-"""Criterions of the project, registered with fairseq by their import."""
+"""The criterion ``label_smoothed_cross_entropy_with_gates``: training with stochastic gates on heads.
 
-from collab_fairseq.heads.gates import LabelSmoothedCrossEntropyWithGates
+Voita et al. (2019), https://arxiv.org/abs/1905.09418, section 5. The gates themselves (``--head-gates``) are
+:class:`collab_fairseq.modules.gates.HeadGates`. What is minimised, per target token:
 
-__all__ = ["LabelSmoothedCrossEntropyWithGates"]
+    cross-entropy (smoothed) + λ Σ_heads P(g ≠ 0)
+
+over all gated heads of the model, with λ the ``--gate-penalty``: fairseq sums the cross-entropy over a batch and
+divides by its sample size (tokens) at the end, so the penalty is multiplied by the sample size. The authors' code
+divides the penalty by the number of layers. ``loss`` in the logs stays the cross-entropy, comparable with other runs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from collab_fairseq.modules.gates import CRITERION
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import gates_of
+
+
+@dataclass
+class GatesCriterionConfig(LabelSmoothedCrossEntropyCriterionConfig):
+    gate_penalty: float = field(
+        default=0.0, metadata={"help": "weight of the expected number of open heads, per target token (--head-gates)"}
+    )
+
+
+@register_criterion(CRITERION, dataclass=GatesCriterionConfig)
+class LabelSmoothedCrossEntropyWithGates(LabelSmoothedCrossEntropyCriterion):  # type: ignore[misc]
+    """See the top of this file.
+
+    Raises:
+        ConfigurationError: the model has no gates.
+    """
+
+    def __init__(self, task: Any, *args: Any, gate_penalty: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(task, *args, **kwargs)
+        self.gate_penalty = gate_penalty
+
+    @classmethod
+    def build_criterion(cls, cfg: Any, task: Any) -> "LabelSmoothedCrossEntropyWithGates":
+        return cls(
+            task,
+            cfg.sentence_avg,
+            cfg.label_smoothing,
+            ignore_prefix_size=cfg.ignore_prefix_size,
+            report_accuracy=cfg.report_accuracy,
+            gate_penalty=cfg.gate_penalty,
+        )
+
+    def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
+        loss, sample_size, log = super().forward(model, sample, reduce=reduce)
+        gates = gates_of(model)
+        if not gates:
+            raise ConfigurationError(
+                f"--criterion {CRITERION} needs a model with gates; choose their sites with --head-gates"
+            )
+        expected = torch.cat([layer.open_probability() for layer in gates.values()]).sum()
+        if reduce:
+            loss = loss + self.gate_penalty * sample_size * expected
+        open_heads = torch.stack([(layer.log_alpha.detach() > 0).sum() for layer in gates.values()]).tolist()
+        log.update({f"open_{name}": number for name, number in zip(gates, open_heads, strict=True)})
+        log.update(expected_heads=expected.item(), gated_batches=1)
+        return loss, sample_size, log
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: Sequence[Mapping[str, Any]]) -> None:
+        """Also ``expected_heads``, Σ P(g ≠ 0), and how many heads are open: ``open_E:1``, … by layer, ``open_E``, …"""
+        super().reduce_metrics(logging_outputs)
+        number = sum(log.get("gated_batches", 0) for log in logging_outputs)
+        if not number:
+            return
+        totals: Dict[str, float] = {}
+        names: List[str] = sorted({key for log in logging_outputs for key in log if key.startswith("open_")})
+        for name in names:
+            mean = sum(log.get(name, 0) for log in logging_outputs) / number
+            metrics.log_scalar(name, mean, round=1)
+            site = name.split(":")[0]
+            totals[site] = totals.get(site, 0.0) + mean
+        for name, total in totals.items():
+            metrics.log_scalar(name, total, round=1)
+        metrics.log_scalar(
+            "expected_heads", sum(log.get("expected_heads", 0) for log in logging_outputs) / number, round=2
+        )

@@ -12,6 +12,9 @@ from typing import Any, Dict, Final
 import torch
 from torch import Tensor, nn
 
+#: what fairseq calls the criterion with a penalty on open gates (``models/criterions.py``)
+CRITERION = "label_smoothed_cross_entropy_with_gates"
+
 BETA, GAMMA, ZETA = 0.33, -0.1, 1.1
 
 #: from here on the mean gate, clip(σ(log α) (ζ − γ) + γ), is exactly 1: where a converged model starts

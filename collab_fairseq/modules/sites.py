@@ -1,12 +1,16 @@
-"""The attention layers of a whole model by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
+"""The attention layers of a model or checkpoint by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
 
 import contextlib
-from typing import Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, Mapping
 
-from torch import nn
+from fairseq.models.transformer import TransformerConfig
+from torch import Tensor, nn
 
 from .attention import IncrementalAttention
-from .settings import ConfigurationError
+from .gates import HeadGates
+from .heads import layer_name
+from .settings import SITES, AttentionShape, ConfigurationError, parse_shapes
+from .stock import model_config
 
 # site → the stack of layers and the attribute of a layer that it is
 _HOMES = {
@@ -58,3 +62,58 @@ def parameter_prefix(place: str) -> str:
     site, _, number = place.partition(".")
     stack, attribute = _HOMES[site]
     return f"{stack}.layers.{number}.{attribute}."
+
+
+def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
+    """Place → number of heads, of a checkpoint of ``transformer_collab``.
+
+    Raises:
+        ConfigurationError: it has no attention layers, or query, key and mixing weights are missing or do not fit.
+    """
+    config, parameters = model_config(dict(state)), state["model"]
+    shapes = parse_shapes(config.get("attention_shapes"))
+    found = {}
+    for site in SITES:
+        side = "encoder" if site == "encoder" else "decoder"
+        heads = config.get(f"{side}_attention_heads") or getattr(TransformerConfig(), side).attention_heads
+        layer = 0
+        while any(name.startswith(parameter_prefix(f"{site}.{layer}")) for name in parameters):
+            place = f"{site}.{layer}"
+            found[place] = shapes.get(place, AttentionShape()).num_heads or heads
+            _check_parameters(parameters, parameter_prefix(place), found[place])
+            layer += 1
+    if not found:
+        raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
+    return found
+
+
+def _check_parameters(parameters: Mapping[str, Tensor], prefix: str, heads: int) -> None:
+    """Refuse a layer without query (K, E) and key (K, kdim) weights, or with another mixing matrix than (heads, K)."""
+    shapes = []
+    for name in ("q_proj.weight", "k_proj.weight"):
+        if prefix + name not in parameters:
+            raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which every attention layer has")
+        shapes.append(tuple(parameters[prefix + name].shape))
+    if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][0] != shapes[1][0]:
+        raise ConfigurationError(
+            f"{prefix}q_proj.weight and k_proj.weight must be matrices with equally many rows, "
+            f"got the shapes {shapes[0]} and {shapes[1]}"
+        )
+    mixing = parameters.get(f"{prefix}mixing")
+    if mixing is not None and mixing.shape != (heads, shapes[0][0]):
+        expected = (heads, shapes[0][0])
+        raise ConfigurationError(f"{prefix}mixing must have the shape {expected}, got {tuple(mixing.shape)}")
+    if mixing is None and heads > shapes[0][0]:
+        raise ConfigurationError(f"{prefix}q_proj.weight has {shapes[0][0]} rows, too few for {heads} heads")
+
+
+def gates_of(model: nn.Module) -> Dict[str, HeadGates]:
+    """Layer (``E:1``, …) → its gates, of a model that may be wrapped for data-parallel training."""
+    sites = {home: site for site, home in _HOMES.items()}
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, HeadGates):
+            stack, _, layer = name.partition(".layers.")  # … encoder.layers.0.self_attn.head_gates
+            site = sites[stack.split(".")[-1], layer.split(".")[-2]]
+            found[layer_name(f"{site}.{layer.split('.')[0]}")] = module
+    return found

@@ -14,10 +14,10 @@ from typing import Any, Dict, List
 import numpy as np
 
 from collab_fairseq.heads import ablation, pruning, role_table
+from collab_fairseq.heads.correlation import spearman
 from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import load
-from collab_fairseq.scoring.correlation import spearman
 
 ANALYSES = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
 SITES = {"E": "encoder", "A": "encoder–decoder", "D": "decoder"}

@@ -12,9 +12,10 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads.closing import closed_heads, finalise, read_gates
 from collab_fairseq.heads.errors import HeadsError
-from collab_fairseq.heads.gates import NAME, gates_of
+from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.heads import describe
-from collab_fairseq.modules.sites import attention_layers, parameter_prefix
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.translation import batches, loss, translate
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING, run
@@ -28,7 +29,7 @@ def gated_state(state, values, penalty=0.5):
     for place, log_alpha in zip(PLACES, values, strict=True):
         state["model"][f"{parameter_prefix(place)}head_gates.log_alpha"] = torch.tensor(log_alpha)
     model_config(state)["head_gates"] = "encoder_cross_decoder"
-    state["cfg"]["criterion"].update(_name=NAME, gate_penalty=penalty)
+    state["cfg"]["criterion"].update(_name=CRITERION, gate_penalty=penalty)
     return state
 
 
@@ -65,9 +66,9 @@ def test_the_loss_has_the_penalty_per_token_and_the_log_has_the_heads(tiny_run, 
 
 def test_a_model_without_gates_is_refused(tiny_run, tiny_data):
     state = standard_state(tiny_run)
-    state["cfg"]["criterion"].update(_name=NAME, gate_penalty=0.5)
+    state["cfg"]["criterion"].update(_name=CRITERION, gate_penalty=0.5)
     trained = load(state, tiny_data)
-    with pytest.raises(HeadsError, match="choose their sites with --head-gates"):
+    with pytest.raises(ConfigurationError, match="choose their sites with --head-gates"):
         trained.criterion(trained.model, next(iter(batches(trained, "valid"))))
     with pytest.raises(HeadsError, match="the model has no gates"):
         read_gates(state)
@@ -104,7 +105,7 @@ def test_two_processes_train_with_a_closed_layer_and_the_rest_is_finalised(tiny_
         "--user-dir", USER_DIR, "--collaborative-heads", "none", "--head-gates", "encoder_cross_decoder",
         "--finetune-from-model", source, "--save-dir", tmp_path / "run", "--no-epoch-checkpoints", "--max-update", 6,
         "--distributed-world-size", 2, "--distributed-backend", "gloo", "--ddp-backend", "c10d",
-        "--log-interval", 1, "--log-format", "json", "--criterion", NAME, "--gate-penalty", 3.0,
+        "--log-interval", 1, "--log-format", "json", "--criterion", CRITERION, "--gate-penalty", 3.0,
         "--mask-heads", "D:1:1",
     ]  # fmt: skip
     log = torchrun(*train).stdout
@@ -137,7 +138,7 @@ def test_gates_and_masks_through_hydra(tiny_data, tmp_path):
              "encoder_attention_heads": 2, "decoder_attention_heads": 2, "head_gates": "cross",
              "head_gates_init": 1.25, "mask_heads": "E:1:2 D:1:1"}  # fmt: skip
     command = hydra_command(tiny_data, tmp_path / "run", tmp_path / "conf", optimization={"max_update": 2}, **model)
-    run(*command, f"criterion._name={NAME}", "+criterion.gate_penalty=0.1", "model.mask_heads='A:1:1 E:1:2'")
+    run(*command, f"criterion._name={CRITERION}", "+criterion.gate_penalty=0.1", "model.mask_heads='A:1:1 E:1:2'")
     state = checkpoints.load(tmp_path / "run" / "checkpoint_last.pt")
     assert model_config(state)["mask_heads"] == "A:1:1 E:1:2"
     assert state["cfg"]["criterion"]["gate_penalty"] == 0.1

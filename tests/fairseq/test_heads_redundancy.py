@@ -11,9 +11,9 @@ import collab_fairseq.models  # noqa: F401  (registers the presets)
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads.errors import HeadsError
 from collab_fairseq.heads.redundancy import HeadWeights, captured, read_weights, redundancy
 from collab_fairseq.models.config import OWN_FIELDS
+from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.stock import model_config
 from tests.common import run
 from tests.fairseq.models import SMALL, build
@@ -108,7 +108,7 @@ def test_parameters_that_are_missing_or_do_not_fit_are_named(name, rows, message
     if rows:
         parameters[name] = tensor[:rows]
     state = {"cfg": {"model": {**vars(model_args(model)), "_name": "transformer_collab"}}, "model": parameters}
-    with pytest.raises(HeadsError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         read_weights(state)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from collab_fairseq.scoring import bleu, correlation, text
+from collab_fairseq.heads import correlation
+from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.compound_split import split_compounds
 from collab_fairseq.scoring.errors import ScoringError
 from collab_fairseq.scoring.evaluation import evaluate
