@@ -10,6 +10,8 @@ of resources) is tested with real ones: `tests.common.run(..., fresh=True)`.
 
 import atexit
 import contextlib
+import fcntl
+import importlib.util
 import io
 import logging
 import marshal
@@ -27,7 +29,7 @@ import types
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-import fairseq_modern.errors
+import fairseq_modern
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = Path(__file__).with_name("warm_client.py")
@@ -85,9 +87,13 @@ def stop(parent: "subprocess.Popen[bytes]", folder: Path) -> None:
     folder.rmdir()
 
 
-def receive(connection: socket.socket) -> Tuple[Tuple[str, List[str], Dict[str, str], str], List[int]]:
-    """A request and the three streams that came with it."""
-    data, streams, _, _ = socket.recv_fds(connection, 8, 3)
+#: tool, arguments, environment, working directory, numbers of the open files that come with it
+Request = Tuple[str, List[str], Dict[str, str], str, List[int]]
+
+
+def receive(connection: socket.socket) -> Tuple[Request, List[int]]:
+    """A request, and the open files that came with it under numbers of this process."""
+    data, streams, _, _ = socket.recv_fds(connection, 8, 64)
     length, parts = int.from_bytes(data, "big"), b""
     while len(parts) < length:
         parts += connection.recv(length - len(parts))
@@ -106,7 +112,11 @@ def work(tool: str, arguments: List[str]) -> None:
     else:
         kind, target = ("stdin" if arguments[0] == "-" else "file"), arguments[0]
         sys.argv = arguments
-    fairseq_modern.errors.show_user_errors(sys.modules["fairseq"])  # which depends on the program
+    if kind == "-m":
+        spec = importlib.util.find_spec(target)
+        sys.argv[0] = (spec and spec.origin) or target
+    # what depends on the program as fairseq is imported
+    fairseq_modern._call(fairseq_modern.BEFORE["fairseq"], sys.modules["fairseq"])
     sys.path.insert(0, os.path.dirname(os.path.abspath(target)) if kind == "file" else os.getcwd())
     if kind == "-m":
         sys.modules.pop(target, None)  # imported by the warm parent
@@ -124,15 +134,17 @@ def work(tool: str, arguments: List[str]) -> None:
     exec(compile(source, target if kind == "file" else "<string>", "exec"), vars(main))
 
 
-def run_child(folder: str, request: Tuple[str, List[str], Dict[str, str], str], streams: List[int]) -> None:
+def run_child(folder: str, request: Request, streams: List[int]) -> None:
     """Become the tool; never returns."""
     status: object = 1
     try:
-        tool, arguments, environment, cwd = request
+        tool, arguments, environment, cwd, numbers = request
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        for target, stream in enumerate(streams):
+        above = max(*numbers, *streams) + 1  # so that none is overwritten before it is moved
+        moved = [fcntl.fcntl(stream, fcntl.F_DUPFD, above) for stream in streams]
+        for target, stream in zip(numbers, moved, strict=True):
             os.dup2(stream, target)
             os.close(stream)
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")

@@ -15,8 +15,17 @@ if TOOL == "python" and (not arguments or (arguments[0][0] == "-" and arguments[
 
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 server.connect(os.path.join(FOLDER, "socket"))
-request = marshal.dumps((TOOL, arguments, dict(os.environ), os.getcwd()))
-streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+numbers = []
+for name in os.listdir("/proc/self/fd"):
+    number = int(name)
+    try:
+        os.fstat(number)
+    except OSError:  # of the list itself
+        continue
+    if number != server.fileno():
+        numbers.append(number)
+request = marshal.dumps((TOOL, arguments, dict(os.environ), os.getcwd(), numbers))
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
 server.sendmsg([len(request).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
 while request:
     request = request[server.send(request) :]

@@ -199,7 +199,7 @@ def test_an_interrupted_download_is_continued_and_a_wrong_one_thrown_away(source
     assert (source.parent / "data" / "wmt16_en_de" / "prepared.txt").exists()
 
 
-@pytest.mark.parametrize(("name", "pieces"), [("wmt14_en_de_spm", 400), ("iwslt14_de_en", 400)])
+@pytest.mark.parametrize(("name", "pieces"), [("wmt14_en_de_spm", 200), ("iwslt14_de_en", 200)])
 def test_raw_corpora_become_pieces(tmp_path, name, pieces):
     folder = miniature(name, tmp_path / "source")
     given = folder if SCRIPTS[name] == "--source" else folder / "de-en.tgz"
