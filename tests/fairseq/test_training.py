@@ -295,6 +295,7 @@ def test_a_killed_run_resumes_bit_for_bit(tiny_data, tmp_path):
     assert differences(tmp_path / "whole" / last, control / last) != []
 
 
+@pytest.mark.slow
 def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
     def torchrun(updates):
         command = train_command(
@@ -314,6 +315,7 @@ def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
     assert state["optimizer_history"][-1]["num_updates"] == 20
 
 
+@pytest.mark.slow
 def test_a_sweep_through_submitit(tiny_data, tmp_path):
     """The config of the WMT14 recipe, two runs as jobs of submitit's, on this machine in place of Slurm."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")

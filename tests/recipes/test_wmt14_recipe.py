@@ -186,6 +186,7 @@ def rehearsed(tmp_path_factory):
 NAMES = ["none-dk64-s1-u10", "encoder_cross_decoder-dk16-s1-u10"]
 
 
+@pytest.mark.slow
 def test_the_rehearsal_ends_with_the_table(rehearsed):
     folder, done = rehearsed
     for name in NAMES:
@@ -203,6 +204,7 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
     assert "training on 2 devices" in done.stdout
 
 
+@pytest.mark.slow
 def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
     folder, _ = rehearsed
     run_folder = folder / NAMES[0]
@@ -214,6 +216,7 @@ def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
     assert (run_folder / "averaged.pt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_done_again(rehearsed):
     folder, _ = rehearsed
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "table.md"]
@@ -261,6 +264,7 @@ def slurm(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_job_on_two_nodes_is_asked_to_stop_requeued_and_goes_on(rehearsed, slurm, tmp_path):
     data = ["--data", rehearsed[0] / "data", "--reference", rehearsed[0] / "miniature" / "references.de"]
     flags = ["--output", tmp_path / "run", *data, "--updates", 400, *PYTHON, "--", "--save-interval-updates", 5]
