@@ -102,7 +102,10 @@ def run_file(folder: Path, file: str, output: Path, scratch: Path) -> Dict[str, 
 
 def row(file: str, found: Dict[str, str], expected: Expected) -> "tuple[List[str], bool]":
     """The line of the table, and whether the file is as expected."""
-    failed = [name.rpartition(".")[2] for name, outcome in found.items() if outcome == "failed"]
+    # a name is that of all its parameters
+    failed = dict.fromkeys(
+        name.partition("[")[0].rpartition(".")[2] for name, outcome in found.items() if outcome == "failed"
+    )
     surprises = [name for name in failed if "*" not in expected.tests and name not in expected.tests]
     counts = [str(list(found.values()).count(kind)) for kind in ("passed", "failed", "skipped")]
     may = ", ".join(expected.tests) + " may fail" if expected.tests else "all pass"

@@ -1,6 +1,7 @@
 """The runner of fairseq's own tests, on a few made-up ones."""
 
 import importlib.util
+import re
 import shutil
 import stat
 import sys
@@ -57,16 +58,16 @@ def test_both_runs_are_compared_with_what_is_expected(tests, tmp_path):
     done = run("bash", RECIPE, *flags, check=False, env={"TMPDIR": str(tmp_path)}, timeout=900)
     assert done.returncode == 1
     plain, collab = done.stdout.split("transformer_collab in place of transformer:")
-    assert "| tests/test_binaries.py | 0 | 1 | 1 | all pass |  | unexpected: test_names |" in plain
+    assert re.search(r"^\| tests/test_binaries.py \| 0 \| 1 \| 1 \|.* unexpected: test_names \|$", plain, re.MULTILINE)
     assert "| tests/test_hf_hub.py |  |  |  | not run | downloads trained models | as expected |" in plain
-    assert "| tests/test_binaries.py | 1 | 0 | 1 | all pass |  | as expected |" in collab
+    assert re.search(r"^\| tests/test_binaries.py \| 1 \| 0 \| 1 \|.*\| as expected \|$", collab, re.MULTILINE)
     assert (output / "table.md").read_text(encoding="utf-8") == done.stdout
     assert sorted((path, path.stat().st_mtime_ns) for path in tests.rglob("*")) == before
     assert not list(tmp_path.glob("collab-peer-*"))
 
 
 def test_what_may_fail_is_as_expected_and_a_file_without_results_is_not(tmp_path):
-    found = {"tests.test_x.Test.test_a": "failed", "tests.test_x.Test.test_b": "passed"}
+    found = {f"tests.test_x.Test.test_{name}": outcome for name, outcome in (("a[0.5]", "failed"), ("b", "passed"))}
     for names, good in ((["test_a"], True), (["*"], True), (["test_b"], False), ([], False)):
         assert peer.row("tests/test_x.py", found, peer.Expected(names, ""))[1] is good
     crashed = peer.outcomes(tmp_path / "absent.xml", -11)
