@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple
 from xml.etree import ElementTree
 
-from collab_fairseq.reporting.files import write_text
-from collab_fairseq.reporting.pages import table
+from collab_fairseq.records.files import write_text
+from collab_fairseq.records.pages import table
 
 import collab_fairseq
 
