@@ -18,39 +18,39 @@ __all__ = ["AFTER", "BEFORE", "install"]
 
 # Module of fairseq -> functions of this package, called with the module object before its code runs ...
 BEFORE = {
-    "fairseq": ("errors.show_user_errors", "quiet.mend"),
+    "fairseq": ("errors.show_user_errors", "quiet.patch"),
     "fairseq.dataclass.configs": ("dataclass_defaults.hash_configs",),
 }
 
 # ... and after, the last one outermost.
 AFTER = {
     "fairseq.checkpoint_utils": (
-        "loading.mend",
-        "saving.mend",
-        "survival.position.mend",
-        "survival.resuming.mend",
-        "survival.stopping.mend",
+        "loading.patch",
+        "saving.patch",
+        "survival.position.patch",
+        "survival.resuming.patch",
+        "survival.stopping.patch",
     ),
-    "fairseq.data.codedataset": ("loading.mend", "expressions.mend"),
-    "fairseq.data.indexed_dataset": ("mistakes_data.mend",),
-    "fairseq.data.huffman.huffman_coder": ("huffman.mend",),
+    "fairseq.data.codedataset": ("loading.patch", "expressions.patch"),
+    "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
+    "fairseq.data.huffman.huffman_coder": ("huffman.patch",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
-    "fairseq.dataclass.utils": ("quiet.mend_hydra",),
-    "fairseq.distributed.utils": ("survival.workers.mend", "distributed.mend"),
-    "fairseq.models.distributed_fairseq_model": ("distributed.mend_data_parallel",),
-    "fairseq.models.transformer.transformer_encoder": ("encoder_layer.mend_encoder",),
-    "fairseq.modules.transformer_layer": ("encoder_layer.mend",),
-    "fairseq.optim.amp_optimizer": ("amp.mend",),
-    "fairseq.options": ("options.mend", "mistakes_options.mend"),
-    "fairseq.utils": ("expressions.mend", "user_dir.mend"),
+    "fairseq.dataclass.utils": ("quiet.patch_hydra",),
+    "fairseq.distributed.utils": ("survival.workers.patch", "distributed.patch"),
+    "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
+    "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder",),
+    "fairseq.modules.transformer_layer": ("encoder_layer.patch",),
+    "fairseq.optim.amp_optimizer": ("amp.patch",),
+    "fairseq.options": ("options.patch", "mistakes_options.patch"),
+    "fairseq.utils": ("expressions.patch", "user_dir.patch"),
     "fairseq.trainer": (
-        "survival.position.mend_trainer",
-        "survival.resuming.mend_trainer",
-        "survival.stopping.mend_trainer",
-        "survival.memory.mend",
+        "survival.position.patch_trainer",
+        "survival.resuming.patch_trainer",
+        "survival.stopping.patch_trainer",
+        "survival.memory.patch",
     ),
-    "fairseq_cli.hydra_train": ("errors.mend_hydra_train",),
-    "fairseq_cli.train": ("train.mend", "survival.stopping.mend_train"),
+    "fairseq_cli.hydra_train": ("errors.patch_hydra_train",),
+    "fairseq_cli.train": ("train.patch", "survival.stopping.patch_train"),
     **dict.fromkeys(
         (
             "fairseq.data.data_utils",
@@ -58,7 +58,7 @@ AFTER = {
             "fairseq.data.token_block_dataset",
             "fairseq.modules.dynamic_crf_layer",
         ),
-        ("numpy_names.mend",),
+        ("numpy_names.patch",),
     ),
     **dict.fromkeys(
         (
@@ -66,7 +66,7 @@ AFTER = {
             "fairseq.models.text_to_speech.vocoder",
             "fairseq.modules.quantization.pq.em",
         ),
-        ("loading.mend",),
+        ("loading.patch",),
     ),
     **dict.fromkeys(
         (
@@ -87,7 +87,7 @@ AFTER = {
             "fairseq.optim.cpu_adam",
             "fairseq.optim.fused_lamb",
         ),
-        ("expressions.mend",),
+        ("expressions.patch",),
     ),
 }
 
@@ -119,8 +119,8 @@ def _call(functions, module):
     """Call functions of this package, named `file.function`, with the module."""
     for name in functions:
         file, _, function = name.rpartition(".")
-        mend = file.rpartition(".")[2]
-        if mend in skipped():
+        patch = file.rpartition(".")[2]
+        if patch in skipped():
             continue
         qualified = f"{__name__}.{file}"
         __import__(qualified)
@@ -128,7 +128,7 @@ def _call(functions, module):
             getattr(sys.modules[qualified], function)(module)
         except AttributeError as error:  # another version of fairseq, or a fork
             tell = sys.modules[f"{__name__}.survival"].warn if file.startswith("survival.") else warn
-            tell(mend, f"left out the mend {mend}, which does not know this fairseq: {error}")
+            tell(patch, f"left out the mend {patch}, which does not know this fairseq: {error}")
 
 
 class Finder:

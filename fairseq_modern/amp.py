@@ -17,7 +17,7 @@ def step(self: Any) -> None:
     self.scaler.update()
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Replace the step of `AMPOptimizer`, where it steps the wrapper."""
     if names(module.AMPOptimizer.step) == {"scaler", "step", "fp32_optimizer", "update"}:
         module.AMPOptimizer.step = step

@@ -56,14 +56,14 @@ def has_biases(attention: Any) -> bool:
     return all(getattr(getattr(attention, name, None), "bias", None) is not None for name in ("q_proj", "out_proj"))
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap the methods of the layer that deal with the fast path."""
     layer = module.TransformerEncoderLayerBase
     if FAST_PATH not in names(layer.forward):
         return
-    published, published_load = layer.__init__, layer._load_from_state_dict
+    original, original_load = layer.__init__, layer._load_from_state_dict
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         build, built = self.build_self_attention, []
 
@@ -72,7 +72,7 @@ def mend(module: ModuleType) -> None:
             return built[0] if has_biases(built[0]) else Projections()
 
         self.build_self_attention = build_self_attention
-        published(self, *args, **options)
+        original(self, *args, **options)
         del self.build_self_attention
         if isinstance(self.self_attn, Projections):
             self.self_attn = built[0]
@@ -81,29 +81,29 @@ def mend(module: ModuleType) -> None:
             if self._parameters.pop(name, None) is not None:
                 setattr(self, name, torch.empty(0))  # TorchScript compiles the fast path all the same
 
-    @functools.wraps(published_load)
+    @functools.wraps(original_load)
     def _load_from_state_dict(self: Any, state_dict: Dict[str, Tensor], prefix: str, *rest: Any) -> None:
         absent = {prefix + name for name in COPIED} - state_dict.keys()
         surplus = absent | {prefix + name for name in SURPLUS}
         like = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.empty(0))
         state_dict.update(dict.fromkeys(absent, like.new_empty(0)))  # which adds nothing to a concatenation
-        published_load(self, state_dict, prefix, *rest)
+        original_load(self, state_dict, prefix, *rest)
         for name in surplus:
             state_dict.pop(name, None)
         unexpected: List[str] = rest[3]
         unexpected[:] = [name for name in unexpected if name not in surplus]
 
     layer.__init__, layer._load_from_state_dict = __init__, _load_from_state_dict
-    mend_version(module)
+    patch_version(module)
 
 
-def mend_encoder(module: ModuleType) -> None:
+def patch_encoder(module: ModuleType) -> None:
     """Give the encoder a version of torch that it can take apart, if it does."""
     if "__version__" in names(module.TransformerEncoderBase.forward_scriptable):
-        mend_version(module)
+        patch_version(module)
 
 
-def mend_version(module: ModuleType) -> None:
+def patch_version(module: ModuleType) -> None:
     """Give the module a torch whose version is three numbers: 2.11.0 for 2.11.0a0+git123."""
     numbers = [*re.findall(r"\d+", torch.__version__.split("+")[0]), "0", "0"]
     module.torch = StandIn(torch, __version__=".".join(numbers[:3]))  # type: ignore[attr-defined]

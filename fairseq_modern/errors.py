@@ -71,7 +71,7 @@ def show_user_errors(module: ModuleType) -> None:
     sys.excepthook = excepthook
 
 
-def mend_hydra_train(module: ModuleType) -> None:
+def patch_hydra_train(module: ModuleType) -> None:
     """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place."""
     original = module._hydra_main
 

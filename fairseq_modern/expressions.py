@@ -78,6 +78,6 @@ def _check_size(op: ast.operator, left: Any, right: Any) -> None:
                 raise ValueError("the repetition is too long")
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Give the module this `eval`, which its code finds before the built-in one, unless it has one of its own."""
     vars(module).setdefault("eval", evaluate)

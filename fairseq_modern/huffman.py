@@ -11,7 +11,7 @@ def rindex(bits: Any, value: int) -> int:
     return int(bits.index(value, right=True))
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Give `fairseq.data.huffman.huffman_coder` the function, where bitarray lacks it."""
     if not hasattr(module.util, "rindex"):
         module.util = StandIn(module.util, rindex=rindex)  # type: ignore[attr-defined]

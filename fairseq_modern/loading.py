@@ -102,7 +102,7 @@ def _explain(file: Any, error: Exception) -> str:
     return f"{file} was not loaded: expected a whole checkpoint, got a damaged file or something else ({reason})."
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Give the module a `torch` with the safe `load`, if it has a `torch`."""
     if "torch" in vars(module):
         safe = load_dictionary if module.__name__ == "fairseq.checkpoint_utils" else load

@@ -18,16 +18,16 @@ class DataError(UserError, ValueError):
     """A file of binarised data is not whole."""
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap how `fairseq.data.indexed_dataset.MMapIndexedDataset` opens its two files."""
     dataset: Any = module.MMapIndexedDataset
-    published = dataset._do_init
+    original = dataset._do_init
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def _do_init(self: Any, path: str) -> None:
         self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())  # for __del__, where nothing comes in its place
         try:
-            published(self, path)
+            original(self, path)
             start, size = self._index[len(self._index) - 1] if len(self._index) else (0, 0)
             expected, got = int(start) + int(size) * numpy.dtype(self._index.dtype).itemsize, len(self._bin_buffer)
         except ValueError as error:  # the index is cut, or a file is empty

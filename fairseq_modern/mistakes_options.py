@@ -31,14 +31,14 @@ def default_task() -> Optional[str]:
     return task_of(given.path) if given.task is None and given.path is not None else None
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap the parsers of `fairseq.options`."""
-    published, published_validation = module.get_parser, module.get_validation_parser
+    original, original_validation = module.get_parser, module.get_validation_parser
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def get_parser(*args: Any, **options: Any) -> Any:
-        parser = published(*args, **options)
-        published_error = parser.error
+        parser = original(*args, **options)
+        original_error = parser.error
 
         def error(message: str) -> None:
             from fairseq.models import ARCH_MODEL_REGISTRY
@@ -46,14 +46,14 @@ def mend(module: ModuleType) -> None:
             chosen = OURS.search(message.partition("(choose from")[0])
             if chosen is not None and "transformer_collab" not in ARCH_MODEL_REGISTRY:
                 raise OptionError(f"fairseq has no {chosen[0]}; {USER_DIR}.")
-            published_error(message)
+            original_error(message)
 
         parser.error = error
         return parser
 
-    @functools.wraps(published_validation)
+    @functools.wraps(original_validation)
     def get_validation_parser(task: Optional[str] = None) -> Any:
-        return published_validation(task or default_task())
+        return original_validation(task or default_task())
 
     module.get_parser = get_parser  # type: ignore[attr-defined]
     module.get_validation_parser = get_validation_parser  # type: ignore[attr-defined]

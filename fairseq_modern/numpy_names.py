@@ -22,7 +22,7 @@ def percentile(*args: Any, **options: Any) -> Any:
     return numpy.percentile(*args, **options)
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Give the module its own `np`, if it has one."""
     if "np" in vars(module):
         own: Any = StandIn(numpy, **REMOVED, compat=SimpleNamespace(long=int), percentile=percentile)

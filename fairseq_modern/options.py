@@ -9,13 +9,13 @@ from types import ModuleType
 from typing import Any, Optional, Sequence
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap `fairseq.options.parse_args_and_arch`."""
-    published = module.parse_args_and_arch
+    original = module.parse_args_and_arch
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def parse_args_and_arch(parser: Any, input_args: Optional[Sequence[str]] = None, *rest: Any, **options: Any) -> Any:
-        parsed = published(parser, input_args, *rest, **options)
+        parsed = original(parser, input_args, *rest, **options)
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         given = "--tpu" in (sys.argv[1:] if input_args is None else input_args)
         if getattr(args, "tpu", False) and not given and not parser.get_default("tpu"):

@@ -20,21 +20,21 @@ OF_TORCH = (
 )
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Before fairseq is imported: ignore these warnings of torch, if this is one of fairseq's console programs."""
     if tool_name() is not None:
         for category, message in OF_TORCH:
             warnings.filterwarnings("ignore", message, category, append=True)
 
 
-def mend_hydra(module: ModuleType) -> None:
+def patch_hydra(module: ModuleType) -> None:
     """Wrap `fairseq.dataclass.utils.convert_namespace_to_omegaconf`."""
-    published = module.convert_namespace_to_omegaconf
+    original = module.convert_namespace_to_omegaconf
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def convert_namespace_to_omegaconf(*args: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return published(*args, **options)
+            return original(*args, **options)
 
     module.convert_namespace_to_omegaconf = convert_namespace_to_omegaconf  # type: ignore[attr-defined]

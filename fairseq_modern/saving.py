@@ -31,29 +31,29 @@ def checkpoint_file(path: str) -> Iterator[Any]:
         ) from error
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Replace how `fairseq.checkpoint_utils` writes and copies checkpoints on local disks."""
-    published: Any = module.PathManager
-    published_save = module.torch_persistent_save
-    if "fsync" in names(published_save) | names(published.copy):
+    original: Any = module.PathManager
+    original_save = module.torch_persistent_save
+    if "fsync" in names(original_save) | names(original.copy):
         return
 
     def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
         """Save `obj` under `filename`, whole or not at all. Remote and asynchronous writes go fairseq's way."""
-        if async_write or not isinstance(filename, (str, os.PathLike)) or not published.supports_rename(str(filename)):
-            published_save(obj, filename, async_write=async_write)
+        if async_write or not isinstance(filename, (str, os.PathLike)) or not original.supports_rename(str(filename)):
+            original_save(obj, filename, async_write=async_write)
             return
         with checkpoint_file(os.fspath(filename)) as file:
             torch.save(obj, file)
 
-    class PathManager(published):
+    class PathManager(original):
         """fairseq's, except that a local copy is there whole or not at all."""
 
         @staticmethod
         def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-            remote = published.path_requires_pathmanager(src_path) or published.path_requires_pathmanager(dst_path)
+            remote = original.path_requires_pathmanager(src_path) or original.path_requires_pathmanager(dst_path)
             if remote or (os.path.exists(dst_path) and not overwrite):
-                return published.copy(src_path, dst_path, overwrite=overwrite)
+                return original.copy(src_path, dst_path, overwrite=overwrite)
             with open(src_path, "rb") as source, checkpoint_file(dst_path) as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
             return dst_path

@@ -12,21 +12,21 @@ from typing import Any
 LEFT_BEHIND = ("best", "num_runs")
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap `fairseq_cli.train.main`."""
     train: Any = module
-    published = train.main
+    original = train.main
 
     def forget() -> None:
         for function in (train.checkpoint_utils.save_checkpoint, train.should_stop_early):
             for name in LEFT_BEHIND:
                 vars(function).pop(name, None)
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def main(*args: Any, **options: Any) -> Any:
         forget()
         try:
-            return published(*args, **options)
+            return original(*args, **options)
         finally:
             forget()
 

@@ -11,17 +11,17 @@ from types import ModuleType
 from typing import Any
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap `fairseq.utils.import_user_module`."""
-    published = module.import_user_module
+    original = module.import_user_module
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def import_user_module(args: Any) -> None:
         given = getattr(args, "user_dir", None)
         folder = os.path.abspath(given) if given else ""
         name = os.path.basename(folder)
         left_out = name in sys.modules and folder not in getattr(module.import_user_module, "memo", ())
-        published(args)
+        original(args)
         for kind in ("tasks", "models"):
             if left_out and os.path.isdir(os.path.join(folder, kind)):
                 register = getattr(importlib.import_module(f"fairseq.{kind}"), f"import_{kind}")

@@ -151,9 +151,9 @@ def run_child(folder: str, request: Request, streams: List[int]) -> None:
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(cwd)
-        published = sysconfig.get_path
+        original = sysconfig.get_path
         sysconfig.get_path = lambda name, *rest, **more: (  # recipes look for console scripts there
-            folder if name == "scripts" else published(name, *rest, **more)
+            folder if name == "scripts" else original(name, *rest, **more)
         )
         if tool != "fairseq-generate":  # others set up logging before they import fairseq, a module of which does too
             logging.root.handlers.clear()

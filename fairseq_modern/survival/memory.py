@@ -42,25 +42,25 @@ def explain(trainer: Any, step: str, error: RuntimeError) -> Exception:
     return error
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap the steps of `fairseq.trainer.Trainer`."""
-    published_train, published_valid = module.Trainer.train_step, module.Trainer.valid_step
+    original_train, original_valid = module.Trainer.train_step, module.Trainer.valid_step
 
-    @functools.wraps(published_train)
+    @functools.wraps(original_train)
     def train_step(self: Any, samples: Any, raise_oom: bool = False) -> Any:
         if self.data_parallel_world_size == 1 or not survival.is_on():
-            return published_train(self, samples, raise_oom)
+            return original_train(self, samples, raise_oom)
         try:
-            return published_train(self, samples, raise_oom=True)
+            return original_train(self, samples, raise_oom=True)
         except RuntimeError as error:
             raise explain(self, "training", error) from error
 
-    @functools.wraps(published_valid)
+    @functools.wraps(original_valid)
     def valid_step(self: Any, sample: Any, raise_oom: bool = False) -> Any:
         if self.data_parallel_world_size == 1 or not survival.is_on():
-            return published_valid(self, sample, raise_oom)
+            return original_valid(self, sample, raise_oom)
         try:
-            return published_valid(self, sample, raise_oom)
+            return original_valid(self, sample, raise_oom)
         except RuntimeError as error:
             raise explain(self, "validation", error) from error
 

@@ -31,14 +31,14 @@ def batch_settings(cfg: Any) -> Dict[str, Any]:
     return {name: cfg[section][key] for name, (section, key) in BATCHES.items() if key in cfg.get(section, {})}
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Let what `fairseq.checkpoint_utils` loads carry these settings beside its position."""
     checkpoint_utils: Any = module
-    published = checkpoint_utils.load_checkpoint_to_cpu
+    original = checkpoint_utils.load_checkpoint_to_cpu
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
-        state = published(*args, **options)
+        state = original(*args, **options)
         position = (state.get("extra_state") or {}).get("train_iterator") if survival.is_on() else None
         if position and state.get("cfg") is not None:  # travels with it to all processes
             position[MADE_FOR] = batch_settings(state["cfg"])
@@ -47,16 +47,16 @@ def mend(module: ModuleType) -> None:
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
 
 
-def mend_trainer(module: ModuleType) -> None:
+def patch_trainer(module: ModuleType) -> None:
     """Let `fairseq.trainer.Trainer` go on at the next epoch where the position within the last one means nothing."""
     trainer: Any = module
-    published = trainer.Trainer.load_checkpoint
+    original = trainer.Trainer.load_checkpoint
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def load_checkpoint(self: Any, filename: str, *args: Any, **options: Any) -> Any:
         from fairseq.logging import metrics
 
-        extra_state = published(self, filename, *args, **options)
+        extra_state = original(self, filename, *args, **options)
         position = (extra_state or {}).get("train_iterator") or {}
         if MADE_FOR not in position:
             return extra_state

@@ -114,29 +114,29 @@ def prepare(cfg: Any, trainer: Any, copy: Any) -> None:
     check_space(trainer.cfg, trainer.get_model())
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap how `fairseq.checkpoint_utils` loads what a training goes on from."""
     checkpoint_utils: Any = module
-    published = checkpoint_utils.load_checkpoint
+    original = checkpoint_utils.load_checkpoint
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def load_checkpoint(cfg: Any, trainer: Any, **options: Any) -> Any:
         if survival.is_on():
             if trainer.is_data_parallel_master:
                 prepare(cfg, trainer, checkpoint_utils.PathManager.copy)
             if dist.is_initialized() and trainer.data_parallel_world_size > 1 and not trainer.tpu:
                 dist.barrier(group=trainer.data_parallel_process_group)
-        return published(cfg, trainer, **options)
+        return original(cfg, trainer, **options)
 
     checkpoint_utils.load_checkpoint = load_checkpoint
 
 
-def mend_trainer(module: ModuleType) -> None:
+def patch_trainer(module: ModuleType) -> None:
     """Let `fairseq.trainer.Trainer` refuse a checkpoint that it was told to go on from and that is not there."""
     trainer: Any = module
-    files, published = trainer.PathManager, trainer.Trainer.load_checkpoint
+    files, original = trainer.PathManager, trainer.Trainer.load_checkpoint
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def load_checkpoint(self: Any, filename: str, *args: Any, **options: Any) -> Any:
         if survival.is_on() and not files.isfile(filename):
             default = os.path.join(self.cfg.checkpoint.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
@@ -145,7 +145,7 @@ def mend_trainer(module: ModuleType) -> None:
                     f"expected a checkpoint to go on from, but there is no file {filename}; "
                     "a name without a folder is looked for in the current folder."
                 )
-        return published(self, filename, *args, **options)
+        return original(self, filename, *args, **options)
 
     trainer.Trainer.load_checkpoint = load_checkpoint
 

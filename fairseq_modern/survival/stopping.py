@@ -88,26 +88,26 @@ def somebody_acts() -> bool:
     """Whether `fairseq_cli.train` is what trains: as an imported module, or as the program that was started."""
     program = sys.modules["__main__"]
     if tool_name() == "fairseq_cli.train" and hasattr(program, "validate_and_save"):
-        mend_train(program)
+        patch_train(program)
         return True
     return _training.is_set()
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Listen from the moment when `fairseq.checkpoint_utils` has loaded what a training goes on from."""
     checkpoint_utils: Any = module
-    published_load, published_save = checkpoint_utils.load_checkpoint, checkpoint_utils.save_checkpoint
+    original_load, original_save = checkpoint_utils.load_checkpoint, checkpoint_utils.save_checkpoint
 
-    @functools.wraps(published_load)
+    @functools.wraps(original_load)
     def load_checkpoint(*args: Any, **options: Any) -> Any:
-        loaded = published_load(*args, **options)
+        loaded = original_load(*args, **options)
         if survival.is_on() and somebody_acts():
             listen()
         return loaded
 
-    @functools.wraps(published_save)
+    @functools.wraps(original_save)
     def save_checkpoint(cfg: Any, trainer: Any, *args: Any, **options: Any) -> Any:
-        saved = published_save(cfg, trainer, *args, **options)
+        saved = original_save(cfg, trainer, *args, **options)
         trainer.saved_after = trainer.get_num_updates()
         return saved
 
@@ -115,16 +115,16 @@ def mend(module: ModuleType) -> None:
     checkpoint_utils.save_checkpoint = save_checkpoint
 
 
-def mend_trainer(module: ModuleType) -> None:
+def patch_trainer(module: ModuleType) -> None:
     """Let the processes of `fairseq.trainer.Trainer` tell each other that they were asked to stop."""
     trainer: Any = module
-    published = trainer.Trainer._aggregate_logging_outputs
+    original = trainer.Trainer._aggregate_logging_outputs
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def _aggregate_logging_outputs(self: Any, logging_outputs: Any, *sums: Any, ignore: bool = False) -> Any:
         if not survival.is_on():
-            return published(self, logging_outputs, *sums, ignore=ignore)
-        outputs, totals = published(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
+            return original(self, logging_outputs, *sums, ignore=ignore)
+        outputs, totals = original(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
         *totals, self.processes_asked_to_stop = totals
         return outputs, totals
 
@@ -155,23 +155,23 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
     raise Stopped
 
 
-def mend_train(module: ModuleType) -> None:
+def patch_train(module: ModuleType) -> None:
     """Wrap what `fairseq_cli.train` does after each update, and the whole of a training."""
     train: Any = module
-    published, published_main = train.validate_and_save, train.main
+    original, original_main = train.validate_and_save, train.main
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, *args: Any, **options: Any) -> Any:
-        losses, finished = published(cfg, trainer, task, epoch_itr, *args, **options)
+        losses, finished = original(cfg, trainer, task, epoch_itr, *args, **options)
         if not finished and is_asked_to_stop(trainer):
             stop(train.checkpoint_utils, cfg, trainer, epoch_itr)
         return losses, finished
 
-    @functools.wraps(published_main)
+    @functools.wraps(original_main)
     def main(*args: Any, **options: Any) -> Any:
         _training.set()
         try:
-            return published_main(*args, **options)
+            return original_main(*args, **options)
         finally:
             _training.clear()
             forget()

@@ -56,22 +56,22 @@ def die_with_torchrun() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Wrap `fairseq.distributed.utils.call_main`."""
     utils: Any = module
-    published = utils.call_main
+    original = utils.call_main
 
-    @functools.wraps(published)
+    @functools.wraps(original)
     def call_main(cfg: Any, main: Any, **options: Any) -> Any:
         if not survival.is_on():
-            return published(cfg, main, **options)
+            return original(cfg, main, **options)
         die_with_torchrun()
         training = cfg.distributed_training
         if training.distributed_init_method is None:
             utils.infer_init_method(training)
         if training.distributed_init_method is None or training.distributed_no_spawn:
-            return published(cfg, main, **options)
+            return original(cfg, main, **options)
         with stoppable():
-            return published(cfg, main, **options)
+            return original(cfg, main, **options)
 
     utils.call_main = call_main

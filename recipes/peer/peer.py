@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple
 from xml.etree import ElementTree
 
+import collab_fairseq
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.pages import table
-
-import collab_fairseq
 
 EXPECTED = Path(__file__).with_name("expected.tsv")
 NOT_RUN = "not run"

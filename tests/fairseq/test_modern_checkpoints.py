@@ -287,13 +287,13 @@ def test_the_left_over_of_a_kill_is_no_checkpoint_and_is_overwritten(tmp_path):
 
 
 def test_remote_and_asynchronous_writes_go_fairseqs_way(tmp_path, monkeypatch):
-    published = checkpoint_utils.PathManager.__mro__[1]
-    assert published is file_io.PathManager
+    original = checkpoint_utils.PathManager.__mro__[1]
+    assert original is file_io.PathManager
     calls = []
-    monkeypatch.setattr(published, "path_requires_pathmanager", staticmethod(lambda path: path.startswith("remote:")))
-    monkeypatch.setattr(published, "copy", staticmethod(lambda *a, **k: calls.append("copy") or True))
+    monkeypatch.setattr(original, "path_requires_pathmanager", staticmethod(lambda path: path.startswith("remote:")))
+    monkeypatch.setattr(original, "copy", staticmethod(lambda *a, **k: calls.append("copy") or True))
     assert checkpoint_utils.PathManager.copy(str(tmp_path / "a"), "remote:b", overwrite=True)
-    monkeypatch.setattr(published, "opena", staticmethod(lambda *a: calls.append("opena") or io.BytesIO()))
+    monkeypatch.setattr(original, "opena", staticmethod(lambda *a: calls.append("opena") or io.BytesIO()))
     checkpoint_utils.torch_persistent_save({}, str(tmp_path / "c.pt"), async_write=True)
     assert calls == ["copy", "opena"]
     assert files(tmp_path) == []

@@ -89,7 +89,7 @@ def position_after_loading(kept, directory, changes):
         now[section][key] = value
     state = {"train_iterator": {**kept, position.MADE_FOR: position.batch_settings(before)}}
     module = SimpleNamespace(Trainer=type("Trainer", (), {"load_checkpoint": lambda self, filename: state}))
-    position.mend_trainer(module)
+    position.patch_trainer(module)
     trainer = module.Trainer()
     trainer.cfg, trainer.is_data_parallel_master, trainer.get_num_updates = now, True, lambda: 30
     return trainer.load_checkpoint("checkpoint_last.pt")["train_iterator"]

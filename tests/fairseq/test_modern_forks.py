@@ -53,14 +53,14 @@ def layer_of_a_fork(fast_path):
 def test_a_layer_without_the_fast_path_is_left_alone():
     fork = layer_of_a_fork(fast_path=False)
     before = dict(vars(fork.TransformerEncoderLayerBase))
-    encoder_layer.mend(fork)
+    encoder_layer.patch(fork)
     assert dict(vars(fork.TransformerEncoderLayerBase)) == before
     assert fork.torch is torch
 
 
 def test_a_layer_with_the_fast_path_keeps_what_a_fork_has_added():
     fork = layer_of_a_fork(fast_path=True)
-    encoder_layer.mend(fork)
+    encoder_layer.patch(fork)
     layer = fork.TransformerEncoderLayerBase().eval()
     x = torch.randn(2, C)
     assert torch.equal(layer(x), layer.adapter(x))
@@ -74,13 +74,13 @@ def test_a_layer_with_the_fast_path_keeps_what_a_fork_has_added():
 
 
 def test_names_are_those_of_the_function_itself_however_wrapped_and_nested():
-    def published():
+    def original():
         return [sorted(word for word in "own string")]
 
     def wrapper():
-        return published()
+        return original()
 
-    wrapper.__wrapped__ = published
+    wrapper.__wrapped__ = original
     assert {"sorted", "own string"} <= defects.names(wrapper)
     assert "published" not in defects.names(wrapper)
 
@@ -114,8 +114,8 @@ def test_what_works_is_left_alone():
         **dict.fromkeys(functions, all_gather_list),
     )  # fmt: skip
     step = Optimizer.step
-    for mend in (amp.mend, saving.mend, distributed.mend, distributed.mend_data_parallel):
-        mend(fork)
+    for patch in (amp.patch, saving.patch, distributed.patch, distributed.patch_data_parallel):
+        patch(fork)
     assert Optimizer.step is step
     assert fork.PathManager is PathManager
     assert fork.all_gather_list is fork._broadcast_object_slow is all_gather_list

@@ -18,9 +18,9 @@ from tests.common import TINY_MODEL, TINY_TRAINING, run
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
 def test_without_the_mends_fairseq_cannot_be_imported():
-    published = run("python", "-c", "import fairseq", check=False, env={"FAIRSEQ_MODERN": "0"})
-    assert published.returncode != 0
-    assert "mutable default" in published.stderr
+    original = run("python", "-c", "import fairseq", check=False, env={"FAIRSEQ_MODERN": "0"})
+    assert original.returncode != 0
+    assert "mutable default" in original.stderr
     run("python", "-c", "import fairseq", env={"FAIRSEQ_MODERN": "1"})
 
 
@@ -172,7 +172,7 @@ def test_an_eval_of_a_forks_own_is_left_alone():
     from fairseq_modern import expressions
 
     fork = SimpleNamespace(eval=len)
-    expressions.mend(fork)
+    expressions.patch(fork)
     assert fork.eval is len
 
 
@@ -199,7 +199,7 @@ def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
     ).stdout.split()
     modules = {".".join(Path(f).relative_to(root.parent).with_suffix("").parts) for f in calls}
     assert modules, "the search itself must find something"
-    assert modules <= {name for name, mends in fairseq_modern.AFTER.items() if "expressions.mend" in mends}
+    assert modules <= {name for name, mends in fairseq_modern.AFTER.items() if "expressions.patch" in mends}
 
 
 @pytest.mark.parametrize(

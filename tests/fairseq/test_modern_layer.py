@@ -180,12 +180,12 @@ def test_checkpoints_of_published_fairseq_lose_their_surplus():
     model, words = make_model()
     state = model.state_dict()
     assert not [name for name in state if name.rsplit(".", 1)[-1] in SURPLUS]
-    published = {**state, **{f"encoder.layers.{i}.{name}": torch.ones(1) for i in (0, 1) for name in SURPLUS}}
-    assert len(published) == len(state) + 16
+    original = {**state, **{f"encoder.layers.{i}.{name}": torch.ones(1) for i in (0, 1) for name in SURPLUS}}
+    assert len(original) == len(state) + 16
     other, _ = make_model(encoder_layers=2, no_token_positional_embeddings=False)
     with torch.no_grad():
         other.encoder.layers[0].fc1.weight.zero_()
-    other.load_state_dict(published, strict=True)
+    other.load_state_dict(original, strict=True)
     batch = make_batch(words)
     assert torch.equal(model(*batch)[0], other(*batch)[0])
     with pytest.raises(RuntimeError, match="Unexpected key"):
@@ -257,6 +257,6 @@ def test_any_version_of_torch_will_do(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     for module in (transformer_layer, transformer_encoder):
         monkeypatch.setattr(module, "torch", torch)
-        encoder_layer.mend_version(module)
+        encoder_layer.patch_version(module)
     model, words = make_model()
     assert model(*make_batch(words))[0].isfinite().all()

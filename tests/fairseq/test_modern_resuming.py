@@ -188,7 +188,7 @@ def trainer_that_loads(loaded, cfg):
     """A trainer, as far as loading goes, that appends to `loaded` what it goes on from."""
     module = SimpleNamespace(PathManager=os.path, Trainer=type("Trainer", (), {}))
     module.Trainer.load_checkpoint = lambda self, filename: loaded.append(filename)
-    resuming.mend_trainer(module)
+    resuming.patch_trainer(module)
     trainer = module.Trainer()
     trainer.cfg, trainer.checkpoint_suffix = cfg, ""
     return trainer
@@ -216,7 +216,7 @@ def test_mocks_of_trainers_and_configurations_do(tmp_path, monkeypatch, on):
     monkeypatch.setattr(survival, "is_on", lambda: on)
     cfg = OmegaConf.create({"save_dir": None, "restore_file": "checkpoint_last.pt"})
     module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: "loaded", PathManager=SimpleNamespace(copy=None))
-    resuming.mend(module)
+    resuming.patch(module)
     assert module.load_checkpoint(cfg, MagicMock()) == "loaded"
     assert module.load_checkpoint(MagicMock(), MagicMock()) == "loaded"
 
@@ -226,7 +226,7 @@ def test_the_folder_is_put_in_order_only_where_survival_is_on(tmp_path, monkeypa
     monkeypatch.setattr(survival, "is_on", lambda: on)
     checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
     module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: None, PathManager=SimpleNamespace(copy=copy))
-    resuming.mend(module)
+    resuming.patch(module)
     cfg = forked.training_config(tmp_path)
     trainer = SimpleNamespace(
         is_data_parallel_master=True, checkpoint_suffix="", cfg=cfg, get_model=lambda: torch.nn.Linear(1, 1)

@@ -29,7 +29,7 @@ def default_action():
 def load_and_look(monkeypatch, on, program="/usr/bin/fairseq-train", main=None):
     """What SIGTERM does once a checkpoint has been loaded, in a program with this `__main__`."""
     module = SimpleNamespace(load_checkpoint=lambda: "loaded", save_checkpoint=None)
-    stopping.mend(module)
+    stopping.patch(module)
     with monkeypatch.context() as patch:
         patch.setattr(survival, "is_on", lambda: on)
         patch.setattr(sys, "argv", [program])
@@ -54,7 +54,7 @@ def test_the_signals_are_heard_only_where_somebody_acts_on_them(default_action, 
     stopping.forget()
     for on, expected in ((False, signal.SIG_DFL), (True, stopping.hear)):
         train = training_script(lambda on=on: load_and_look(monkeypatch, on))
-        stopping.mend_train(train)
+        stopping.patch_train(train)
         assert train.main() == expected
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
@@ -95,7 +95,7 @@ def test_one_process_that_is_asked_stops_all(monkeypatch):
     module.Trainer._aggregate_logging_outputs = lambda self, outputs, *sums, ignore: (
         outputs, [*sums[:-1], sums[-1] + next(asked)],
     )  # fmt: skip
-    stopping.mend_trainer(module)
+    stopping.patch_trainer(module)
     trainer = module.Trainer()
     trainer.data_parallel_world_size = 2
     assert not stopping.is_asked_to_stop(trainer)

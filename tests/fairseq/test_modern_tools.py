@@ -161,11 +161,11 @@ def test_amp_divides_by_the_scale_once():
     assert norm == 5
     assert scale == 1024
 
-    def published(optimizer):
+    def original(optimizer):
         optimizer.scaler.step(optimizer.fp32_optimizer)
         optimizer.scaler.update()
 
-    wrong, _, _ = step_once(published)
+    wrong, _, _ = step_once(original)
     assert (wrong - torch.tensor([1.0, -2.0])).abs().max() < 0.01, "twice unscaled, it hardly moves"
 
 
@@ -214,7 +214,7 @@ def test_only_fairseqs_tools_keep_quiet_and_only_of_what_nobody_can_change(progr
     monkeypatch.setattr(sys, "argv", [program])
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
-        quiet.mend(SimpleNamespace())
+        quiet.patch(SimpleNamespace())
         warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
         warnings.warn("another fault of torch", stacklevel=1)
     assert len(caught) == heard

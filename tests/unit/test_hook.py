@@ -145,13 +145,13 @@ def test_a_mend_whose_target_is_missing_is_left_out_with_one_warning(calls):
 
 def test_single_mends_can_be_skipped_by_name(calls, monkeypatch):
     others = types.ModuleType("fairseq_modern.others")
-    others.mend = lambda module: calls.seen.append("others")
+    others.patch = lambda module: calls.seen.append("others")
     monkeypatch.setitem(sys.modules, "fairseq_modern.others", others)
     monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "amp, calls")
-    assert call("calls.after", "others.mend") == []
+    assert call("calls.after", "others.patch") == []
     assert calls.seen == ["others"]
     monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "amp,encoder_lair,stopping")
-    (message,) = call("calls.after", "others.mend")
+    (message,) = call("calls.after", "others.patch")
     assert "has no mend encoder_lair, " in message
     assert " encoder_layer, " in message
     assert calls.seen == ["others", "after", "others"]
