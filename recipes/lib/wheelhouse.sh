@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that a machine without internet needs, in a folder of wheels. Called by `make wheelhouse`:
 #
-#     recipes/lib/wheelhouse.sh PYTHON [torch] [plots] [test]      PYTHON: a version (3.12), a program or a path
+#     usage: recipes/lib/wheelhouse.sh PYTHON [torch] [plots] [test]      PYTHON: a version (3.12), a program or a path
 #
 # fairseq 0.12.2 is compiled for that Python; its dependencies, this project and theirs are collected at the versions of
 # constraints.txt, and all are tried in a fresh environment. torch is left out unless asked for: most machines with GPUs
@@ -10,7 +10,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-case ${1:-} in -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;; esac
 wanted=${1:?name a Python: a version (3.12), a program or a path}
 shift
 output=${WHEELHOUSE:-$root/wheelhouse}
