@@ -2,7 +2,7 @@
 """What the study of gates needs besides fairseq-train and `collab heads`.
 
     gates.py collaborative CHECKPOINT      prints yes where a layer of the model has collaborative heads
-    gates.py score CHECKPOINT --model FILE --data DIR --test SPLIT=FILE --penalty X --finalised FILE --output RECORD
+    gates.py score CHECKPOINT --model FILE --data DIR --reference SPLIT=FILE --penalty X --finalised FILE --output FILE
                                            loss on valid and BLEU of the model without closed heads, beside those of the
                                            model that the training began with; adds to the record
     gates.py draw RECORD FIGURE            BLEU against the heads left
@@ -19,6 +19,7 @@ import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.checkpoints import file_setting
+from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.cli import options
 from collab_fairseq.heads import ablation, closing
 from collab_fairseq.heads.evaluation import as_json, compare, evaluate
@@ -34,16 +35,16 @@ def score(args: argparse.Namespace) -> None:
     """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
     device = options.choose_device(args)
     source = translation.load_model(args.model, args.data, device=device, seed=args.seed)
-    tests = options.read_tests(args)
+    tests = shared.read_tests(args)
     settings = {
         "checkpoint": file_setting(args.model),
-        **options.test_settings(args, source, tests),
+        **shared.test_settings(args, source),
         "updates": args.updates,
     }
     command = shlex.join(["recipes/heads/gates.py", *sys.argv[1:]])
     kind = "gpu" if device.startswith("cuda") else "cpu"
     record = Record("heads", "gates", command, settings, args.output, device=kind, threads=torch.get_num_threads())
-    search = options.search_of(args)
+    search = shared.search_of(args)
     whole = {test.split: ablation.whole_model(source, test, record, search) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
@@ -93,8 +94,8 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("collaborative").add_argument("checkpoint")
     command = commands.add_parser("score")
-    options.add_model(command, None)
-    options.add_tests(command, required=True)
+    shared.add_model(command, None)
+    shared.add_tests(command)
     command.add_argument("--model", required=True, help="what the training with gates began with")
     command.add_argument("--penalty", required=True, help="λ of the training")
     command.add_argument("--updates", type=int, required=True, help="of the training")

@@ -20,7 +20,7 @@ optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 
 
 usage() {
     cat <<EOF
-usage: recipes/heads/run.sh --model CHECKPOINT --data DIR --name NAME --test SPLIT=FILE [options]
+usage: recipes/heads/run.sh --model CHECKPOINT --data DIR --name NAME --reference SPLIT=FILE [options]
 
 Analyse the heads of a trained translation model: redundancy, importance, ablation (each head without, and alone) with
 paired bootstrap, pruning curves, roles and attention maps; then train it on with stochastic gates at several penalties,
@@ -29,7 +29,8 @@ and score what they leave.
   --model FILE      checkpoint of fairseq's transformer or of transformer_collab
   --data DIR        its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)
   --name NAME       of the model in records, tables and figures
-  --test SPLIT=FILE a test split and its raw references, such as test=test_2016_flickr.de; repeatable; with two of them
+  --reference SPLIT=FILE
+                    a test split and its raw references, such as test=test_2016_flickr.de; repeatable; with two of them
                     their ablations are correlated
   --sentences N     translate only the first N of each test split in ablation and pruning (default: all)
   --parses FILE     CoNLL-U of the validation set's source side, for syntactic heads
@@ -56,7 +57,7 @@ python=${PYTHON:-python}
 model='' data='' name='' output='' parses='' maps=0 sentences=''
 read_options "$@"
 tests=("${split_files[@]}") limit=(${sentences:+--sentences "$sentences"})
-[ ${#tests[@]} -gt 0 ] || die "--test is needed (see --help)"
+[ ${#tests[@]} -gt 0 ] || die "--reference is needed (see --help)"
 case $penalties in none) ;; '' | *[!0-9.,]*) die "--penalties must be numbers such as 0.01,0.03, got '$penalties'" ;; esac
 [ -z "$parses" ] || [ -f "$parses" ] || die "there is no file $parses"
 open_trained
@@ -77,7 +78,7 @@ heads() { # STEP ARGUMENTS: the analysis that the step begins with; what it prin
     shift
     if finished "$step"; then return; fi
     say "$step"
-    "$scripts/collab" heads "${step%%-*}" "$model" "$@" --output "$output/$name.$step.json" \
+    "$scripts/collab" heads "${step%%-*}" "$model" "$@" --json "$output/$name.$step.json" \
         --figure "$output/$name.$step.svg" >"$output/$step.md.tmp" || die "the analysis '$step' failed (see above)"
     mv "$output/$step.md.tmp" "$output/$step.md"
     finish "$step"
