@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the study of gates needs besides fairseq-train and `collab heads`.
 
-    gates.py score CHECKPOINT --model FILE --data DIR --test SPLIT=FILE --penalty X --finalised FILE --output RECORD
+    gates.py score CHECKPOINT --model FILE --data DIR --reference SPLIT=FILE --penalty X --finalised FILE --output FILE
                                   loss on valid and BLEU of the model without closed heads, beside those of the model
                                   that the training began with; adds to the record
     gates.py show RECORD FIGURE   prints a table of the record, and draws BLEU against the heads left
@@ -16,6 +16,7 @@ from typing import Any, Dict
 import torch
 
 from collab_fairseq import checkpoints, translation
+from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.cli import options
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.evaluation import compare, evaluate, whole_model
@@ -28,8 +29,8 @@ def score(args: argparse.Namespace) -> None:
     """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
     device = options.choose_device(args)
     source = translation.load_model(args.model, args.data, device=device, seed=args.seed)
-    tests, search = options.read_tests(args), options.search_of(args)
-    asked = options.test_settings(args, source, tests)
+    tests, search = shared.read_tests(args), shared.search_of(args)
+    asked = shared.test_settings(args, source)
     record = Record(
         "heads", "gates", shlex.join(["recipes/heads/gates.py", *sys.argv[1:]]),
         {"checkpoint": checkpoints.file_setting(args.model), **asked, "updates": args.updates}, args.output,
@@ -69,7 +70,7 @@ def show(path: str, figure_path: str) -> None:
             left.append(f"{sum(own)} of {len(own)}" if own else "all")
         cells = [c for s in splits for c in (f"{found['tests'][s]['bleu']:.2f}", f"{found['tests'][s]['p_value']:.3f}")]
         rows.append([penalty, *left, f"{found['loss']:.3f}", *cells])
-    options.show_table(rows)
+    shared.show_table(rows)
     with drawing(figure_path, (3.4 * len(splits), 3.0)) as figure:
         for axis, split in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits, strict=True):
             for penalty in penalties:
@@ -88,8 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("score")
-    options.add_model(command, None)
-    options.add_tests(command, required=True)
+    shared.add_model(command, None)
+    shared.add_tests(command)
     command.add_argument("--model", required=True, help="what the training with gates began with")
     command.add_argument("--penalty", required=True, help="λ of the training")
     command.add_argument("--updates", type=int, required=True, help="of the training")

@@ -18,8 +18,8 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
     references.write_text("".join(f"{target}\n" for _, target in sentence_pairs(20, seed=2)), encoding="utf-8")
     command = [
         ROOT / "recipes" / "heads" / "run.sh", "--model", model, "--data", tiny_data, "--name", "small",
-        "--test", f"test={references}", "--sentences", 3, "--penalties", "20", "--gate-updates", 3, "--device", "cpu",
-        "--output", output,
+        "--reference", f"test={references}", "--sentences", 3, "--penalties", "20", "--gate-updates", 3,
+        "--device", "cpu", "--output", output,
     ]  # fmt: skip
     run("bash", *command, cwd=tmp_path)
     page = (output / "table.md").read_text(encoding="utf-8")
@@ -54,9 +54,9 @@ def test_agreement_by_hand():
 def test_wrong_options_are_one_sentence(tmp_path):
     script = ROOT / "recipes" / "heads" / "run.sh"
     for options, message in (
-        (["--model", "x"], "--test is needed"),
-        (["--model", "x", "--test", f"test={__file__}"], "--model, --data and --name are needed"),
-        (["--test", "nothing"], "--test must be SPLIT=FILE, got 'nothing'"),
+        (["--model", "x"], "--reference is needed"),
+        (["--model", "x", "--reference", f"test={__file__}"], "--model, --data and --name are needed"),
+        (["--reference", "nothing"], "--reference must be SPLIT=FILE, got 'nothing'"),
         (["--sentences", "0"], "--sentences must be at least 1"),
         (["--what", "0"], "unknown argument '--what'"),
     ):
