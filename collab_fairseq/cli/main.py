@@ -17,11 +17,13 @@ COMMANDS = {
     "average": "collab_fairseq.cli.average",
     "bench": "collab_fairseq.cli.bench",
     "doctor": "collab_fairseq.cli.doctor",
+    "export": "collab_fairseq.cli.export",
     "heads": "collab_fairseq.cli.heads",
     "record": "collab_fairseq.cli.record",
     "reparam": "collab_fairseq.cli.reparam",
     "score": "collab_fairseq.cli.score",
     "table": "collab_fairseq.cli.table",
+    "translate": "collab_fairseq.cli.translate",
     "user-dir": "collab_fairseq.cli.user_dir",
 }
 

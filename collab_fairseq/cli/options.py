@@ -1,6 +1,7 @@
 """What subcommands share: options and their checks, and for `collab heads` loading the model, records, tables."""
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -61,6 +62,22 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     add("--fields", default="text", metavar="NAME[,NAME]", help="of its one or two texts (default: text)")
     add("--label", default="label", metavar="NAME", help="of its labels, or of the translations (default: label)")
     add("--batch-size", type=positive, default=32, metavar="N", help="examples per batch (default: 32)")
+
+
+def add_text_units(parser: argparse.ArgumentParser) -> None:
+    """How raw text becomes a model's units."""
+    group = parser.add_argument_group("how text becomes the model's units (a model folder says so itself)")
+    add = group.add_argument
+    text = "SentencePiece model (default: sentencepiece.model in the data-bin or beside it)"
+    add("--sentencepiece", metavar="FILE", help=text)
+    add("--bpe-codes", metavar="FILE", help="codes of subword-nmt")
+    add("--moses", action="store_true", help="the text was tokenised with Moses before")
+    add("--lowercase", action="store_true", help="and lower-cased")
+
+
+def quiet() -> None:
+    """Of fairseq's messages only warnings."""
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
 
 
 def is_folder(args: argparse.Namespace) -> bool:
