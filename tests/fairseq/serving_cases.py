@@ -44,9 +44,7 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
             elif "encoder_attn" in name:
                 parameter.mul_(3)
-            elif "content_bias" in name:
-                torch.nn.init.normal_(parameter, generator=random)
-            elif "output_projection" in name:
+            elif "content_bias" in name or "output_projection" in name:
                 torch.nn.init.normal_(parameter, generator=random)
     cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
     cfg["model"] = {"_name": arch, "arch": arch, **flags}
