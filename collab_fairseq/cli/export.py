@@ -12,9 +12,8 @@ found by themselves.
 """
 
 import argparse
+import logging
 import sys
-
-from . import options
 
 HELP = "write a trained model for those who use it"
 
@@ -29,13 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="DIR", help="the new folder; whole or not at all")
     add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
     add("--half", action="store_true", help="folder: weights in half precision")
-    options.add_text_units(parser)
     add("--record", metavar="FILE.json", help="record of the training, to go with the model")
+    group = parser.add_argument_group("how text becomes the model's units (a model folder says so itself)")
+    add = group.add_argument
+    text = "SentencePiece model (default: sentencepiece.model in the data-bin or beside it)"
+    add("--sentencepiece", metavar="FILE", help=text)
+    add("--bpe-codes", metavar="FILE", help="codes of subword-nmt")
+    add("--moses", action="store_true", help="the text was tokenised with Moses before")
+    add("--lowercase", action="store_true", help="and lower-cased")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the source, write the target."""
-    options.quiet()
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     from collab_fairseq.export import folder
     from collab_fairseq.export.source import read_source
 

@@ -37,16 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scores", action="store_true", help="with their scores")
     add("--max-length", type=options.positive, default=200, metavar="N", help="units of a translation (default: 200)")
     add("--engine", default="torch", choices=("torch", "ctranslate2"), help="what computes it (default: torch)")
-    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cuda if any)")
+    options.add_machine(parser)
     add("--precision", default="float32", metavar="NAME", help="float32, float16, bfloat16; of ctranslate2 also int8")
-    add("--threads", type=options.positive, metavar="N", help="CPU threads (default: the engine's)")
     text = "lines read, translated and written at a time (default: 256; 1 at a terminal)"
     add("--buffer", type=options.positive, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Translate line by line."""
-    options.quiet()
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     import collab_fairseq
 
     with _open(args.file) as stream:

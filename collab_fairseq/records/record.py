@@ -91,7 +91,7 @@ class Record:
             if before.get(key) != now.get(key):
                 raise RecordError(
                     f"{path} holds a result with another {key} ({_short(before.get(key))} there, "
-                    f"{_short(now.get(key))} asked for); choose another --output"
+                    f"{_short(now.get(key))} asked for); choose another file"
                 )
         self.content = earlier
 

@@ -40,6 +40,8 @@ class TorchEngine:
             torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise TranslationError(f"{device} needs a GPU that torch can use, but torch finds none here")
         self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
         self.trained.model.to(PRECISIONS[precision])
         self._generator = functools.lru_cache(maxsize=1)(self._make_generator)

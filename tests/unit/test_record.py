@@ -11,7 +11,7 @@ import torch
 
 from collab_fairseq.bench import runner
 from collab_fairseq.bench.cases import Options
-from collab_fairseq.cli import options
+from collab_fairseq.cli import heads_options
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
@@ -158,7 +158,7 @@ def test_the_first_records_are_read(record, tmp_path):
 
 def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
-    heads = options.make_record(argparse.Namespace(checkpoint=[], output=None), "redundancy", {}).content
+    heads = heads_options.make_record(argparse.Namespace(checkpoint=[], json=None), "redundancy", {}).content
     monkeypatch.setitem(runner._CASES, "layer", lambda options: [])
     bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
     (tmp_path / "x.pt").touch()

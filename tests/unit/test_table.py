@@ -323,7 +323,7 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         (["--baseline", "x"], "no record is named x, the baseline; expected one of none-None-s1"),
         (["--figure", "x.pdf"], "must end in .png or .svg, got x.pdf"),
         (["--figure", "x.png", "--x", "updates", "--y", "sacrebleu"], "--x updates draws curves of valid_loss"),
-        (["--figure", "x.png", "--baseline", "x"], "--figure is drawn instead of a table"),
+        (["--figure", "x.png", "--baseline", "x"], "--baseline is of a table, and --figure draws instead"),
         (["--output", "no-page.md", "--marker", "x"], "no-page.md does not exist; with --marker it must"),
     ],
 )
