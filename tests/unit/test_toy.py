@@ -71,13 +71,10 @@ def test_a_folder_that_is_there_is_not_touched(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
-    def no_space(descriptor):
+def test_a_failure_leaves_nothing(tmp_path):
+    with pytest.raises(OSError, match="No space"), toy.new_folder(tmp_path / "corpus") as folder:
+        toy.write({"train": [("A.", "B.")]}, folder)
         raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(toy.os, "fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
-        toy.write({"train": [("A.", "B.")]}, tmp_path / "corpus")
     assert list(tmp_path.iterdir()) == []
 
 
