@@ -5,9 +5,9 @@ source_lang=en
 target_lang=de
 tests=(test:test)
 vocab_size=1500
-train_pairs=12000
-valid_pairs=500
-test_pairs=500
+train=12000
+valid=500
+test=500
 
 # NAME:HEADS:KEY_DIM; 64 is the full key dim, the embedding width
 models=(standard-64:none:64 standard-16:none:16 collaborative-16:encoder_cross_decoder:16)

@@ -27,9 +27,9 @@ score, and show the results in a table, a figure and a few translations.
   --updates N       length of each training (default: $updates)
   --warmup N        warm-up updates of the learning rate (default: $warmup)
   --average N       average the last N checkpoints (default: $average; there are $saves in a run)
-  --train N         sentence pairs to train on (default: $train_pairs)
-  --valid N         sentence pairs to validate on (default: $valid_pairs)
-  --test N          sentence pairs to translate (default: $test_pairs)
+  --train N         sentence pairs to train on (default: $train)
+  --valid N         sentence pairs to validate on (default: $valid)
+  --test N          sentence pairs to translate (default: $test)
   --vocab-size N    SentencePiece pieces, both languages together (default: $vocab_size)
   --output DIR      (default: runs/demo/seed<N>)
   --device NAME     auto, gpu or cpu (default: auto: one GPU where there is one)
@@ -43,28 +43,7 @@ EOF
 command_line="recipes/demo/run.sh $*"
 python=${PYTHON:-python}
 output=
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
-    esac
-    case $1 in
-        --seed) seed=$2 && need_number "$1" "$2" ;;
-        --updates) updates=$2 && need_number "$1" "$2" ;;
-        --warmup) warmup=$2 && need_number "$1" "$2" ;;
-        --average) average=$2 && need_number "$1" "$2" ;;
-        --train) train_pairs=$2 && need_number "$1" "$2" ;;
-        --valid) valid_pairs=$2 && need_number "$1" "$2" ;;
-        --test) test_pairs=$2 && need_number "$1" "$2" ;;
-        --vocab-size) vocab_size=$2 && need_number "$1" "$2" ;;
-        --output) output=$2 ;;
-        --device) device=$2 ;;
-        --python) python=$2 ;;
-        *) die "unknown argument '$1' (see --help)" ;;
-    esac
-    shift 2
-done
-extra_flags=()
+read_options "$@"
 
 find_tools
 find_device
@@ -89,7 +68,7 @@ lock try || {
 
 output=$demo
 keep_settings "$demo/settings.txt" <<EOF
-seed $seed, $train_pairs + $valid_pairs + $test_pairs sentence pairs, $vocab_size pieces
+seed $seed, $train + $valid + $test sentence pairs, $vocab_size pieces
 models ${models[*]}
 $updates updates, average $average every $save_interval updates, device $device
 $arch ${shared_model_flags[*]}
@@ -103,8 +82,8 @@ prepare() {
     local partial=$demo/data.partial
     rm -rf "$partial" # of a demo that was killed
     mkdir "$partial"
-    "$python" "$root/data_prep/toy.py" --seed "$seed" --train "$train_pairs" --valid "$valid_pairs" \
-        --test "$test_pairs" --output "$partial/raw" || die "the corpus could not be made"
+    "$python" "$root/data_prep/toy.py" --seed "$seed" --train "$train" --valid "$valid" \
+        --test "$test" --output "$partial/raw" || die "the corpus could not be made"
     binarise "$partial" "$vocab_size"
     mv "$partial" "$data"
 }

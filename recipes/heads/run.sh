@@ -9,7 +9,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/trained.sh
 . "$root/recipes/lib/trained.sh"
 
-gate_penalties=0,0.01,0.03,0.1
+penalties=0,0.01,0.03,0.1
 gate_sites=encoder_cross_decoder
 gate_updates=1000
 seed=1
@@ -35,7 +35,7 @@ and score what they leave.
   --sentences N     translate only the first N of each test split in ablation and pruning (default: all)
   --parses FILE     CoNLL-U of the validation set's source side, for syntactic heads
   --maps N,N        draw the attention of these sentences of the validation set (default: 0)
-  --penalties X,X   gate penalties λ; 0 is the same training without a penalty (default: $gate_penalties; none: no gates)
+  --penalties X,X   gate penalties λ; 0 is the same training without a penalty (default: $penalties; none: no gates)
   --gate-sites SITES
                     where the gates are (default: $gate_sites; encoder alone freezes the decoder)
   --gate-updates N  length of each training with gates (default: $gate_updates)
@@ -54,38 +54,11 @@ EOF
 }
 
 python=${PYTHON:-python}
-model='' data='' name='' output='' parses='' maps=0
-tests=() limit=()
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
-    esac
-    case $1 in
-        --model) model=$2 ;;
-        --data) data=$2 ;;
-        --name) name=$2 ;;
-        --reference)
-            [ -f "${2#*=}" ] && [ "$2" != "${2#*=}" ] || die "--reference must be SPLIT=FILE, got '$2'"
-            tests+=(--reference "${2%%=*}=$(absolute "${2#*=}")")
-            ;;
-        --sentences) limit=(--sentences "$2") && need_number "$1" "$2" ;;
-        --parses) parses=$2 ;;
-        --maps) maps=$2 ;;
-        --penalties) gate_penalties=$2 ;;
-        --gate-sites) gate_sites=$2 ;;
-        --gate-updates) gate_updates=$2 && need_number "$1" "$2" ;;
-        --device) device=$2 ;;
-        --seed) seed=$2 && need_number "$1" "$2" ;;
-        --threads) threads=$2 && need_number "$1" "$2" ;;
-        --output) output=$2 ;;
-        --python) python=$2 ;;
-        *) die "unknown argument '$1' (see --help)" ;;
-    esac
-    shift 2
-done
+model='' data='' name='' output='' parses='' maps=0 sentences=''
+read_options "$@"
+tests=("${split_files[@]}") limit=(${sentences:+--sentences "$sentences"})
 [ ${#tests[@]} -gt 0 ] || die "--reference is needed (see --help)"
-case $gate_penalties in none) ;; '' | *[!0-9.,]*) die "--penalties must be numbers such as 0.01,0.03, got '$gate_penalties'" ;; esac
+case $penalties in none) ;; '' | *[!0-9.,]*) die "--penalties must be numbers such as 0.01,0.03, got '$penalties'" ;; esac
 [ -z "$parses" ] || [ -f "$parses" ] || die "there is no file $parses"
 open_trained
 find_device
@@ -95,7 +68,7 @@ name $name
 model $model_sum
 seed $seed
 gates $gate_sites, $gate_updates updates
-limit ${limit[*]-}
+limit ${limit[*]}
 EOF
 export OMP_NUM_THREADS=$threads
 machine=(--device "${device/gpu/cuda}" --threads "$threads")
@@ -115,12 +88,12 @@ overlap=()
 if ! finished redundancy && [ -n "$("$python" "$root/recipes/heads/gates.py" collaborative "$model")" ]; then
     overlap=(--overlap "$output/$name.overlap.svg")
 fi
-heads redundancy ${overlap[@]+"${overlap[@]}"}
+heads redundancy "${overlap[@]}"
 heads importance --data "$data" "${machine[@]}"
-heads ablate --data "$data" "${machine[@]}" "${tests[@]}" ${limit[@]+"${limit[@]}"}
+heads ablate --data "$data" "${machine[@]}" "${tests[@]}" "${limit[@]}"
 pruning=(--data "$data" "${machine[@]}" "${tests[@]}" --importance "$output/$name.importance.json")
-heads prune "${pruning[@]}" --by-site ${limit[@]+"${limit[@]}"}
-heads prune-raw "${pruning[@]}" --ranking raw ${limit[@]+"${limit[@]}"}
+heads prune "${pruning[@]}" --by-site "${limit[@]}"
+heads prune-raw "${pruning[@]}" --ranking raw "${limit[@]}"
 heads roles --data "$data" "${machine[@]}" --importance "$output/$name.importance.json" --maps "$maps" \
     --maps-folder "$output/maps" ${parses:+--parses "$parses"}
 
@@ -130,17 +103,17 @@ train_gates() { # PENALTY FOLDER
     [ "$gate_sites" != encoder ] || freeze=(--head-gates-freeze-decoder)
     train_on "$model" "$2" "$gate_updates" "${optimisation_flags[@]}" --total-num-update "$gate_updates" \
         --warmup-updates $((gate_updates / 10)) "${device_flags[@]}" --head-gates "$gate_sites" --gate-penalty "$1" \
-        ${freeze[@]+"${freeze[@]}"} --save-interval-updates 200 --log-interval 50
+        "${freeze[@]}" --save-interval-updates 200 --log-interval 50
 }
 
-if [ "$gate_penalties" != none ]; then
-    for penalty in ${gate_penalties//,/ }; do
+if [ "$penalties" != none ]; then
+    for penalty in ${penalties//,/ }; do
         folder=$output/gates/penalty-$penalty
         finished "gates-$penalty" || train_gates "$penalty" "$folder"
         finish "gates-$penalty"
         ! finished "score-$penalty" || continue
         "$python" "$root/recipes/heads/gates.py" score "$folder/checkpoint_last.pt" --model "$model" --data "$data" \
-            "${machine[@]}" "${tests[@]}" ${limit[@]+"${limit[@]}"} --penalty "$penalty" --updates "$gate_updates" \
+            "${machine[@]}" "${tests[@]}" "${limit[@]}" --penalty "$penalty" --updates "$gate_updates" \
             --finalised "$folder/finalised.pt" --output "$output/$name.gates.json" || die "scoring failed (see above)"
         "$python" "$root/recipes/heads/gates.py" draw "$output/$name.gates.json" "$output/$name.gates.svg"
         finish "score-$penalty"

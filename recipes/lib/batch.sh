@@ -20,7 +20,7 @@ find_cards() { # sets device, gpus (processes per node) and capability
         cpu) [ -n "$gpus" ] || gpus=1 ;;
         gpu)
             # the command for another machine can be printed on one without GPUs
-            [ "$dry_run" = no ] || [ "$number" -gt 0 ] || [ -z "$gpus" ] || { number=$gpus capability=unknown; }
+            [ -z "$dry_run" ] || [ "$number" -gt 0 ] || [ -z "$gpus" ] || { number=$gpus capability=unknown; }
             [ "$number" -gt 0 ] || die "--device gpu: torch sees no GPU here (see collab doctor)"
             [ -n "$gpus" ] || gpus=$number
             [ "$gpus" -le "$number" ] || die "--gpus $gpus: this machine has $number"

@@ -1,27 +1,13 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
-# Shared by all recipes: messages, the Python in use, the device, settings of a run, steps that are skipped once finished.
-# Sourced, not run. A recipe sets `recipe` (its name) before, and `step` where its script is not run.sh.
+# Shared by all recipes: the Python in use, the device, settings of a run, steps that are skipped once finished. Sourced,
+# not run. A recipe sets `root` (of the repository) and `recipe` (its name) before.
 
-die() {
-    echo "recipes/$recipe/${step:-run}.sh: error: $*" >&2
-    exit 1
-}
-
-say() {
-    echo "$recipe: $*" >&2
-}
+# shellcheck source=recipes/lib/options.sh
+. "$root/recipes/lib/options.sh"
+title=$recipe
 
 # before bash 4.4 an empty array counts as unset
 [ "${BASH_VERSINFO[0]}${BASH_VERSINFO[1]}" -ge 44 ] || die "bash 4.4 or newer is needed, this is $BASH_VERSION"
-
-need_number() { # OPTION VALUE
-    case $2 in '' | *[!0-9]*) die "$1 must be a whole number, got '$2'" ;; esac
-    [ "$2" -gt 0 ] || die "$1 must be at least 1, got $2"
-}
-
-absolute() { # the absolute name of a path whose parent directory may not exist yet
-    case $1 in /*) echo "${1%/}" ;; *) echo "$PWD/${1%/}" ;; esac
-}
 
 find_tools() { # sets scripts: where the console scripts of $python are
     command -v "$python" >/dev/null || die "no Python '$python'; name one with --python"

@@ -19,6 +19,8 @@ stock_flags=()
 sacrebleu_sets=()
 valid_tests=()
 runs=()
+with='' # name of more flags of fairseq-train
+declare -A with_flags=()
 gpus=
 nodes=1
 loaders=0
@@ -38,7 +40,7 @@ if [ -n "$own_config" ]; then
     . "$own_config"
 fi
 
-purpose() {
+usage() {
     case $step in
         train) echo "Train one model: $about. The data are prepared where they are missing." ;;
         average) echo "Average the last checkpoints of a run that train.sh has made." ;;
@@ -46,31 +48,13 @@ purpose() {
         run) echo "$about: prepare, train, average, translate, score, record." ;;
         sweep) echo "$about: several runs, one after the other, and the table of their results." ;;
     esac
-}
-
-usage() {
-    purpose
+    echo
     if [ "$step" = sweep ]; then sweep_usage; else run_usage; fi
-}
-
-run_usage() {
-    cat <<EOF
-
-usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
-
-which run (the same options name the same run in all scripts)
-  --heads SITES     collaborative heads: encoder, cross, decoder joined by _, or none (default: $heads)
-  --key-dim N       shared key dimension (default: ${key_dim:-${default_key_dim:-the embedding width}})
+    cat <<END
+model and training (the same options name the same run in all scripts)
   --arch NAME       a preset of this project (default: $arch)
-EOF
-    [ ${#stock_flags[@]} -eq 0 ] || cat <<EOF
-  --stock           fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch)
-EOF
-    cat <<EOF
   --updates N       length of the training (default: $updates)
   --warmup N        warm-up updates of the learning rate (default: $warmup)
-  --seed N          (default: $seed)
-  --output DIR      where the run is (default: runs/$recipe/<what it is>)
 data
   --data DIR        made by ${prepare#"$root/"}, which is run where DIR does not exist (default: ${data#"$root/"})
   $(printf '%-16s' "$source_option PATH")  the corpus as downloaded, for that script
@@ -94,94 +78,64 @@ results
   --config FILE     settings in place of those in recipes/$recipe/config.sh (default: \$RECIPE_CONFIG)
   --dry-run         print the training command and do nothing
 
-The same command continues an interrupted run; finished steps are skipped.
-OUTPUT: settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log, <test set>.scores.json, record.json.
-EOF
+The same command continues what was interrupted; finished steps and runs are skipped.
+A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json.
+END
+}
+
+run_usage() {
+    cat <<END
+usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
+
+  --heads SITES     collaborative heads: encoder, cross, decoder joined by _, or none (default: $heads)
+  --key-dim N       shared key dimension (default: ${key_dim:-${default_key_dim:-the embedding width}})
+  --seed N          (default: $seed)
+  --output DIR      where the run is (default: runs/$recipe/<what it is>)
+END
+    [ ${#with_flags[@]} -eq 0 ] || cat <<END
+  --with NAME       more flags of fairseq-train, by a name of config.sh: $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' ')
+END
+    [ ${#stock_flags[@]} -eq 0 ] || cat <<END
+  --stock           fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch)
+END
 }
 
 command_line="recipes/$recipe/$step.sh $*"
 python=${PYTHON:-python}
 precision=${precision:-auto}
 nodes=${SLURM_JOB_NUM_NODES:-$nodes}
-max_tokens=
-threads=
-output=
-source_path=
-reference=${reference:-}
-stock=no
-heads_given=
-arch_given=
-average_given=
-valid=no
-dry_run=no
-master=
 node_rank=0
-
-parse_options() {
-    local key_dim_given=
-    while [ $# -gt 0 ]; do
-        case $1 in
-            -h | --help) usage && exit 0 ;;
-            --stock) stock=yes && shift && continue ;;
-            --valid) valid=yes && shift && continue ;;
-            --dry-run) dry_run=yes && shift && continue ;;
-            --) shift && break ;;
-            --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
-        esac
-        case $1 in
-            --heads) heads=$2 heads_given=yes ;;
-            --key-dim) key_dim=$2 key_dim_given=yes && need_number "$1" "$2" ;;
-            --arch) arch=$2 arch_given=yes ;;
-            --updates) updates=$2 && need_number "$1" "$2" ;;
-            --warmup) warmup=$2 && need_number "$1" "$2" ;;
-            --average) average=$2 average_given=yes && need_number "$1" "$2" ;;
-            --seed) seed=$2 && need_number "$1" "$2" ;;
-            --data) data=$2 ;;
-            "$source_option") source_path=$2 ;;
-            --reference) reference=$2 ;;
-            --output) output=$2 ;;
-            --device) device=$2 ;;
-            --gpus) gpus=$2 && need_number "$1" "$2" ;;
-            --nodes) nodes=$2 && need_number "$1" "$2" ;;
-            --master) master=$2 ;;
-            --node-rank) node_rank=$2 && case $2 in '' | *[!0-9]*) die "$1 must be a whole number, got '$2'" ;; esac ;;
-            --max-tokens) max_tokens=$2 && need_number "$1" "$2" ;;
-            --batch-tokens) batch_tokens=$2 && need_number "$1" "$2" ;;
-            --precision) precision=$2 ;;
-            --threads) threads=$2 && need_number "$1" "$2" ;;
-            --python) python=$2 ;;
-            --tensorboard) logging_flags+=(--tensorboard-logdir "$(absolute "$2")") ;;
-            --wandb) logging_flags+=(--wandb-project "$2") ;;
-            --config) ;; # read before
-            *) die "unknown argument '$1' (see --help; flags of fairseq-train follow a --)" ;;
-        esac
-        shift 2
-    done
-    extra_flags=("$@")
-    [ "$stock" = no ] || [ ${#stock_flags[@]} -gt 0 ] || die "unknown argument '--stock' (see --help)"
-    [ "$stock" = no ] || [ -z "$heads_given$arch_given$key_dim_given" ] ||
-        die "--stock excludes --heads, --key-dim and --arch"
-}
+reference=${reference:-}
+max_tokens='' threads='' output='' stock='' valid='' dry_run='' master='' tensorboard='' wandb=''
+printf -v "${source_option#--}" ''
 
 name_run() { # sets run_name, model_flags, output and all that follows from the options
     data=$(absolute "$data")
     data_bin=$data/data-bin
     save_interval=$((updates / saves > 0 ? updates / saves : 1))
-    if [ "$stock" = yes ]; then
+    # shellcheck disable=SC2206  # flags with their values
+    if [ -n "$with" ]; then
+        [ -n "${with_flags[$with]:-}" ] || die "--with must be one of $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' '), got '$with'"
+        shared_model_flags+=(${with_flags[$with]})
+    fi
+    if [ -n "$stock" ]; then
+        ! is_given heads && ! is_given key_dim && ! is_given arch || die "--stock excludes --heads, --key-dim and --arch"
         run_name=$recipe-stock-s$seed-u$updates
         user_dir_flags=()
         model_flags=("${stock_flags[@]}")
     else
         [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
-        run_name=$recipe-$heads${key_dim:+-dk$key_dim}-s$seed-u$updates
+        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}-s$seed-u$updates
         user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
         model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
     fi
     model_flags+=("${shared_model_flags[@]}")
     optimisation_flags+=(--warmup-updates "$warmup")
+    [ -z "$tensorboard" ] || logging_flags+=(--tensorboard-logdir "$(absolute "$tensorboard")")
+    [ -z "$wandb" ] || logging_flags+=(--wandb-project "$wandb")
     output=$(absolute "${output:-$root/runs/$recipe/${run_name#"$recipe-"}}")
     variant='' result=''
-    if [ "$valid" = yes ]; then
+    if [ -n "$valid" ]; then
         [ ${#valid_tests[@]} -gt 0 ] || die "--valid: this recipe has no references for its validation set"
         tests=("${valid_tests[@]}")
         result=.valid # has a record of its own
@@ -190,7 +144,8 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
 
 prepare_data() {
     [ ! -d "$data_bin" ] || [ ! -f "$data/prepared.txt" ] || return 0
-    "$prepare" --output "$data" --python "$python" ${source_path:+"$source_option" "$source_path"} ||
+    local corpus=${source_option#--}
+    "$prepare" --output "$data" --python "$python" ${!corpus:+"$source_option" "${!corpus}"} ||
         die "the data could not be prepared"
 }
 
@@ -204,7 +159,7 @@ average $average
 checkpoints every $save_interval updates, $keep kept
 model ${model_flags[*]#"$root/"}
 training ${optimisation_flags[*]}, $batch_tokens tokens per update
-extra ${extra_flags[*]}
+extra ${rest[*]}
 generation ${generation_flags[*]}
 EOF
 }
@@ -213,17 +168,17 @@ join_run() { # takes the name and the seed of a run that is there; another avera
     [ -f "$output/settings.txt" ] || die "there is no run in $output (train.sh makes it; the same options name the same run)"
     run_name=$(setting name)
     seed=$(setting seed)
-    [ -n "$average_given" ] || average=$(setting average)
+    is_given average || average=$(setting average)
     [ "$average" = "$(setting average)" ] || variant=.last$average
 }
 
 main() {
+    read_options "$@"
+    find_tools
     if [ "$step" = sweep ]; then
-        sweep "$@"
+        sweep
         return
     fi
-    parse_options "$@"
-    find_tools
     find_cards
     find_device
     [ -n "$threads" ] || threads=$("$python" -c 'import os; print(os.cpu_count())')
@@ -234,7 +189,7 @@ main() {
             choose_precision
             split_batch
             plan_processes
-            if [ "$dry_run" = yes ]; then
+            if [ -n "$dry_run" ]; then
                 local command
                 train_command
                 printf '%q ' "${command[@]}"

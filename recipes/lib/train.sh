@@ -21,7 +21,7 @@ train_command() { # sets command: what trains this run
         --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" --no-epoch-checkpoints
         --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"
         --log-format json --log-interval "$log_interval" --num-workers "${loaders:-0}"
-        "${device_flags[@]}" "${parallel_flags[@]}" "${logging_flags[@]}" "${extra_flags[@]}")
+        "${device_flags[@]}" "${parallel_flags[@]}" "${logging_flags[@]}" "${rest[@]}")
 }
 
 run_logged() { # LOG COMMAND...: a signal to this script reaches the command, whose last words are still logged

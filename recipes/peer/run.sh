@@ -3,7 +3,6 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-# shellcheck disable=SC2034  # used by common.sh
 recipe=peer
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
@@ -26,25 +25,10 @@ EOF
 }
 
 python=${PYTHON:-python}
-output=
-tests=
-files='*'
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) usage && exit 0 ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
-    esac
-    case $1 in
-        --fairseq-tests) tests=$2 ;;
-        --files) files=$2 ;;
-        --output) output=$2 ;;
-        --python) python=$2 ;;
-        *) die "unknown argument '$1' (see --help)" ;;
-    esac
-    shift 2
-done
-[ -n "$tests" ] || die "--fairseq-tests is needed (see --help)"
-[ -f "$tests/tests/test_binaries.py" ] || die "--fairseq-tests $tests has no tests/test_binaries.py"
+output='' fairseq_tests='' files='*'
+read_options "$@"
+[ -n "$fairseq_tests" ] || die "--fairseq-tests is needed (see --help)"
+[ -f "$fairseq_tests/tests/test_binaries.py" ] || die "--fairseq-tests $fairseq_tests has no tests/test_binaries.py"
 find_tools
 output=$(absolute "${output:-$root/runs/peer}")
-exec "$python" "$root/recipes/peer/peer.py" --tests "$(absolute "$tests")" --files "$files" --output "$output"
+exec "$python" "$root/recipes/peer/peer.py" --tests "$(absolute "$fairseq_tests")" --files "$files" --output "$output"

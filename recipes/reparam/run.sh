@@ -30,7 +30,7 @@ interrupted ends like one that is not. Needs the extras reparam and plots of thi
   --reference SPLIT=FILE
                     raw references of a test split, such as test=test_2016_flickr.de (default: the data-bin's own);
                     repeatable
-  --finetune-updates N
+  --finetune-updates R
                     length of each fine-tuning (default: $finetune_updates; 0: none)
   --seed N          of the fine-tuning (default: $seed)
   --threads N       CPU threads (default: $threads)
@@ -47,30 +47,9 @@ EOF
 
 python=${PYTHON:-python}
 model='' data='' name='' output=''
-references=()
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) usage && exit 0 ;;
-        --) shift && break ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
-    esac
-    case $1 in
-        --model) model=$2 ;;
-        --data) data=$2 ;;
-        --name) name=$2 ;;
-        --reference)
-            [ -f "${2#*=}" ] || die "--reference must be SPLIT=FILE, got '$2'"
-            references+=(--reference "${2%%=*}=$(absolute "${2#*=}")")
-            ;;
-        --finetune-updates) finetune_updates=$2 && { [ "$2" = 0 ] || need_number "$1" "$2"; } ;;
-        --seed) seed=$2 && need_number "$1" "$2" ;;
-        --threads) threads=$2 && need_number "$1" "$2" ;;
-        --output) output=$2 ;;
-        --python) python=$2 ;;
-        *) die "unknown argument '$1' (see --help)" ;;
-    esac
-    shift 2
-done
+read_options "$@"
+set -- "${rest[@]}"
+references=("${split_files[@]}")
 open_trained
 keep_settings "$output/settings.txt" <<EOF
 name $name
@@ -83,7 +62,7 @@ export OMP_NUM_THREADS=$threads
 
 if ! finished study; then
     "$python" "$root/recipes/reparam/study.py" --name "$name" --model "$model" --data "$data" --output "$output" \
-        --threads "$threads" ${references[@]+"${references[@]}"} "$@" || die "the study was not finished (see above)"
+        --threads "$threads" "${references[@]}" "$@" || die "the study was not finished (see above)"
     finish study
 fi
 
@@ -100,7 +79,7 @@ if [ "$finetune_updates" -gt 0 ] && ! finished finetune; then
         [ ! -f "$folder.json" ] || continue
         fine_tune "$checkpoint" "$folder" "$finetune_updates"
         "$python" "$root/recipes/reparam/finetune.py" score "$folder/checkpoint_last.pt" --data "$data" \
-            ${references[@]+"${references[@]}"} --output "$folder.json"
+            "${references[@]}" --output "$folder.json"
     done
     # interrupted half-way and continued: the same as in one go
     checkpoint=$(printf '%s\n' "$output/$name"-calibrated-*.pt | head -n 1)

@@ -3,6 +3,9 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=recipes/lib/options.sh
+. "$root/recipes/lib/options.sh"
+title=rehearsal
 here=$root/recipes/wmt14_en_de
 output=$root/runs/wmt14_en_de.rehearsal
 python=${PYTHON:-python}
@@ -10,6 +13,7 @@ train=12000
 test=200
 updates=300
 runs=
+by_hand=
 
 usage() {
     cat <<EOF
@@ -34,34 +38,7 @@ The same command goes on where it was interrupted; finished steps are skipped.
 EOF
 }
 
-die() {
-    echo "recipes/wmt14_en_de/rehearse.sh: error: $*" >&2
-    exit 1
-}
-
-say() {
-    echo "rehearsal: $*" >&2
-}
-
-by_hand=no
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) usage && exit 0 ;;
-        --by-hand) by_hand=yes && shift && continue ;;
-        --*) [ $# -ge 2 ] || die "$1 needs a value (see --help)" ;;
-    esac
-    case $1 in
-        --output) output=$2 ;;
-        --updates) updates=$2 ;;
-        --train) train=$2 ;;
-        --test) test=$2 ;;
-        --runs) runs=$2 ;;
-        --python) python=$2 ;;
-        *) die "unknown argument '$1' (see --help)" ;;
-    esac
-    shift 2
-done
-case $updates in '' | *[!0-9]*) die "--updates must be a whole number, got '$updates'" ;; esac
+read_options "$@"
 [ "$updates" -ge 10 ] || die "--updates must be at least 10, one for each checkpoint, got $updates"
 
 if [ "$by_hand" = yes ]; then output=$root/data/wmt16_en_de.rehearsal; fi # where rehearsal.sh looks

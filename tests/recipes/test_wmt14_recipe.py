@@ -28,8 +28,8 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipe
 
 def bash(program, *arguments, check=True):
     """Run a few lines of bash with the functions of recipes/lib, on a machine with 4 imaginary cards."""
-    settings = "recipe=wmt14_en_de device=auto gpus= nodes=1 precision=auto max_tokens= dry_run=no master= node_rank=0"
-    paper = "batch_tokens=28672 largest_tokens=3584 longest=1024"
+    settings = f"root={ROOT} recipe=wmt14_en_de dry_run= device=auto gpus= nodes=1 precision=auto"
+    paper = "max_tokens= master= node_rank=0 batch_tokens=28672 largest_tokens=3584 longest=1024"
     library = f". {RECIPES}/lib/common.sh; . {RECIPES}/lib/batch.sh"
     text = f"set -euo pipefail; {settings} {paper} python={shlex.quote(sys.executable)}; {library}; {program}"
     return run("bash", "-c", text, "bash", *arguments, check=check)

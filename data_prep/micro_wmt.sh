@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Micro-WMT English-German: gzipped raw text -> joint SentencePiece BPE -> fairseq data-bin. See --help.
+set -euo pipefail
+
+name=micro_wmt
+corpus="micro-WMT English-German"
+variable=MICRO_WMT_DIR
+origin="data_prep/micro_wmt_corpus.py
+                    makes them from the public sources"
+url=
+vocab_size=8000
+# shellcheck source=data_prep/gzipped_texts.sh
+. "$(dirname "${BASH_SOURCE[0]}")/gzipped_texts.sh"

@@ -1,0 +1,114 @@
+"""From the public sources of micro-WMT to a data-bin, in miniature, and the training that its recipe asks for."""
+
+import gzip
+import sys
+import zipfile
+
+import pytest
+
+from data_prep import micro_wmt_corpus as corpus
+from tests.common import ROOT, run
+
+pytestmark = pytest.mark.integration
+
+
+def pairs(word, number):
+    return [(f"The {word} number {n} runs.", f"Das {word.title()} Nummer {n} läuft.") for n in range(number)]
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """An archive and a checkout whose texts are known; the held-out sums and the sums of the texts beside them."""
+    tatoeba, test = pairs("dog", 30), pairs("bird", 6)
+    leaks = [(test[0][0], "Etwas anderes."), ("", "Leer."), tatoeba[0], ("Something else.", test[1][1])]
+    with zipfile.ZipFile(tmp_path / "deu-eng.zip", "w") as archive:
+        archive.writestr("_about.txt", "a\tb\n")
+        archive.writestr("deu.txt", "".join(f"{e}\t{d}\tCC-BY\n" for e, d in tatoeba + leaks))
+    folder = tmp_path / "checkout" / "testsets" / "eng-deu"
+    folder.mkdir(parents=True)
+    news = {stem: pairs(f"paper{n}", 2) for n, stem in enumerate(corpus.NEWS)}
+    sets = {"tatoeba-test-v2021-08-07": test, "newstest2013": pairs("flag", 5), "newstest2014-deen": pairs("tree", 2)}
+    for stem, rows in {**news, **sets}.items():
+        for code, side in (("eng", 0), ("deu", 1)):
+            (folder / f"{stem}.{code}").write_text("".join(f" {row[side]}\n" for row in rows), encoding="utf-8")
+    expected = {
+        "train": tatoeba + [pair for rows in news.values() for pair in rows],
+        "tatoeba_valid": test[4:2:-1],
+        "newstest2013": sets["newstest2013"],
+        "tatoeba_test": test[:2],
+    }
+    rows = [
+        f"{base}\t{corpus.sum_of(chr(9).join(pair))[:16]}"
+        for base in expected
+        if "toeba" in base
+        for pair in expected[base]
+    ]
+    (tmp_path / "held_out.tsv").write_text("\n".join(rows) + "\n")
+    splits = dict(zip(expected, ("train", "valid", "valid1", "test"), strict=True))
+    with open(tmp_path / "sums.tsv", "w") as sums:
+        for base, wanted in expected.items():
+            for lang, side in (("en", 0), ("de", 1)):
+                text = "".join(pair[side] + "\n" for pair in wanted)
+                sums.write(f"{base}.{lang}\t{corpus.sum_of(text)}\t{len(wanted)}\t{splits[base]}\n")
+    return tmp_path, expected
+
+
+def make(folder, check=True):
+    return run(
+        sys.executable, ROOT / "data_prep" / "micro_wmt_corpus.py", "--tatoeba", folder / "deu-eng.zip",
+        "--testsets", folder / "checkout", "--output", folder / "corpus", "--sums", folder / "sums.tsv",
+        "--held-out", folder / "held_out.tsv", check=check,
+    )  # fmt: skip
+
+
+def test_the_corpus_is_made_by_its_rules_and_prepared(sources):
+    folder, expected = sources
+    make(folder)
+    for base, wanted in expected.items():
+        for lang, side in (("en", 0), ("de", 1)):
+            text = gzip.decompress((folder / "corpus" / f"{base}.{lang}.gz").read_bytes()).decode("utf-8")
+            assert text.split("\n")[:-1] == [pair[side] for pair in wanted]
+    run(
+        "bash", ROOT / "data_prep" / "micro_wmt.sh", "--source", folder / "corpus", "--output", folder / "data",
+        "--manifest", folder / "corpus" / "manifest.tsv", "--vocab-size", "80", "--python", sys.executable,
+    )  # fmt: skip
+    assert (folder / "data" / "data-bin" / "valid1.en-de.de.bin").stat().st_size > 0
+    assert (folder / "data" / "raw" / "newstest2013.de").read_text() == "".join(
+        d + "\n" for _, d in expected["newstest2013"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("held_out.tsv", "tatoeba_test\t0123456789abcdef", "it is not v2021-08-07"),
+        ("sums.tsv", "train.en\t0\t1\ttrain", "not 1, 0"),
+    ],
+)
+def test_other_sources_leave_nothing(sources, file, line, message):
+    folder, _ = sources
+    (folder / file).write_text(line + "\n")
+    done = make(folder, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not (folder / "corpus").exists()
+
+
+def test_the_recipe_trains_with_the_settings_of_the_main_table():
+    done = run("bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--heads", "none", "--threads", "1", "--dry-run")
+    assert "--max-update 6000" in done.stdout
+    assert "--lr-scheduler cosine" in done.stdout
+    assert "data/micro_wmt/data-bin" in done.stdout
+    assert "--arch transformer_collab_tiny" in done.stdout
+
+
+def test_a_sweep_names_runs_by_their_flags():
+    multi30k = ROOT / "recipes" / "multi30k"
+    done = run("bash", multi30k / "sweep.sh", "--config", multi30k / "table.sh", "--seeds", "2", "--dry-run")
+    found = [line.split("/runs/multi30k/")[1].split()[0] for line in done.stdout.splitlines()]
+    assert found[0] == "none-dk128-s2-u4000"
+    assert "encoder_cross_decoder-dk64-values2-s2-u4000" in found
+    flags = ("--heads", "none", "--with", "keys1", "--threads", "1", "--dry-run")
+    assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
+    wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
+    assert "config.sh has no flags of the name 'keys9'" in wrong.stderr
