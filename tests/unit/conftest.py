@@ -1,4 +1,4 @@
-"""Records of trainings whose scores are known, that the tests of `collab table` share."""
+"""Records of trainings whose scores are known: what the tests of `collab table` share."""
 
 import random
 

@@ -14,17 +14,6 @@ from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import frame, hardware, heads
 from collab_fairseq.records.schema import upgraded, validate
 from tests.unit.conftest import SEEDS, TESTS, record, rows_of, sacrebleu_scores, sentences, translate
-    SEEDS,
-    TESTS,
-    files,
-    record,
-    records,
-    rows_of,
-    runs,
-    sacrebleu_scores,
-    sentences,
-    translate,
-)
 
 
 def test_the_paired_bootstrap_is_sacrebleus_own(records):
