@@ -1,11 +1,11 @@
-"""What ``--user-dir`` imports: registers ``transformer_collab``, its presets and its criterion with fairseq.
+"""What ``--user-dir`` imports: registers ``transformer_collab``, its presets and criterions with fairseq.
 
 fairseq imports every file here by itself; whoever uses the model without ``--user-dir`` imports this package.
 """
 
 from fairseq_modern import survival
 
-from . import criterions, presets  # noqa: F401  (registers the model, then the presets)
+from . import chunked_loss, criterions, presets  # noqa: F401  (registers the model, then the presets)
 from .transformer_collab import TransformerCollabModel
 
 __all__ = ["TransformerCollabModel"]

@@ -1,0 +1,268 @@
+"""The criterion ``label_smoothed_cross_entropy_chunked``: fairseq's label-smoothed loss without its large tensors.
+
+fairseq lays out logits, log-probabilities and the gradients of both for all N tokens of a batch and all V types. Here
+the output projection and the loss are computed for some tokens at a time, and no tensor is larger than
+:data:`CHUNK_BYTES`. With features x, weight W and bias b of the output projection, p = softmax(x Wᵀ + b), target t and
+
+    loss_n = (1 − ε − ε') · (− log p_t) + ε' · Σ_v (− log p_v)          ε' = ε / (V − 1)
+
+the gradient of the logits is p − (1 − ε − ε') · onehot(t) − ε', since the factors of p sum to 1. Where the sum of all
+losses is wanted, as in training, gradients of x, W and b are computed right away, chunk by chunk, so that logits are
+computed once; float16 waits for the scale of the loss that only the backward pass knows, and computes logits twice.
+Padding is left out from the start. Label smoothing: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
+"""
+
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.models.transformer import TransformerDecoderBase
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from collab_fairseq.modules.settings import ConfigurationError
+
+CRITERION = "label_smoothed_cross_entropy_chunked"
+#: of the log-probabilities of one chunk of tokens
+CHUNK_BYTES = 1 << 25
+
+
+class Losses(NamedTuple):
+    """Of N tokens.
+
+    Attributes:
+        loss, nll: the loss and its part − log p_t, sums or (N).
+        correct: how many targets are the most probable type, if that was asked for, else 0.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    correct: Tensor
+
+
+def label_smoothed(
+    features: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    target: Tensor,
+    epsilon: float,
+    reduce: bool = True,
+    count: bool = False,
+) -> Losses:
+    """The loss at the top of this file; of the three results only ``loss`` has a gradient, and only a first one.
+
+    Args:
+        features: x, (N, D). Under autocast products are computed in its type.
+        weight, bias: W (V, D) and b (V) or None, of the output projection.
+        target: (N), type numbers from 0 to V − 1.
+        epsilon: ε, weight of the smoothing.
+        reduce: sums over tokens instead of a number for each.
+        count: whether to count correct predictions.
+    """
+    device = features.device.type
+    product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
+    setting = Setting(epsilon, reduce, count, product, torch.is_grad_enabled())
+    with torch.autocast(device, enabled=False):
+        return Losses(*ChunkedLoss.apply(features, weight, bias, target, setting))  # type: ignore[no-untyped-call]
+
+
+class Setting(NamedTuple):
+    """What is not a tensor; ``product``: type of products; ``gradients``: whether autograd is on, outside."""
+
+    epsilon: float
+    reduce: bool
+    counted: bool
+    product: torch.dtype
+    gradients: bool
+
+
+class Gradients:
+    """Gradients of features (N, D), weight (V, D) and bias (V), summed up chunk by chunk; None where none is needed."""
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Optional[Tensor], needed: Tuple[bool, ...]) -> None:
+        wide = torch.promote_types(weight.dtype, torch.float32)  # a sum of many chunks
+        self.features = torch.empty_like(features) if needed[0] else None
+        self.weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
+        self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
+
+    def add(self, rows: slice, logits: Tensor, features: Tensor, weight: Tensor) -> None:
+        """Take up a chunk: gradient of its logits (n, V), its features (n, D), and W, in the type of the products."""
+        if self.bias is not None:
+            self.bias.add_(logits.sum(0))
+        logits = logits.to(weight.dtype)
+        if self.features is not None:
+            self.features[rows] = logits.mm(weight)
+        if self.weight is None:
+            return
+        if self.weight.dtype == logits.dtype:
+            self.weight.addmm_(logits.t(), features)
+        else:
+            self.weight.add_(logits.t().mm(features))
+
+    def of(self, *leaves: Optional[Tensor]) -> List[Optional[Tensor]]:
+        """The three, in the types of what they are gradients of."""
+        pairs = zip((self.features, self.weight, self.bias), leaves, strict=True)
+        return [None if found is None or leaf is None else found.to(leaf.dtype) for found, leaf in pairs]
+
+
+def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator[Tuple[slice, Tensor, Tensor]]:
+    """Rows of a chunk, their features (n, D) and log-probabilities (n, V), which lie where those of the last one did.
+
+    Args:
+        features: (N, D). weight, bias: (V, D) and (V) or None, in the type of the products.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    size = max(1, CHUNK_BYTES // (weight.size(0) * wide.itemsize))
+    size = -(-features.size(0) // max(1, -(-features.size(0) // size)))  # all about as large
+    memory = torch.empty(min(size, features.size(0)), weight.size(0), dtype=wide, device=weight.device)
+    for first in range(0, features.size(0), max(1, size)):
+        rows = slice(first, min(first + size, features.size(0)))
+        some, found = features[rows].to(weight.dtype), memory[: rows.stop - first]
+        if wide == weight.dtype:
+            torch.mm(some, weight.t(), out=found)
+        else:
+            found.copy_(some.mm(weight.t()))
+        if bias is not None:
+            found.add_(bias)
+        yield rows, some, torch.log_softmax(found, -1, out=found)
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The formulas at the top of this file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, setting: Setting
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        needed, early = ctx.needs_input_grad[:3], setting.product != torch.float16 and setting.reduce
+        found: Optional[Gradients] = None
+        if setting.gradients and any(needed) and early:
+            found = Gradients(features, weight, bias, needed)
+        cast = weight.to(setting.product)
+        wide = torch.promote_types(setting.product, torch.float32)
+        nll, smooth = (torch.empty(target.shape, dtype=wide, device=target.device) for _ in range(2))
+        correct = torch.zeros((), dtype=torch.long, device=target.device)
+        for rows, some, log_probabilities in chunks(features, cast, bias):
+            wanted = target[rows, None]
+            nll[rows] = -log_probabilities.gather(1, wanted).squeeze(1)
+            smooth[rows] = -log_probabilities.sum(1)
+            if setting.counted:
+                correct += log_probabilities.argmax(1, keepdim=True).eq(wanted).sum()
+            if found is not None:
+                found.add(rows, gradient_of_logits(log_probabilities, wanted, setting.epsilon), some, cast)
+        on_target, per_type = factors(setting.epsilon, weight.size(0))
+        loss = on_target * nll + per_type * smooth
+        if setting.reduce:
+            loss, nll = loss.sum(), nll.sum()
+        ctx.save_for_backward(features, weight, bias, target)
+        ctx.setting, ctx.found = setting, found
+        ctx.mark_non_differentiable(nll, correct)
+        return loss, nll, correct
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+        features, weight, bias, target = ctx.saved_tensors
+        found, ctx.found = ctx.found, None  # given away: a second backward pass, with retain_graph, computes it anew
+        if found is not None:
+            scaled = found.of(features, weight, bias)
+            if gradient.device.type != "cpu" or gradient.item() != 1.0:
+                scaled = [None if x is None else x.mul_(gradient) for x in scaled]
+            return (*scaled, None, None)
+        found, cast = Gradients(features, weight, bias, ctx.needs_input_grad[:3]), weight.to(ctx.setting.product)
+        each = gradient.expand(features.size(0))[:, None]
+        for rows, some, log_probabilities in chunks(features, cast, bias):
+            logits = gradient_of_logits(log_probabilities, target[rows, None], ctx.setting.epsilon)
+            found.add(rows, logits.mul_(each[rows]), some, cast)
+        return (*found.of(features, weight, bias), None, None)
+
+
+def factors(epsilon: float, types: int) -> Tuple[float, float]:
+    """1 − ε − ε', and ε' = ε / (V − 1)."""
+    per_type = epsilon / (types - 1)
+    return 1.0 - epsilon - per_type, per_type
+
+
+def gradient_of_logits(log_probabilities: Tensor, target: Tensor, epsilon: float) -> Tensor:
+    """p − (1 − ε − ε') · onehot(t) − ε', in the place of log p, (n, V); target (n, 1)."""
+    on_target, per_type = factors(epsilon, log_probabilities.size(1))
+    gradient = log_probabilities.exp_().sub_(per_type)
+    return gradient.scatter_add_(1, target, gradient.new_full(target.shape, -on_target))
+
+
+class Features:
+    """A model that is called without its output projection."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, **net_input: Any) -> Any:
+        return self.model(**net_input, features_only=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+@register_criterion(CRITERION, dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # type: ignore[misc]
+    """fairseq's ``label_smoothed_cross_entropy``, with its options, in chunks: see the top of this file.
+
+    For fairseq's ``transformer`` and ours, with shared embeddings or without.
+
+    Raises:
+        ConfigurationError: a model whose output is not one linear layer, as with ``--adaptive-softmax-cutoff``.
+    """
+
+    def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
+        output_projection(model)  # before the model is called in a way that it may not know
+        result: Tuple[Tensor, int, Any] = super().forward(Features(model), sample, reduce=reduce)
+        return result
+
+    def compute_loss(self, model: Features, net_output: Any, sample: Any, reduce: bool = True) -> Tuple[Tensor, Tensor]:
+        """Loss and negative log-likelihood, sums or (B·T, 1) as in fairseq; see :func:`label_smoothed`."""
+        features, extra = net_output
+        target = model.get_targets(sample, net_output)[:, self.ignore_prefix_size :].flatten()
+        features = features[:, self.ignore_prefix_size :].flatten(0, 1)
+        kept = target.ne(self.padding_idx).nonzero().squeeze(1)
+        layer = output_projection(model.model)
+        if kept.numel() < target.numel():
+            features = features.index_select(0, kept)
+        found = label_smoothed(features, layer.weight, layer.bias, target[kept], self.eps, reduce, self.report_accuracy)
+        extra["accuracy"] = found.correct, torch.tensor(kept.numel())
+        if reduce:
+            return found.loss, found.nll
+        zeros = found.loss.new_zeros(target.numel(), 1)
+        return zeros.index_copy(0, kept, found.loss[:, None]), zeros.index_copy(0, kept, found.nll[:, None])
+
+    def compute_accuracy(self, model: Features, net_output: Any, sample: Any) -> Tuple[Tensor, Tensor]:
+        """How many targets are the most probable type, and how many there are; known since :meth:`compute_loss`."""
+        accuracy: Tuple[Tensor, Tensor] = net_output[1]["accuracy"]
+        return accuracy
+
+
+def output_projection(model: nn.Module) -> nn.Linear:
+    """The layer that makes logits of a model's features.
+
+    Raises:
+        ConfigurationError: there is none, or more happens there than one product.
+    """
+    decoder: Any = getattr(model, "decoder", None)
+    if getattr(decoder, "adaptive_softmax", None) is not None:
+        raise ConfigurationError(
+            f"--criterion {CRITERION} needs an output layer over the whole vocabulary, but the model has an adaptive "
+            "softmax (--adaptive-softmax-cutoff), which goes with --criterion adaptive_loss"
+        )
+    layer = getattr(decoder, "output_projection", None)
+    usual = isinstance(decoder, TransformerDecoderBase) and type(decoder).output_layer is (
+        TransformerDecoderBase.output_layer
+    )
+    if not usual or type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        raise ConfigurationError(
+            f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without "
+            f"hooks, but got {type(model).__name__} with {type(layer).__name__}"
+        )
+    return layer

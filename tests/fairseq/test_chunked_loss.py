@@ -1,0 +1,208 @@
+"""The chunked label-smoothed loss against fairseq's own criterion."""
+
+import math
+import re
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
+from fairseq.optim.adam import Adam
+
+from collab_fairseq.bench.measure import peak_bytes
+from collab_fairseq.models import chunked_loss
+from collab_fairseq.models.chunked_loss import CRITERION, ChunkedLabelSmoothedCrossEntropy, label_smoothed
+from collab_fairseq.modules.settings import ConfigurationError
+from tests.common import run
+from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
+from tests.fairseq.test_training import train_command
+
+MODELS = {
+    "ours": {"key_dim": 6},
+    "fairseq, apart": {"arch": "transformer", "share_all_embeddings": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Four tokens at a time, so that every batch has several chunks, one of them shorter."""
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * VOCABULARY * 4)
+
+
+def sample_of(padded=True):
+    """Five sentences of 7 tokens or fewer, in fairseq's form."""
+    source, lengths, target = batch(sentences=5, target_len=7)
+    target = torch.cat([target[:, 1:], torch.full((5, 1), 2)], dim=1)
+    before = target.roll(1, dims=1)
+    if padded:
+        for row in range(1, 5):
+            target[row, 7 - row :] = before[row, 7 - row :] = 1
+    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": before}
+    return {"net_input": net_input, "target": target, "ntokens": int(target.ne(1).sum())}
+
+
+def outcome(kind, model, sample, reduce=True, label_smoothing=0.1, **options):
+    """Loss, sample size, log, and the gradients of all parameters for a random direction of the loss."""
+    options = {"sentence_avg": False, "label_smoothing": label_smoothing, "report_accuracy": True, **options}
+    loss, size, log = kind(Task(), **options)(model, sample, reduce=reduce)
+    direction = torch.ones(()) if reduce else torch.randn(loss.shape, generator=torch.Generator().manual_seed(0))
+    return loss, size, log, torch.autograd.grad(loss, list(model.parameters()), direction.expand_as(loss))
+
+
+def distance(ours, theirs):
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduce": False},
+        {"label_smoothing": 0.0, "ignore_prefix_size": 2, "sentence_avg": True},
+        {"padded": False, "label_smoothing": 0.3},
+    ],
+    ids=str,
+)
+def test_value_gradients_and_log_are_fairseqs(name, options):
+    model = build(**{**SMALL, **MODELS[name]}).eval()
+    options = dict(options)
+    sample = sample_of(options.pop("padded", True))
+    sample["target"][0, 4] = model(**sample["net_input"])[0][0, 4].argmax()  # one that is right
+    ours = outcome(ChunkedLabelSmoothedCrossEntropy, model, sample, **options)
+    theirs = outcome(LabelSmoothedCrossEntropyCriterion, model, sample, **options)
+    assert ours[0].shape == theirs[0].shape
+    assert torch.allclose(ours[0], theirs[0], rtol=1e-6)
+    assert ours[1] == theirs[1]
+    assert ours[2].keys() == theirs[2].keys()
+    for key, value in theirs[2].items():
+        assert torch.allclose(torch.as_tensor(ours[2][key]).float(), torch.as_tensor(value).float(), rtol=1e-6), key
+    assert ours[2]["n_correct"] > 0
+    largest = max(float(g.abs().max()) for g in theirs[3])
+    assert distance(ours[3], theirs[3]) < 2e-6 * largest
+    other = outcome(LabelSmoothedCrossEntropyCriterion, model, sample, **{**options, "label_smoothing": 0.2})
+    assert distance(other[3], theirs[3]) > 1e-3 * largest  # the control
+
+
+def leaves(dtype=torch.float64, tokens=11, types=13, width=3):
+    torch.manual_seed(0)
+    features, weight, bias = torch.randn(tokens, width), torch.randn(types, width), torch.randn(types)
+    return [x.to(dtype).requires_grad_() for x in (features, weight, bias)], torch.randint(types, (tokens,))
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+def test_gradcheck(reduce, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * 13 * 8)
+    inputs, target = leaves()
+    assert torch.autograd.gradcheck(lambda *x: label_smoothed(*x, target, 0.1, reduce).loss, inputs)
+    for frozen in range(3):
+        some = [x.detach() if i == frozen else x for i, x in enumerate(inputs)]
+        assert torch.autograd.gradcheck(lambda *x: label_smoothed(*x, target, 0.1, reduce).loss, some)
+
+
+def test_gradients_are_computed_again_where_the_graph_is_kept():
+    inputs, target = leaves()
+    loss = label_smoothed(*inputs, target, 0.1).loss
+    first, second, tripled = (torch.autograd.grad(loss * n, inputs, retain_graph=True) for n in (1, 1, 3))
+    assert distance(first, second) < 1e-12
+    assert distance([3 * g for g in first], tripled) < 1e-12
+    loss = label_smoothed(*inputs, target, 0.1).loss
+    assert distance(torch.autograd.grad(3 * loss, inputs), tripled) < 1e-12
+    with torch.no_grad():
+        assert not label_smoothed(*inputs, target, 0.1).loss.requires_grad
+
+
+def plain(features, weight, bias, target):
+    """As fairseq computes it."""
+    logits = torch.nn.functional.linear(features, weight, bias)
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return label_smoothed_nll_loss(torch.log_softmax(logits, -1, dtype=wide), target, 0.1, ignore_index=1)[0]
+
+
+@pytest.mark.parametrize("way", ["parameters", "autocast", "float16"])
+def test_half_precision_is_at_most_twice_as_wrong_as_fairseqs(way):
+    dtype = {"parameters": torch.bfloat16, "autocast": torch.float32, "float16": torch.float16}[way]
+    inputs, target = leaves(dtype, tokens=64, types=97, width=32)
+    target = target.clamp(min=2)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    truth = torch.autograd.grad(plain(*exact, target), exact)
+    errors = []
+    for loss in (lambda *x: label_smoothed(*x, 0.1).loss, plain):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"):
+            value = loss(*inputs, target)
+        assert value.dtype == torch.float32
+        found = torch.autograd.grad(value, inputs)
+        assert [g.dtype for g in found] == [dtype] * 3
+        errors.append([float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth, strict=True)])
+    for ours, theirs in zip(*errors, strict=True):
+        assert 0 < ours < 2 * theirs + 1e-6
+        assert theirs < 0.05
+
+
+def test_a_small_gradient_survives_float16_under_a_scaled_loss():
+    """p = e⁻²⁰ is zero in float16 and e⁻²⁰ · 2¹⁴ is not: the scale must come before the gradient of the logits."""
+    features = torch.ones(1, 1, dtype=torch.float16)
+    weight = torch.tensor([[0.0], [-20.0], [-20.0]], dtype=torch.float16, requires_grad=True)
+    for scale, expected in ((2.0**14, 2.0**14 * math.exp(-20)), (1.0, 0.0)):
+        loss = label_smoothed(features, weight, None, torch.tensor([0]), 0.0).loss
+        found = torch.autograd.grad(loss * scale, weight)[0]
+        assert found[1:].flatten().tolist() == pytest.approx([expected] * 2, rel=0.01)
+
+
+def test_memory_is_that_of_a_chunk_and_of_the_gradients(monkeypatch):
+    types, tokens, width = 2000, 400, 4
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", types * 4 * 40)
+    inputs, target = leaves(torch.float32, tokens, types, width)
+
+    def peak(loss):
+        return peak_bytes(lambda: torch.autograd.grad(loss(), inputs), "cpu")
+
+    ours = peak(lambda: label_smoothed(*inputs, target, 0.1).loss)
+    assert types * 4 * 40 < ours < 2 * types * 4 * 40
+    assert peak(lambda: plain(*inputs, target)) > 3 * types * 4 * tokens  # the control
+
+
+def test_models_that_it_cannot_compute_are_named():
+    criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
+    adaptive = build(**SMALL, share_all_embeddings=False, adaptive_softmax_cutoff="20,30")
+    with pytest.raises(ConfigurationError, match=r"adaptive softmax .--adaptive-softmax-cutoff.* adaptive_loss"):
+        criterion(adaptive, sample_of())
+    hooked = build(**SMALL)
+    hooked.decoder.output_projection.register_forward_hook(lambda *_: None)
+    for model, got in ((hooked, "TransformerCollabModel with Linear"), (torch.nn.Linear(2, 2), "Linear with NoneType")):
+        with pytest.raises(ConfigurationError, match=f"one linear layer without hooks, but got {got}"):
+            criterion(model, sample_of())
+
+
+def test_a_model_trains_with_it_as_with_fairseqs():
+    losses = []
+    for kind in (
+        ChunkedLabelSmoothedCrossEntropy,
+        LabelSmoothedCrossEntropyCriterion,
+        LabelSmoothedCrossEntropyCriterion,
+    ):
+        model = build(**SMALL, key_dim=6, seed=len(losses) // 2).train()
+        optimizer, sample = Adam(model.parameters(), lr=0.01), sample_of()
+        criterion = kind(Task(), sentence_avg=False, label_smoothing=0.1)
+        torch.manual_seed(1)
+        losses.append([])
+        for _ in range(5):
+            loss, size, _ = criterion(model, sample)
+            optimizer.zero_grad()
+            (loss / size).backward()
+            optimizer.step()
+            losses[-1].append(float(loss.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    assert losses[2] != pytest.approx(losses[1], rel=1e-3)  # other parameters: the control
+
+
+def test_the_command_line_trains_validates_and_says_how_accurate(tiny_data, tmp_path):
+    found = []
+    for criterion in (CRITERION, "label_smoothed_cross_entropy"):
+        options = {"criterion": criterion, "report_accuracy": True, "max_epoch": 1, "no_save": True, **SMALL}
+        log = run(*train_command(tiny_data, tmp_path, **options)).stdout
+        found.append(
+            [re.findall(rf"valid_{name} ([\d.]+)|{name} ([\d.]+)", log) for name in ("loss", "accuracy", "ppl")]
+        )
+    assert found[0][1]
+    assert found[0] == found[1]
