@@ -4,8 +4,8 @@
     toy.py --output DIR [--seed N] [--train N] [--valid N] [--test N]
 
 Writes train, valid and test as .en and .de: raw text, one sentence per line. Equal options give equal files, on every
-version of Python. No English sentence occurs twice, so that the three parts have no sentence pair in common. DIR appears
-whole or not at all.
+version of Python. No English sentence occurs twice, so that the three parts have no sentence pair in common. DIR
+appears whole or not at all.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def positive(text: str) -> int:
 
 
 def run(parser: argparse.ArgumentParser, make: Any) -> int:
-    """Read the options of a script that makes a corpus; `make` writes it to a folder, from the parts and the options."""
+    """Read the options of a script that makes a corpus; `make` writes its parts to a folder as the options say."""
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
     for part, size in SIZES.items():

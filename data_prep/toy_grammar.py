@@ -227,7 +227,8 @@ class Sentences:
         third = subject.person == 2
         if tense in ("present", "past"):
             auxiliary = ("did" if tense == "past" else "does" if third else "do") if negated or question else ""
-            bare = verb.en if auxiliary else verb.past if tense == "past" else inflected(verb.en, "s") if third else verb.en
+            bare = verb.past if tense == "past" else inflected(verb.en, "s") if third else verb.en
+            bare = verb.en if auxiliary else bare
         else:
             auxiliary, bare = "will" if tense == "future" else tense, verb.en
         not_ = "not" if negated else ""
