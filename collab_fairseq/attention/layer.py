@@ -184,10 +184,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         if beams * rows != query_rows:
             raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
         if mask is None:
-            wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
             mask = combine(
-                key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, wide, query.device
-            )
+                key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, queries.dtype,
+                query.device,
+            )  # fmt: skip
         elif key_padding_mask is not None or attn_mask is not None or is_causal:
             raise ValueError("mask stands in place of key_padding_mask, attn_mask and is_causal: give one or the other")
         additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)

@@ -1,7 +1,9 @@
 """The mask conventions of ``torch.nn.MultiheadAttention``, turned into one additive mask; and masks of heads."""
 
+import contextlib
 import math
-from typing import NamedTuple, Optional
+import threading
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -23,17 +25,21 @@ class AttentionMask(NamedTuple):
     hidden: Optional[Tensor]
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Boolean masks (True: not visible) become 0 and −inf; floating-point masks are added as they are."""
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
-    if not mask.is_floating_point():
-        raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
-    return mask.to(dtype)
+#: what was combined since :func:`combined_once` was entered, in this thread
+_pass = threading.local()
 
 
-def _expected(name: str, shapes: str, got: Tensor) -> str:
-    return f"{name} must have shape {shapes}, but is {list(got.shape)}"
+@contextlib.contextmanager
+def combined_once() -> Iterator[None]:
+    """For one pass through a stack of layers: those that are given the same masks share one combination of them.
+
+    The masks must not be changed in place during the pass.
+    """
+    before, _pass.combined = getattr(_pass, "combined", None), {}
+    try:
+        yield
+    finally:
+        _pass.combined = before
 
 
 def combine(
@@ -54,25 +60,48 @@ def combine(
         attn_mask: (T, S) or (N·H, T, S) or (N, H, T, S), boolean (True: not visible) or additive.
         is_causal: without ``attn_mask``: position t sees keys up to t. With ``attn_mask``: only a hint, as in torch.
         rows, num_heads, query_len, key_len: N, H, T, S.
-        dtype: of the additive mask; at least float32, so that finite fills such as −1e8 survive.
+        dtype: of the queries; the mask is float32 or wider in any case, so that finite fills such as −1e8 survive.
 
     Raises:
         ValueError: a mask of another shape or of an integer type; ``is_causal`` where T ≠ S.
     """
+    if key_padding_mask is None and attn_mask is None and not is_causal:
+        return None
+    sizes = [rows, num_heads, query_len, key_len]
+    if torch.jit.is_scripting() or is_tracing():  # type: ignore[attr-defined]
+        return _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
+    combined: Optional[Dict[Any, Any]] = getattr(_pass, "combined", None)
+    if combined is None:
+        return _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
+    # the same numbers in memory, such as two slices of one buffer, are the same mask
+    memory = [
+        None if x is None else (x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype)
+        for x in (key_padding_mask, attn_mask)
+    ]
+    same = *memory, is_causal, tuple(sizes), dtype, device
+    if same not in combined:
+        mask = _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
+        combined[same] = mask, key_padding_mask, attn_mask  # kept, so that no others take their place in memory
+    found: AttentionMask = combined[same][0]
+    return found
+
+
+def _combine(
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    is_causal: bool,
+    sizes: List[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionMask:
+    """What :func:`combine` returns where there is something to combine."""
+    rows, heads, query_len, key_len = sizes
     mask: Optional[Tensor] = None
     if attn_mask is not None:
-        if attn_mask.dim() == 2:
-            if attn_mask.size(0) != query_len or attn_mask.size(1) != key_len:
-                raise ValueError(_expected("attn_mask", f"({query_len}, {key_len})", attn_mask))
-            mask = _additive(attn_mask, dtype)[None, None]
-        elif attn_mask.dim() == 3:
-            if list(attn_mask.shape) != [rows * num_heads, query_len, key_len]:
-                raise ValueError(_expected("attn_mask", f"({rows * num_heads}, {query_len}, {key_len})", attn_mask))
-            mask = _additive(attn_mask, dtype).view(rows, num_heads, query_len, key_len)
-        else:
-            if list(attn_mask.shape) != [rows, num_heads, query_len, key_len]:
-                raise ValueError(_expected("attn_mask", "(T, S), (N·H, T, S) or (N, H, T, S)", attn_mask))
-            mask = _additive(attn_mask, dtype)
+        shapes = {2: [query_len, key_len], 3: [rows * heads, query_len, key_len]}
+        _check("attn_mask", attn_mask, shapes.get(attn_mask.dim(), sizes))
+        mask = _additive(attn_mask, dtype)
+        mask = mask[None, None] if mask.dim() == 2 else mask.view(sizes)
     elif is_causal:
         if query_len != key_len:
             raise ValueError(
@@ -80,19 +109,31 @@ def combine(
             )
         future = torch.ones(query_len, key_len, dtype=torch.bool, device=device).triu(1)
         mask = _additive(future, dtype)[None, None]
-
     if key_padding_mask is not None:
-        if list(key_padding_mask.shape) != [rows, key_len]:
-            raise ValueError(_expected("key_padding_mask", f"({rows}, {key_len})", key_padding_mask))
+        _check("key_padding_mask", key_padding_mask, [rows, key_len])
         padding = _additive(key_padding_mask, dtype)[:, None, None, :]
         mask = padding if mask is None else mask + padding
-    if mask is None:
-        return None
+    assert mask is not None
     hidden = (mask == -math.inf).all(dim=-1, keepdim=True)
     # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
     if device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
         return AttentionMask(mask, None)
     return AttentionMask(mask.masked_fill(hidden, 0.0), hidden)
+
+
+def _check(name: str, mask: Tensor, shape: List[int]) -> None:
+    if list(mask.shape) != shape:
+        raise ValueError(f"{name} must have shape ({', '.join([str(n) for n in shape])}), but is {list(mask.shape)}")
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Boolean masks (True: not visible) become 0 and −inf; floating-point masks are added as they are."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=wide).masked_fill(mask, -math.inf)
+    if not mask.is_floating_point():
+        raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
+    return mask.to(wide)
 
 
 def multiply_heads(context: Tensor, multiplier: Tensor) -> Tensor:

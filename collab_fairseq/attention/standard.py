@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .cache import KeyValue
-from .kernels import STANDARD, check_name, choose_standard, heads_bmm
+from .kernels import STANDARD, check_name, choose_standard, packed_bmm
 from .layer import AttentionLayer
 
 
@@ -63,6 +63,6 @@ class StandardAttention(AttentionLayer):
     ) -> Tuple[Tensor, Optional[Tensor]]:
         query = self.split_heads(query)
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return heads_bmm.attend(query, entry, mask, self.scale, dropout, need_weights)
+            return packed_bmm.attend_standard(query, entry, mask, self.scale, dropout, need_weights)
         attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
         return attend(query, entry, mask, self.scale, dropout, need_weights)

@@ -15,7 +15,7 @@ import sys
 
 from collab_fairseq.records.files import check_targets
 
-from .options import UsageError
+from .options import UsageError, check_distinct, positive, refuse
 
 HELP = "average checkpoints"
 
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="FILE", help="where the averaged checkpoint is written")
     add = parser.add_mutually_exclusive_group().add_argument
     text = "the newest N of {} in the folder --inputs"
-    add("--num-epoch-checkpoints", type=int, metavar="N", help=text.format("checkpointE.pt"))
-    add("--num-update-checkpoints", type=int, metavar="N", help=text.format("checkpoint_E_U.pt"))
+    add("--num-epoch-checkpoints", type=positive, metavar="N", help=text.format("checkpointE.pt"))
+    add("--num-update-checkpoints", type=positive, metavar="N", help=text.format("checkpoint_E_U.pt"))
     text = "leave out epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N"
     parser.add_argument("--checkpoint-upper-bound", type=int, metavar="N", help=text)
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Select, average, save; progress goes to standard error, the result's path and inputs to standard output."""
     by_number = args.num_epoch_checkpoints is not None or args.num_update_checkpoints is not None
-    if args.checkpoint_upper_bound is not None and not by_number:
-        raise UsageError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
+    if not by_number:
+        refuse(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")
     if by_number and len(args.inputs) != 1:
         raise UsageError(f"with a number of checkpoints --inputs must be one folder, got {len(args.inputs)} paths")
     if not by_number and os.path.isdir(args.inputs[0]):
@@ -54,10 +54,7 @@ def run(args: argparse.Namespace) -> int:
             args.inputs[0], epochs=args.num_epoch_checkpoints, updates=args.num_update_checkpoints,
             upper_bound=args.checkpoint_upper_bound,
         )  # fmt: skip
-    for path in paths:
-        if os.path.exists(args.output) and os.path.exists(path) and os.path.samefile(args.output, path):
-            raise UsageError(f"--output {args.output} is one of the inputs and would overwrite it")
-
+    check_distinct(args.output, *paths)
     state, report = checkpoints.average(paths, progress=_show)
     checkpoints.save(state, args.output)
     for entry in report:

@@ -3,7 +3,7 @@
     collab bench layer                                    one attention layer: training, inference, peak memory
     collab bench decode                                   steps of beam search, and whole translation
     collab bench train [--profile]                        training steps of whole models
-    collab bench layer --rows 'layer/encoder/*/dk128/*' --output layer.json --figure layer.svg
+    collab bench layer --rows 'layer/encoder/*/dk128/*' --json layer.json --figure layer.svg
     collab bench table layer.json decode.json train.json [--rows ...] [--output README.md --marker speed] [--check]
 
 All contestants run in one process, in interleaved rounds, after their results have been compared; the table shows
@@ -22,13 +22,13 @@ Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and 
 import argparse
 import logging
 import os
-import shlex
 import sys
+import warnings
 from dataclasses import fields
 
-from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.drawing import check_figure
 
-from .options import UsageError, check_figure, positive
+from .options import Renamed, add_machine, add_page, check_page, choose_device, command, positive, publish, refuse
 
 HELP = "measure speed and memory beside the baselines"
 
@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each thing that is measured, and the table."""
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for what, (about, seconds, least) in _WHAT.items():
-        command = commands.add_parser(what, help=about, description=about)
-        add = command.add_argument
-        add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if any")
+        measure = commands.add_parser(what, help=about, description=about)
+        measure.set_defaults(run=_measure, parser=measure)
+        add = measure.add_argument
+        add_machine(measure, threads=1)
         text = "default: float32 on a CPU, float16 on a GPU (autocast in `train`)"
         add("--dtype", choices=("float32", "float16", "bfloat16"), help=text)
-        add("--threads", type=positive, default=1, help="CPU threads (default: 1)")
-        _add_rows(command)
+        _add_rows(measure)
         add("--list", action="store_true", help="print the ids of the rows and stop")
         add("--rounds", type=positive, default=200, help="at most so many per row (default: 200)")
         add("--seconds", type=float, default=seconds,
@@ -71,14 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add("--data", metavar="DATA_BIN", help="translate its test set instead of made-up sources")
         add("--profile", action="store_true", help="also the costliest operators of a step")
         add("--quick", action="store_true", help="miniatures, to see that everything runs")
-        add("--output", metavar="FILE", help="where the record goes, JSON; one that is there is continued")
+        add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
+        add("--output", action=Renamed, const="--json")
         add("--figure", metavar="FILE", help="draw the ratios: FILE.png or FILE.svg")
     table = commands.add_parser("table", help="ratios from records", description="The ratios of records, in Markdown.")
+    table.set_defaults(run=_table, parser=table)
     table.add_argument("records", nargs="+", metavar="RECORD", help="of collab bench")
     _add_rows(table)
-    table.add_argument("--output", metavar="FILE", help="where the table goes (default: printed)")
-    table.add_argument("--marker", metavar="NAME", help="only the part of --output between these markers is written")
-    table.add_argument("--check", action="store_true", help="write nothing; fail where --output would change")
+    add_page(table)
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
@@ -86,33 +86,26 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=text)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, or make the table."""
-    return _table(args) if args.what == "table" else _measure(args)
-
-
 def _measure(args: argparse.Namespace) -> int:
+    if args.list:
+        refuse(args, ("json", "figure", "profile"), "is of a measurement, and --list measures nothing")
+    if args.quick:
+        refuse(args, ("vocabulary", "batch"), "is of full-sized models, and --quick has miniatures")
+    check_figure(args.figure)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells of its starts and stops
-    import warnings
-
-    import torch
-
+    # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
+    warnings.filterwarnings("ignore", message="Support for mismatched")
+    args.device = choose_device(args).partition(":")[0]
     from collab_fairseq.bench import report, runner
     from collab_fairseq.bench.cases import Options
 
-    # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
-    warnings.filterwarnings("ignore", message="Support for mismatched")
-    check_figure(args.figure)
-    if args.device == "auto":
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.dtype = args.dtype or ("float16" if args.device == "cuda" else "float32")
     least = min(args.rounds, _WHAT[args.what][2])
     options = Options(least=least, **{f.name: getattr(args, f.name) for f in fields(Options) if hasattr(args, f.name)})
     if args.list:
         sys.stdout.write("".join(f"{case.id}\n" for case in runner.cases(args.what, options, args.rows)))
         return 0
-    command = shlex.join(["collab", *sys.argv[1:]])
-    record = runner.run(args.what, options, args.rows, args.output, args.profile, command)
+    record = runner.run(args.what, options, args.rows, args.json, args.profile, command())
     if args.figure:
         report.draw(record, args.figure)
         logger.info("wrote %s", args.figure)
@@ -121,17 +114,10 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _table(args: argparse.Namespace) -> int:
-    if (args.marker or args.check) and not args.output:
-        raise UsageError(f"{'--marker' if args.marker else '--check'} needs --output")
-    check_targets(None if args.check else args.output)
+    folder = check_page(args)
     from collab_fairseq.bench.report import ratio_table
-    from collab_fairseq.records import pages, record
+    from collab_fairseq.records import record
 
     records = [record.load(path, "bench") for path in args.records]
-    folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
-    text = ratio_table(records, args.records, folder, args.rows)
-    if not args.output:
-        sys.stdout.write(text)
-        return 0
-    logger.info("%s", pages.publish(text, args.output, args.marker, args.check))
+    publish(args, ratio_table(records, args.records, folder, args.rows))
     return 0

@@ -1,7 +1,7 @@
 """Tell whether this machine can run a recipe, and what to do where it cannot.
 
     collab doctor
-    collab doctor --data data/multi30k/data-bin --output /scratch/runs --checkpoints 12
+    collab doctor --data data/multi30k/data-bin --save-dir /scratch/runs --checkpoints 12
     collab doctor --no-trial --json doctor.json
 
 Looks at Python, packages, fairseq, torch, cards and the precision that fits them, the start-up hook, --user-dir, disk
@@ -14,7 +14,7 @@ import sys
 
 from collab_fairseq import doctor
 
-from .options import positive
+from .options import Renamed, positive
 
 HELP = "can this machine run a recipe?"
 
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kept = "how many must find room there at once (default: %(default)s: 5 kept, last, best, a new one and its copy)"
     size = f"their size in parameters (default: that of --arch with the dictionary of --data, or {doctor.TYPES} types)"
     parser.add_argument("--data", metavar="DATA_BIN", help="also check this folder of fairseq-preprocess")
-    parser.add_argument("--output", default=".", metavar="DIR", help="where checkpoints will go (default: here)")
+    parser.add_argument("--save-dir", default=".", metavar="DIR", help="where checkpoints will go (default: here)")
+    parser.add_argument("--output", action=Renamed, const="--save-dir")
     parser.add_argument("--checkpoints", type=positive, default=doctor.CHECKPOINTS, metavar="N", help=kept)
     parser.add_argument("--arch", default="transformer_collab", help="at its defaults (default: %(default)s)")
     parser.add_argument("--parameters", type=positive, metavar="N", help=size)
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     found = []
     for finding in doctor.examine(
-        args.data, args.output, args.checkpoints, args.arch, args.parameters, updates=not args.no_trial
+        args.data, args.save_dir, args.checkpoints, args.arch, args.parameters, updates=not args.no_trial
     ):
         found.append(finding)
         sys.stdout.write(f"{finding.status:<5} {finding.name:<10} {finding.text}\n")

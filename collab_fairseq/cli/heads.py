@@ -8,13 +8,13 @@
     collab heads roles        what heads do: confidence, positions, rare words, syntax, relevance
 
 Checkpoints are those of fairseq's transformer and of transformer_collab. Heads are named as by Michel et al.: E:1:3,5
-are heads 3 and 5 of the first encoder layer, A is encoder-decoder attention, D the decoder's own. Results are JSON
-(--output) and pictures (--figure); a long one that was interrupted goes on when started again with the same --output.
+are heads 3 and 5 of the first encoder layer, A is encoder-decoder attention, D the decoder's own. Results are
+records (--json) and pictures (--figure); an interrupted one goes on when started again with the same --json.
 """
 
 import argparse
-import importlib
-import logging
+
+from .options import add_commands
 
 HELP = "see, rank, prune and gate heads"
 
@@ -23,17 +23,4 @@ COMMANDS = ("redundancy", "importance", "ablate", "prune", "gates", "roles")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each analysis."""
-    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for name in COMMANDS:
-        module = importlib.import_module(f"collab_fairseq.cli.heads_{name}")
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(command)
-        command.set_defaults(analyse=module.run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the analysis."""
-    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # tells of every bootstrap
-    return int(args.analyse(args))
+    add_commands(parser, "what", {name: f"heads_{name}" for name in COMMANDS})

@@ -3,7 +3,7 @@
     fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab … --finetune-from-model averaged.pt \\
         --head-gates encoder_cross_decoder --criterion label_smoothed_cross_entropy_with_gates --gate-penalty 0.02
     collab heads gates checkpoint_last.pt                                    # log alpha and P(open) of every head
-    collab heads gates checkpoint_last.pt --finalise pruned.pt               # without gates and closed heads
+    collab heads gates checkpoint_last.pt --output pruned.pt                 # without gates and closed heads
 
 A gate is open where log alpha > 0. The finalised model computes exactly what the gated one does in evaluation, and is
 trained on as one of `collab heads prune --remove` is.
@@ -12,8 +12,8 @@ trained on as one of `collab heads prune --remove` is.
 import argparse
 import sys
 
-from collab_fairseq.cli import options
-from collab_fairseq.records.files import check_targets
+from . import heads_options as shared
+from . import options
 
 HELP = "show what gates have closed, and remove it"
 
@@ -21,32 +21,31 @@ HELP = "show what gates have closed, and remove it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The gated checkpoint, and what to make of it."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates")
-    parser.add_argument("--finalise", metavar="FILE", help="where the checkpoint without gates and closed heads goes")
-    parser.add_argument("--empty-layers", action="store_true", help="with --finalise: layers may lose all their heads")
-    options.add_output(parser, "draw P(open) as heat maps")
+    shared.add_output(parser, "draw P(open) as heat maps", "where the checkpoint without gates and closed heads goes")
+    parser.add_argument("--finalise", action=options.Renamed, const="--output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the gates, and write the finalised checkpoint."""
-    check_targets(args.output, args.finalise)
-    options.check_figure(args.figure)
-    options.check_distinct(args.finalise, args.checkpoint, "--finalise")
+    shared.check_output(args)
+    if not args.output:
+        options.refuse(args, ("empty_layers",), "needs --output")
     import importlib
 
     importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
-    from collab_fairseq.heads import closing, figures
+    from collab_fairseq.heads import figures, removal
 
     state = checkpoints.load_with_model(args.checkpoint)
-    gates = closing.read_gates(state)
-    if args.output:
-        record = options.make_record(args, "gates", {})
+    gates = removal.read_gates(state)
+    if args.json:
+        record = shared.make_record(args, "gates", {})
         record.part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
     rows = [["head", "log alpha", "P(open)", ""]]
     for head, gate in gates.items():
         state_of = "open" if gate.is_open else "closed"
         rows.append([head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", state_of])
-    options.show_table(rows)
+    shared.show_table(rows)
     counts = []
     for letter in "EAD":
         own = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]
@@ -55,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.figure:
         values = {head: gate.open_probability for head, gate in gates.items()}
         figures.draw_grids({"": values}, args.figure, label="P(open)", limits=(0.0, 1.0))
-    if args.finalise:
-        result = closing.finalise(state, empty_layers=args.empty_layers)
-        checkpoints.save(result.state, args.finalise)
-        sys.stdout.write(f"{result.report()}{args.finalise}\n")
+    if args.output:
+        result = removal.finalise(state, empty_layers=args.empty_layers)
+        checkpoints.save(result.state, args.output)
+        sys.stdout.write(f"{result.report()}{args.output}\n")
     return 0

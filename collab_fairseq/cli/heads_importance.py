@@ -1,6 +1,6 @@
 """What the loss would lose with each head: |∂L/∂ξ_h| of a multiplier on the head (Michel et al. 2019).
 
-    collab heads importance averaged.pt --data data-bin --output importance.json --figure importance.svg
+    collab heads importance averaged.pt --data data-bin --json importance.json --figure importance.svg
     torchrun --nproc-per-node 4 -m collab_fairseq.cli.main heads importance averaged.pt …     # on four GPUs
     collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis              # a Hugging Face model
 
@@ -15,8 +15,8 @@ import os
 import sys
 from typing import Any, Dict
 
-from collab_fairseq.cli import options
-from collab_fairseq.records.files import check_targets
+from . import heads_options as shared
+from . import options
 
 HELP = "rank heads by the gradient of the loss"
 
@@ -25,19 +25,18 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text and the form."""
-    options.add_model(parser, "valid")
+    shared.add_model(parser, "valid")
     parser.add_argument("--form", choices=("sentence", "token"), default="sentence", help="default: sentence")
     parser.add_argument("--criterion", metavar="NAME", help="of fairseq (default: the one of the training)")
-    options.add_output(parser, "draw heat maps")
-    options.add_text(parser)
+    shared.add_output(parser, "draw heat maps")
+    shared.add_text(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute, print, draw; of several processes the first one prints."""
-    check_targets(args.output)
-    options.check_figure(args.figure)
+    shared.check_output(args)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    folder = options.is_folder(args)
+    folder = shared.is_folder(args)
     if folder and several:
         raise options.UsageError("several processes are for checkpoints of fairseq; a Hugging Face model takes one")
     first = _join(args) if several else True
@@ -52,19 +51,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _join(args: argparse.Namespace) -> bool:
     """Take part in torchrun's processes, each on its own GPU if there are any; whether this is the first."""
-    import torch
     import torch.distributed as dist
 
-    device = options.choose_device(args)
-    if device == "cuda":
+    if options.choose_device(args) == "cuda":
         args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(args.device)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    dist.init_process_group("nccl" if options.choose_device(args).startswith("cuda") else "gloo")
     return dist.get_rank() == 0
 
 
 def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
-    model = options.load_folder(args) if folder else options.load(args)
+    model = shared.load_folder(args) if folder else shared.load(args)
     from collab_fairseq.heads import huggingface, importance
 
     def progress(done: int) -> None:
@@ -80,11 +76,11 @@ def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
         ))  # fmt: skip
 
     if folder:
-        settings, device = options.text_setting(args), model.model.device
+        settings, device = shared.text_setting(args), model.model.device
     else:
-        settings = {**options.data_setting(args, model), "form": args.form, "criterion": args.criterion}
+        settings = {**shared.data_setting(args, model), "form": args.form, "criterion": args.criterion}
         device = model.device
-    record = options.make_record(args, "importance", settings, str(device))
+    record = shared.make_record(args, "importance", settings, str(device))
     if not first:  # the sums need every process, unless the result is there already
         if "importance" not in record.parts:
             compute()
@@ -98,7 +94,7 @@ def _show(result: Dict[str, Any], args: argparse.Namespace) -> int:
     heads = result["heads"]
     rows = sorted(heads, key=lambda name: -heads[name]["normalised"])
     cells = [[name, f"{heads[name]['normalised']:.4f}", f"{heads[name]['raw']:.5g}"] for name in rows]
-    options.show_table([["head", "importance", "not normalised"], *cells])
+    shared.show_table([["head", "importance", "not normalised"], *cells])
     sys.stdout.write(
         f"\n{result['sentences']:,} sentences, {result['source_tokens']:,} source and {result['target_tokens']:,} "
         "target tokens\n"

@@ -1,9 +1,9 @@
 """BLEU and loss as ever more heads go, least important first (Michel et al. 2019); --remove makes the cut real.
 
-    collab heads prune averaged.pt --data data-bin --test test=test.de --output pruning.json --figure pruning.svg
-    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --test … --output profile.json     # when does it happen
-    collab heads prune averaged.pt --remove 40 --pruned pruned.pt                             # percent, or heads:
-    collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --pruned pruned.pt
+    collab heads prune averaged.pt --data data-bin --reference test=test.de --json pruning.json --figure pruning.svg
+    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference … --json profile.json     # when does it happen
+    collab heads prune averaged.pt --remove 40 --output pruned.pt                             # percent, or heads:
+    collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
 
 Importance is that of `collab heads importance` on --split, or read from its result (--importance). It is divided by its
 norm over the heads of a layer, as in the paper; with --ranking raw it is not, and whole layers that matter little go
@@ -20,8 +20,8 @@ import os
 import sys
 from typing import Any, Dict
 
-from collab_fairseq.cli import options
-from collab_fairseq.records.files import check_targets
+from . import heads_options as shared
+from . import options
 
 HELP = "prune heads in the order of their importance"
 
@@ -30,32 +30,33 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The models, how they are scored, and the cut."""
-    options.add_model(parser, "valid", several=True)
+    shared.add_model(parser, "valid", several=True)
     add = parser.add_argument
     add("--importance", metavar="FILE", help="result of collab heads importance for this checkpoint")
-    options.add_tests(parser, required=False, sentences=False)
+    shared.add_tests(parser, sentences=False)
     options.add_sites(parser)
     ranking = "of the heads (default: normalised)"
     add("--ranking", choices=("normalised", "raw"), default="normalised", help=ranking)
     add("--by-site", action="store_true", help="also prune each of the --sites alone")
     add("--remove", metavar="PERCENT|HEADS", help="cut these heads out instead")
-    add("--pruned", metavar="FILE", help="where the smaller checkpoint goes")
-    add("--empty-layers", action="store_true", help="with --remove: layers may lose all their heads")
-    options.add_output(parser, "draw the curves, or the profile of several checkpoints")
+    add("--pruned", action=options.Renamed, const="--output")
+    figure = "draw the curves, or the profile of several checkpoints"
+    shared.add_output(parser, figure, "where --remove writes the smaller checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prune step by step, or remove."""
-    check_targets(args.output, args.pruned)
-    options.check_figure(args.figure)
-    if (args.remove is None) != (args.pruned is None):
-        raise options.UsageError("--remove and --pruned go together")
+    shared.check_output(args)
+    if (args.remove is None) != (args.output is None):
+        raise options.UsageError("--remove and --output go together; the record of a measurement goes to --json")
+    if len(args.checkpoint) > 1:
+        options.refuse(args, ("importance", "by_site", "remove"), "is for one checkpoint")
     if args.remove is not None:
+        measuring = ("reference", "beam", "lenpen", "by_site", "json", "figure")
+        options.refuse(args, measuring, "is of a measurement, and --remove measures nothing")
         return _remove(args)
-    if not args.test:
-        raise options.UsageError("--test SPLIT=FILE is needed to score the pruned models")
-    if len(args.checkpoint) > 1 and args.importance:
-        raise options.UsageError("--importance is for one checkpoint; of several each has its own")
+    options.refuse(args, ("empty_layers",), "needs --remove")
+    shared.check_tests(args)
     return _curves(args) if len(args.checkpoint) == 1 else _profile(args)
 
 
@@ -78,75 +79,74 @@ def _progress(name: str, percent: int, heads: Any, found: Dict[str, Any]) -> Non
 
 
 def _curves(args: argparse.Namespace) -> int:
-    sites = options.chosen_sites(args)
-    trained, tests = options.load(args), options.read_tests(args)
+    sites = shared.chosen_sites(args)
+    trained, tests = shared.load(args), shared.read_tests(args)
     from collab_fairseq.heads import pruning
 
-    source = {"importance_text": options.data_setting(args, trained)} if not args.importance else {}
-    settings = {**source, **options.test_settings(args, trained, tests), "loss": args.split, "ranking": args.ranking}
-    record = options.make_record(args, "prune", settings, str(trained.device))
+    source = {"importance_text": shared.data_setting(args, trained)} if not args.importance else {}
+    settings = {**source, **shared.test_settings(args, trained), "loss": args.split, "ranking": args.ranking}
+    record = shared.make_record(args, "prune", settings, str(trained.device))
     ranks = record.part("importance", lambda: _importance(args, trained))
-    asked: Dict[str, Any] = {"tests": tests, "loss_split": args.split, "search": options.search_of(args)}
+    asked: Dict[str, Any] = {"tests": tests, "loss_split": args.split, "search": shared.search_of(args)}
     groups = [sites, *([site] for site in sites if args.by_site and len(sites) > 1)]
     names = ["_".join(group) for group in groups]
     for name, group in zip(names, groups, strict=True):
         pruning.prune(trained, ranks, record, name, sites=group, progress=_progress, **asked)
     splits = [test.split for test in tests]
-    options.show_table(pruning.curve_rows(record.parts, names, splits))
+    shared.show_table(pruning.curve_rows(record.parts, names, splits))
     if args.figure:
         pruning.draw_curves(record.parts, names, splits, args.figure)
     return 0
 
 
 def _profile(args: argparse.Namespace) -> int:
-    sites = options.chosen_sites(args)
+    sites = shared.chosen_sites(args)
     from collab_fairseq.checkpoints import num_updates
     from collab_fairseq.heads import pruning
 
     record: Any = None
-    names, tests = [os.path.basename(path) for path in args.checkpoint], options.read_tests(args)
+    names, tests = [os.path.basename(path) for path in args.checkpoint], shared.read_tests(args)
     if len(set(names)) < len(names):
         raise options.UsageError("the checkpoints of a profile must have different file names")
-    asked: Dict[str, Any] = {"tests": tests, "loss_split": None, "search": options.search_of(args)}
+    asked: Dict[str, Any] = {"tests": tests, "loss_split": None, "search": shared.search_of(args)}
     for path, name in zip(args.checkpoint, names, strict=True):
-        trained = options.load(args, path)
+        trained = shared.load(args, path)
         if record is None:
-            text = {"importance_text": options.data_setting(args, trained), "ranking": args.ranking}
-            settings = {**text, **options.test_settings(args, trained, tests)}
-            record = options.make_record(args, "prune", settings, str(trained.device))
+            text = {"importance_text": shared.data_setting(args, trained), "ranking": args.ranking}
+            settings = {**text, **shared.test_settings(args, trained)}
+            record = shared.make_record(args, "prune", settings, str(trained.device))
         record.part(f"{name}/updates", lambda state=trained.state: num_updates(state))
         ranks = record.part(f"{name}/importance", lambda trained=trained: _importance(args, trained))
         with record.within(f"{name}/"):  # the unpruned model's scores, too, are each checkpoint's own
             pruning.prune(trained, ranks, record, "pruned", sites=sites, progress=_progress, **asked)
     sys.stdout.write(f"BLEU of {tests[0].split} without the least important heads\n\n")
-    options.show_table(pruning.profile_rows(record.parts, names, tests[0].split))
+    shared.show_table(pruning.profile_rows(record.parts, names, tests[0].split))
     if args.figure:
         pruning.draw_profile(record.parts, names, tests[0].split, args.figure)
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
-    if len(args.checkpoint) > 1:
-        raise options.UsageError("--remove is for one checkpoint")
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import pruning, removal
     from collab_fairseq.modules.heads import parse_heads
 
     path = args.checkpoint[0]
-    options.check_distinct(args.pruned, path, "--pruned")
     try:
         percent = float(args.remove)
     except ValueError:
+        measured = ("importance", "ranking", "split", "sentences", "sites", "data", "max_tokens", "device", "threads")
+        options.refuse(args, measured, "is for --remove PERCENT, the heads are named")
         heads = parse_heads(args.remove)
         state = checkpoints.load_with_model(path)
     else:
         if not 0 < percent < 100:
             raise options.UsageError(f"--remove takes heads, or per cent of them between 0 and 100, got {args.remove}")
-        sites = options.chosen_sites(args)
-        trained = options.load(args)
+        sites = shared.chosen_sites(args)
+        trained = shared.load(args)
         heads = pruning.least(pruning.ascending(_importance(args, trained), sites), percent)
         state = trained.state
     result = removal.remove_heads(state, heads, empty_layers=args.empty_layers)
-    checkpoints.save(result.state, args.pruned)
-    sys.stdout.write(f"{result.report()}{args.pruned}\n")
+    checkpoints.save(result.state, args.output)
+    sys.stdout.write(f"{result.report()}{args.output}\n")
     return 0

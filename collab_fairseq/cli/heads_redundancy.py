@@ -1,6 +1,6 @@
 """What heads share: captured energy of W_Q, W_K and W_Q W_K', per head and layer (Cordonnier et al. 2020, Figure 1).
 
-    collab heads redundancy averaged.pt --figure redundancy.svg --output redundancy.json
+    collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
     collab heads redundancy averaged.pt --overlap overlap.svg       # collaborative heads: cosines of mixing vectors
 
 Printed: how many principal components hold 90, 95 and 99 % of the energy, in the layer as a whole and in the mean head.
@@ -10,8 +10,7 @@ A folder instead of a checkpoint is a Hugging Face model, of the kinds that `col
 import argparse
 import os
 
-from collab_fairseq.cli import options
-from collab_fairseq.records.files import check_targets
+from . import heads_options as shared
 
 HELP = "what heads share"
 
@@ -19,15 +18,13 @@ HELP = "what heads share"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, and where its picture goes."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="of fairseq, or a Hugging Face model's folder")
-    options.add_output(parser, "draw the captured energy")
+    shared.add_output(parser, "draw the captured energy")
     parser.add_argument("--overlap", metavar="FILE", help="draw how far mixing vectors overlap: FILE.svg or FILE.png")
 
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, print, draw."""
-    check_targets(args.output)
-    options.check_figure(args.figure)
-    options.check_figure(args.overlap)
+    shared.check_output(args)
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import folders, redundancy
 
@@ -35,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
         weights = folders.read_weights(args.checkpoint)
     else:
         weights = redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
-    record = options.make_record(args, "redundancy", {})
+    record = shared.make_record(args, "redundancy", {})
     layers = {name: record.part(name, lambda w=w: redundancy.redundancy(w)) for name, w in weights.items()}
-    options.show_table(redundancy.table(layers))
+    shared.show_table(redundancy.table(layers))
     if args.figure:
         redundancy.draw(layers, args.figure)
     if args.overlap:

@@ -1,6 +1,6 @@
 """What heads do: confidence, positions, rare words, syntax, relevance (Voita et al. 2019).
 
-    collab heads roles averaged.pt --data data-bin --split valid --output roles.json
+    collab heads roles averaged.pt --data data-bin --split valid --json roles.json
     collab heads roles averaged.pt --data data-bin --parses valid.conllu --importance importance.json
     collab heads roles averaged.pt --data data-bin --split test --maps 0,17 --maps-folder maps
 
@@ -15,8 +15,10 @@ import os
 import sys
 from typing import Any, Dict, List
 
-from collab_fairseq.cli import options
 from collab_fairseq.records.files import check_targets
+
+from . import heads_options as shared
+from . import options
 
 HELP = "tell what heads do"
 
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text, and what else is known of it."""
-    options.add_model(parser, "valid")
+    shared.add_model(parser, "valid")
     add = parser.add_argument
     add("--parses", metavar="FILE", help="CoNLL-U of the first sentences, for syntactic heads")
     add("--importance", metavar="FILE", help="result of collab heads importance, for the table")
@@ -33,13 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--epsilon", type=float, default=0.0, metavar="X", help="of the ε-rule (default: 0)")
     add("--maps", metavar="N,N", help="draw the attention of these sentences, counted from 0")
     add("--maps-folder", metavar="DIR", help="where the pictures go: attention-<sentence>-<site>.svg")
-    options.add_output(parser, "draw confidence as heat maps")
+    shared.add_output(parser, "draw confidence as heat maps")
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, print, draw."""
-    check_targets(args.output)
-    options.check_figure(args.figure)
+    shared.check_output(args)
     if (args.maps is None) != (args.maps_folder is None):
         raise options.UsageError("--maps and --maps-folder go together")
     if args.maps_folder:
@@ -47,24 +48,26 @@ def run(args: argparse.Namespace) -> int:
     chosen = _numbers(args.maps)
     if args.relevance_sentences < 0 or args.epsilon < 0:
         raise options.UsageError("--relevance-sentences and --epsilon must not be negative")
-    trained = options.load(args)
+    if args.relevance_sentences == 0:
+        options.refuse(args, ("epsilon",), "is of relevance, which --relevance-sentences 0 leaves out")
+    trained = shared.load(args)
     from collab_fairseq.checkpoints import file_setting
-    from collab_fairseq.heads import figures, importance, maps, role_table
+    from collab_fairseq.heads import figures, importance, role_table
     from collab_fairseq.modules.heads import LETTERS
 
     settings: Dict[str, Any] = {
-        **options.data_setting(args, trained), "relevance_sentences": args.relevance_sentences, "epsilon": args.epsilon,
+        **shared.data_setting(args, trained), "relevance_sentences": args.relevance_sentences, "epsilon": args.epsilon,
     }  # fmt: skip
     if args.parses:
         settings["parses"] = file_setting(args.parses)
-    record = options.make_record(args, "roles", settings, str(trained.device))
+    record = shared.make_record(args, "roles", settings, str(trained.device))
     found = role_table.measure(
         trained, args.split, record, parses=args.parses, relevance_sentences=args.relevance_sentences,
         epsilon=args.epsilon, max_tokens=args.max_tokens, sentences=args.sentences,
         progress=lambda done: logger.info("relevance: %d sentences", done),
     )  # fmt: skip
     ranks = importance.read(args.importance, "normalised") if args.importance else {}
-    options.show_table(role_table.rows(found, ranks))
+    shared.show_table(role_table.rows(found, ranks))
     if "relevance" in record.parts:
         part = record.parts["relevance"]
         sys.stdout.write(f"\nrelevance: {part['lost']:.2g} of it is lost, {part['steps']:,} generation steps\n")
@@ -76,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
         values = {head: numbers["confidence"] for head, numbers in found.items()}
         figures.draw_grids({"": values}, args.figure, label="confidence", limits=(0.0, 1.0))
     for number in chosen:
-        drawn = maps.sentence_maps(trained, args.split, number)
+        drawn = role_table.sentence_maps(trained, args.split, number)
         for letter, site in LETTERS.items():
             path = os.path.join(args.maps_folder, f"attention-{number}-{site}.svg")
-            maps.draw_maps(drawn, letter, path)
+            role_table.draw_maps(drawn, letter, path)
             logger.info("drew %s", path)
     return 0
 

@@ -1,28 +1,32 @@
 """`collab`: entry point and list of the subcommands.
 
-A subcommand is a module of this package with `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. It
-imports what is slow (torch, fairseq, sacrebleu) inside `run`, so that `collab --help` answers at once. A new subcommand
-is one file and one line below.
+A subcommand is a module of this package with `HELP` (one line), `add_arguments(parser)` and, unless it has subcommands
+of its own, `run(args) -> int`. It imports what is slow (torch, fairseq, sacrebleu) inside `run`, so that
+`collab --help` answers at once. A new subcommand is one file and one line below.
 """
 
 import argparse
-import importlib
 import logging
 import sys
 from typing import List, Optional
 
 import collab_fairseq
 
+from .options import add_commands
+
+#: in the order of `collab --help`: what people type first, what recipes call last
 COMMANDS = {
-    "average": "collab_fairseq.cli.average",
-    "bench": "collab_fairseq.cli.bench",
-    "doctor": "collab_fairseq.cli.doctor",
-    "heads": "collab_fairseq.cli.heads",
-    "record": "collab_fairseq.cli.record",
-    "reparam": "collab_fairseq.cli.reparam",
-    "score": "collab_fairseq.cli.score",
-    "table": "collab_fairseq.cli.table",
-    "user-dir": "collab_fairseq.cli.user_dir",
+    "average": "average",
+    "translate": "translate",
+    "export": "export",
+    "score": "score",
+    "reparam": "reparam",
+    "heads": "heads",
+    "bench": "bench",
+    "table": "table",
+    "doctor": "doctor",
+    "record": "record",
+    "user-dir": "user_dir",
 }
 
 
@@ -32,14 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="collab", description="Tools around fairseq for transformers with collaborative attention heads."
     )
     parser.add_argument("--version", action="version", version=f"collab_fairseq {collab_fairseq.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module_name in COMMANDS.items():
-        module = importlib.import_module(module_name)
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    add_commands(parser, "command", COMMANDS)
     return parser
 
 
@@ -51,6 +48,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """
     args = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format=f"collab {args.command}: %(message)s", stream=sys.stderr)
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # tells of every bootstrap
     try:
         return int(args.run(args))
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough

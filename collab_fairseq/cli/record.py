@@ -10,71 +10,45 @@ import argparse
 
 from collab_fairseq.records.files import check_targets, write_json
 
+from .options import UsageError, pair
+
 HELP = "write the JSON record of a run"
+
+#: what a record is gathered from
+_SOURCES = ("checkpoint", "train_log", "usage", "data_sums", "scores")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the record is gathered from."""
-    parser.add_argument("--name", required=True, help="name of the run, unique within a results folder")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where the record goes")
-    parser.add_argument(
-        "--started-as", default="", metavar="COMMAND", help="how the run is started; paths are shortened"
-    )
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--threads", type=int, help="CPU threads of the training")
-    parser.add_argument(
-        "--repository",
-        metavar="DIR",
-        help="the checkout whose commit is noted (default: where this package is, if that is a checkout)",
-    )
-    parser.add_argument("--checkpoint", metavar="FILE", help="the checkpoint that was scored")
-    parser.add_argument("--train-log", metavar="FILE", help="output of fairseq-train --log-format json")
-    parser.add_argument("--usage", metavar="FILE", help="written by python -m collab_fairseq.records.measure")
-    parser.add_argument("--data-sums", metavar="FILE", help="output of sha256sum for the prepared corpus")
-    parser.add_argument(
-        "--scores",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        type=_pair,
-        help="of collab score --json; repeatable",
-    )
-
-
-def _pair(text: str) -> "tuple[str, str]":
-    name, equals, file = text.partition("=")
-    if not (name and equals and file):
-        raise argparse.ArgumentTypeError(f"expected NAME=FILE, got {text!r}")
-    return name, file
-
-
-class UsageError(ValueError):
-    """Nothing was named."""
-
-    user_error = True
+    add = parser.add_argument
+    add("--name", required=True, help="name of the run, unique within a results folder")
+    add("--output", required=True, metavar="FILE", help="where the record goes")
+    add("--started-as", default="", metavar="COMMAND", help="how the run is started; paths are shortened")
+    add("--seed", type=int, help="of the training")
+    add("--threads", type=int, help="CPU threads of the training")
+    text = "the checkout whose commit is noted (default: where this package is, if that is a checkout)"
+    add("--repository", metavar="DIR", help=text)
+    add("--checkpoint", metavar="FILE", help="the checkpoint that was scored")
+    add("--train-log", metavar="FILE", help="output of fairseq-train --log-format json")
+    add("--usage", metavar="FILE", help="written by python -m collab_fairseq.records.measure")
+    add("--data-sums", metavar="FILE", help="output of sha256sum for the prepared corpus")
+    text = "of collab score --json; repeatable"
+    add("--scores", action="append", default=[], metavar="NAME=FILE", type=pair, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Gather, validate, write."""
-    if not (args.checkpoint or args.train_log or args.usage or args.data_sums or args.scores):
-        raise UsageError(
-            "there is nothing to record: give at least one of --checkpoint, --train-log, --usage, --data-sums, --scores"
-        )
+    if not any(getattr(args, name) for name in _SOURCES):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in _SOURCES)
+        raise UsageError(f"there is nothing to record: give at least one of {flags}")
     check_targets(args.output)
     from collab_fairseq import checkpoints
     from collab_fairseq.records.training import make_record
 
     record = make_record(
-        args.name,
-        args.started_as,
-        seed=args.seed,
+        args.name, args.started_as, seed=args.seed, threads=args.threads, repository=args.repository,
         checkpoint=checkpoints.load_with_model(args.checkpoint) if args.checkpoint else None,
-        train_log=args.train_log,
-        usage=args.usage,
-        data_sums=args.data_sums,
-        scores=dict(args.scores),
-        threads=args.threads,
-        repository=args.repository,
-    )
+        train_log=args.train_log, usage=args.usage, data_sums=args.data_sums, scores=dict(args.scores),
+    )  # fmt: skip
     write_json(record, args.output)
     return 0

@@ -49,17 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
-    add("--report", metavar="FILE", help="also write the report as JSON")
+    add("--json", metavar="FILE", help="where the record of the conversion goes")
+    add("--report", action=options.Renamed, const="--json")
     add("--seed", type=int, default=1, help="of random starts and batches (default: 1)")
-    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    add("--max-tokens", type=int, default=4000, metavar="N", help="per batch (default: 4000)")
+    options.add_machine(parser)
+    add("--max-tokens", type=options.positive, default=4000, metavar="N", help="per batch (default: 4000)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, report."""
-    check_targets(args.report)
-    options.check_distinct(args.report, args.checkpoint, "--report")
+    check_targets(args.json, args.output)
+    if args.json:
+        options.check_distinct(args.json, args.checkpoint)
+    if not args.evaluate:
+        options.refuse(args, ("reference",), "needs --evaluate")
+        if not args.calibration:
+            options.refuse(args, ("max_tokens",), "needs --calibration or --evaluate")
+    args.device = options.choose_device(args)
     from collab_fairseq.reparam import convert_model
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
@@ -68,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         args.checkpoint, args.output, distill_steps=args.distill, references=dict(args.reference),
         **{name: getattr(args, name) for name in names},
     )  # fmt: skip
-    if args.report:
-        write_json(report.as_json(), args.report)
+    if args.json:
+        write_json(report.as_json(), args.json)
     sys.stdout.write(report.table())
     return 0

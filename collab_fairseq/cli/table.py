@@ -14,11 +14,11 @@ pandas and, for --figure, matplotlib: the extra `plots` of this project.
 
 import argparse
 import logging
-import os
-import sys
 from typing import List
 
-from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.drawing import check_figure
+
+from .options import UsageError, add_page, check_page, publish, refuse
 
 HELP = "tables and figures from records"
 
@@ -27,47 +27,23 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Records, what is shown of them and where it goes."""
-    parser.add_argument("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
-    parser.add_argument(
-        "--columns",
-        type=_names,
-        metavar="A,B,...",
+    add = parser.add_argument
+    add("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
+    add("--columns", type=_names, metavar="A,B,...",
         help="which columns, in this order, of: those of --group-by, seeds, parameters, valid_loss, tokenised, "
         "compound_split, sacrebleu, words_per_second, wall_time, peak_memory, records (default: all that have a value)",
-    )
-    parser.add_argument(
-        "--group-by",
-        type=_names,
-        default=["heads", "key_dim", "updates"],
-        metavar="A,B,...",
+    )  # fmt: skip
+    add("--group-by", type=_names, default=["heads", "key_dim", "updates"], metavar="A,B,...",
         help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "
-        "config.model.dropout (default: heads,key_dim,updates)",
-    )
-    parser.add_argument(
-        "--baseline",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name of a run: compare the other rows with the row that it is in; repeatable",
-    )
-    parser.add_argument("--output", metavar="FILE", help="where the table goes (default: printed)")
-    parser.add_argument("--marker", metavar="NAME", help="only the part of --output between these markers is written")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where --output is not what would be written"
-    )
-    parser.add_argument("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
-    parser.add_argument(
-        "--x",
-        choices=("key_dim", "parameters", "wall_time", "updates"),
-        default="key_dim",
-        help="of the figure; `wall_time` is that of the training, `updates` draws curves of the validation loss "
-        "(default: key_dim)",
-    )
-    parser.add_argument(
-        "--y",
-        choices=("sacrebleu", "compound_split", "tokenised", "valid_loss"),
-        help="of the figure (default: sacrebleu, with --x updates valid_loss)",
-    )
+        "config.model.dropout (default: heads,key_dim,updates)")  # fmt: skip
+    text = "name of a run: compare the other rows with the row that it is in; repeatable"
+    add("--baseline", action="append", default=[], metavar="NAME", help=text)
+    add_page(parser)
+    add("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
+    text = "of the figure: time of the training, or curves of the validation loss over updates (default: key_dim)"
+    add("--x", choices=("key_dim", "parameters", "wall_time", "updates"), default="key_dim", help=text)
+    text = "of the figure (default: sacrebleu, with --x updates valid_loss)"
+    add("--y", choices=("sacrebleu", "compound_split", "tokenised", "valid_loss"), help=text)
 
 
 def _names(text: str) -> List[str]:
@@ -77,23 +53,17 @@ def _names(text: str) -> List[str]:
     return names
 
 
-class UsageError(ValueError):
-    """Flags that do not go together, or a page that is not up to date."""
-
-    user_error = True
-
-
 def run(args: argparse.Namespace) -> int:
     """Print or write the table, check it, or draw."""
-    if (args.marker or args.check) and not args.output:
-        raise UsageError(f"{'--marker' if args.marker else '--check'} needs --output")
-    if args.figure and (args.output or args.columns or args.baseline):
-        raise UsageError("--figure is drawn instead of a table and excludes --output, --columns and --baseline")
+    if args.figure:
+        refuse(args, ("output", "columns", "baseline"), "is of a table, and --figure draws instead of one")
+    else:
+        refuse(args, ("x", "y"), "needs --figure")
     if args.x == "updates" and args.y not in (None, "valid_loss"):
         raise UsageError(f"--x updates draws curves of valid_loss, got --y {args.y}")
-    check_targets(args.figure, None if args.check else args.output)
-    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # four lines for every comparison
-    from collab_fairseq.records import figures, pages, table
+    check_figure(args.figure)
+    folder = check_page(args)
+    from collab_fairseq.records import figures, table
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]
@@ -102,12 +72,7 @@ def run(args: argparse.Namespace) -> int:
         figures.draw(runs, args.figure, x=args.x, y=y, group_by=args.group_by)
         logger.info("wrote %s", args.figure)
         return 0
-    folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
-    text = table.markdown_table(
+    publish(args, table.markdown_table(
         runs, columns=args.columns, group_by=args.group_by, baselines=args.baseline, folder=folder
-    )
-    if not args.output:
-        sys.stdout.write(text)
-        return 0
-    logger.info("%s", pages.publish(text, args.output, args.marker, args.check))
+    ))  # fmt: skip
     return 0

@@ -28,7 +28,7 @@ TYPES = 32768
 
 def examine(
     data: Optional[str] = None,
-    output: str = ".",
+    save_dir: str = ".",
     checkpoints: int = CHECKPOINTS,
     arch: str = "transformer_collab",
     parameters: Optional[int] = None,
@@ -38,7 +38,7 @@ def examine(
 
     Args:
         data: folder of fairseq-preprocess, or None.
-        output: where checkpoints will go; need not exist.
+        save_dir: where checkpoints will go; need not exist.
         checkpoints: how many must find room there at once.
         arch: whose size they have, at its defaults, unless `parameters` says it.
         updates: make five updates of a small model.
@@ -49,7 +49,7 @@ def examine(
     yield checks.hook(trial.ask("hook"))
     models = trial.ask("user_dir", folder, arch, (checks.types(data) if data else 0) or TYPES)
     yield checks.user_dir(models, arch)
-    yield checks.disk(output, parameters or models.get("parameters"), checkpoints)
+    yield checks.disk(save_dir, parameters or models.get("parameters"), checkpoints)
     if data:
         yield checks.data(data)
     if updates and ("error" in torch or "error" in models):

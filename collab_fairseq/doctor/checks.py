@@ -122,22 +122,22 @@ def user_dir(facts: Facts, arch: str) -> Finding:
     return Finding("user-dir", "ok", f"registers {known}")
 
 
-def disk(output: str, parameters: Optional[int], checkpoints: int) -> Finding:
+def disk(save_dir: str, parameters: Optional[int], checkpoints: int) -> Finding:
     """Room for the checkpoints of a run, each with the state of Adam."""
-    folder = Path(output).absolute()
+    folder = Path(save_dir).absolute()
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return Finding("disk", "fail", f"{folder} is no folder that can be written to", "name another one as --output")
+        return Finding("disk", "fail", f"{folder} is no folder that can be written to", "name another --save-dir")
     free = shutil.disk_usage(folder).free
     if parameters is None:
-        text = f"{gib(free)} free at {output}; what a run needs is unknown, since the model could not be built"
+        text = f"{gib(free)} free at {save_dir}; what a run needs is unknown, since the model could not be built"
         return Finding("disk", "warn", text, f"{MEND}, or give --parameters")
     need = BYTES_PER_PARAMETER * parameters * checkpoints
-    text = f"{gib(free)} free at {output}, {checkpoints} checkpoints of {parameters:,} parameters take {gib(need)}"
+    text = f"{gib(free)} free at {save_dir}, {checkpoints} checkpoints of {parameters:,} parameters take {gib(need)}"
     if free >= need:
         return Finding("disk", "ok", text)
-    advice = "free space, name another --output, or keep fewer checkpoints (--keep-interval-updates)"
+    advice = "free space, name another --save-dir, or keep fewer checkpoints (--keep-interval-updates)"
     return Finding("disk", "fail", text, advice)
 
 

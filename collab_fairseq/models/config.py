@@ -78,8 +78,10 @@ class TransformerCollabConfig(TransformerConfig):
     )
     head_gates_freeze_decoder: bool = field(
         default=False,
-        metadata={"help": "train no parameter of the decoder, nor embeddings that it shares, so that the encoder's "
-                  "gates are not made up for there"},
+        metadata={
+            "help": "train no parameter of the decoder, nor embeddings that it shares, so that the encoder's "
+            "gates are not made up for there"
+        },
     )
     attention_from: Optional[str] = field(
         default=None,

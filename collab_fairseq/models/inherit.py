@@ -38,5 +38,3 @@ def inherit_attention(args: Any) -> None:
             if name in config:
                 setattr(args, name, config[name])
         args.attention_from = None
-
-

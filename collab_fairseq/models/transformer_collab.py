@@ -5,7 +5,7 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 """
 
 from contextlib import nullcontext
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -17,7 +17,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once
 
 from .config import TransformerCollabConfig, attention_settings, resolve
 from .inherit import inherit_attention
@@ -56,6 +56,19 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         layer = CollabEncoderLayer(cfg, attention_settings(cfg), self._built, return_fc=self.return_fc)
         self._built += 1
         return _wrap(layer, cfg)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Optional[Tensor] = None,
+    ) -> Dict[str, List[Tensor]]:
+        """As in fairseq; the layers share one combination of the masks."""
+        if torch.jit.is_scripting():
+            return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        with combined_once():
+            return super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
 
     _reorder_encoder_out = TransformerEncoderBase.reorder_encoder_out
 
@@ -99,6 +112,22 @@ class TransformerCollabDecoder(TransformerDecoderBase):
         layer = CollabDecoderLayer(cfg, attention_settings(cfg), self._built, no_encoder_attn)
         self._built += 1
         return _wrap(layer, cfg)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """As in fairseq; the layers share one combination of the masks of each site."""
+        more = full_context_alignment, alignment_layer, alignment_heads
+        if torch.jit.is_scripting():
+            return self.extract_features_scriptable(prev_output_tokens, encoder_out, incremental_state, *more)
+        with combined_once():
+            return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *more)
 
 
 @register_model("transformer_collab")

@@ -192,50 +192,34 @@ class IncrementalStandardAttention(IncrementalAttention, StandardAttention):  # 
     """Standard heads with a free key dim under fairseq's signature."""
 
 
-def build_attention(
-    settings: AttentionSettings,
-    site: str,
-    layer: int,
-    embed_dim: int,
-    num_heads: int,
-    kdim: Optional[int] = None,
-    noise: float = 0.0,
-    noise_block: int = 8,
-) -> IncrementalAttention:
-    """The attention of one site and layer.
+def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str) -> IncrementalAttention:
+    """The attention of one layer (counted from 0) and site (``encoder``, ``cross`` or ``decoder``).
 
     Args:
-        settings: of the model. site: ``encoder``, ``cross`` or ``decoder``. layer: counted from 0.
-        embed_dim: E of the site. num_heads: H, unless the layer has a shape of its own.
-        kdim: width of keys and values, where it is not E (cross-attention).
-        noise, noise_block: quantization noise on the projections.
+        cfg: transformer config, for the widths, heads and quantization noise. settings: attention of the model.
     """
-    shape = settings.shape(site, layer)
-    key_dim = shape.key_dim if shape.key_dim is not None else settings.key_dim
+    side = cfg.encoder if site == "encoder" else cfg.decoder
+    source_width = cfg.encoder.embed_dim if site == "cross" else None
+    own = {name: value for name, value in vars(settings.shape(site, layer)).items() if value is not None}
+    collaborative = own.pop("collaborative", site in settings.collaborative)
+    content_bias = own.pop("content_bias", settings.content_bias)
     arguments: Dict[str, Any] = {
-        "embed_dim": embed_dim,
-        "num_heads": num_heads if shape.num_heads is None else shape.num_heads,
-        "key_dim": key_dim,
-        "kdim": kdim,
-        "vdim": kdim,
-        "head_dim": shape.head_dim,
-        "scale": shape.scale,
-        "query_bias": shape.query_bias,
-        "key_bias": shape.key_bias,
-        "value_bias": shape.value_bias,
-        "out_bias": shape.out_bias,
+        "embed_dim": side.embed_dim,
+        "num_heads": side.attention_heads,
+        "key_dim": settings.key_dim,
+        "kdim": source_width,
+        "vdim": source_width,
         "dropout": settings.dropout,
         "cross": site == "cross",
-        "noise": noise,
-        "noise_block": noise_block,
+        "noise": cfg.quant_noise.pq,
+        "noise_block": cfg.quant_noise.pq_block_size,
         "masked": settings.masked.get(f"{site}.{layer}", ()),
         "gates": settings.gates_init if site in settings.gated else None,
+        **own,
     }
-    collaborative = site in settings.collaborative if shape.collaborative is None else shape.collaborative
     if not collaborative:
         kernel = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
         return IncrementalStandardAttention(kernel=kernel, **arguments)
-    content_bias = settings.content_bias if shape.content_bias is None else shape.content_bias
     return IncrementalCollaborativeAttention(
         mixing=settings.mixing, content_bias=content_bias, kernel=settings.kernel, **arguments
     )

@@ -4,8 +4,12 @@ from typing import Any
 
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
+from collab_fairseq.attention.masks import combined_once
+
 from .attention import IncrementalAttention, build_attention
 from .settings import AttentionSettings, ConfigurationError
+
+__all__ = ["CollabDecoderLayer", "CollabEncoderLayer", "combined_once"]
 
 # fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
 # cannot run; it would translate with weights that were never trained
@@ -17,7 +21,7 @@ if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
 
 
 class CollabEncoderLayer(TransformerEncoderLayerBase):
-    """Encoder layer whose self-attention is standard or collaborative, as the settings say.
+    """Encoder layer whose self-attention is as the settings say.
 
     Args:
         cfg: transformer config. settings: attention of the model. layer: number of this layer, from 0.
@@ -25,33 +29,22 @@ class CollabEncoderLayer(TransformerEncoderLayerBase):
 
     def __init__(self, cfg: Any, settings: AttentionSettings, layer: int, return_fc: bool = False) -> None:
         # plain attributes may precede Module.__init__; build_self_attention reads them from within it
-        self._attention = settings
-        self._layer = layer
+        self._attention = settings, layer
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
-        return build_attention(
-            self._attention,
-            "encoder",
-            self._layer,
-            embed_dim,
-            cfg.encoder.attention_heads,
-            noise=cfg.quant_noise.pq,
-            noise_block=cfg.quant_noise.pq_block_size,
-        )
+        return build_attention(cfg, *self._attention, "encoder")
 
 
 class CollabDecoderLayer(TransformerDecoderLayerBase):
-    """Decoder layer whose self- and cross-attention are each standard or collaborative, as the settings say.
+    """Decoder layer whose self- and cross-attention are as the settings say.
 
     Args:
-        cfg: transformer config. settings: attention of the model. layer: number of this layer, from 0.
-        no_encoder_attn: no cross-attention.
+        cfg, settings, layer: as of :class:`CollabEncoderLayer`. no_encoder_attn: no cross-attention.
     """
 
     def __init__(self, cfg: Any, settings: AttentionSettings, layer: int, no_encoder_attn: bool = False) -> None:
-        self._attention = settings
-        self._layer = layer
+        self._attention = settings, layer
         super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(
@@ -59,19 +52,7 @@ class CollabDecoderLayer(TransformerDecoderLayerBase):
     ) -> IncrementalAttention:
         if add_bias_kv or add_zero_attn:
             raise ConfigurationError("add_bias_kv and add_zero_attn are not options of transformer_collab")
-        return self._build("decoder", embed_dim, cfg)
+        return build_attention(cfg, *self._attention, "decoder")
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
-        return self._build("cross", embed_dim, cfg, kdim=cfg.encoder.embed_dim)
-
-    def _build(self, site: str, embed_dim: int, cfg: Any, **options: Any) -> IncrementalAttention:
-        return build_attention(
-            self._attention,
-            site,
-            self._layer,
-            embed_dim,
-            cfg.decoder.attention_heads,
-            noise=cfg.quant_noise.pq,
-            noise_block=cfg.quant_noise.pq_block_size,
-            **options,
-        )
+        return build_attention(cfg, *self._attention, "cross")

@@ -9,11 +9,9 @@ from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXI
 #: self-attention
 SITES = ("encoder", "cross", "decoder")
 
-#: names of ``--mixing-init``
+#: names of ``--mixing-init``, and those among them that need a key dimension for each head
 MIXINGS = tuple(INITIAL_MIXING)
-#: those that need a key dimension for each head
 MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
-
 #: names of ``--attention-kernel``, and those among them that standard heads have
 KERNELS = ("auto", *COLLABORATIVE_KERNELS)
 KERNELS_OF_STANDARD_HEADS = ("auto", *STANDARD_KERNELS)

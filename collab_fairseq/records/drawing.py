@@ -8,9 +8,9 @@ import contextlib
 import io
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
-from collab_fairseq.records.files import PathLike, write_bytes
+from collab_fairseq.records.files import PathLike, check_targets, write_bytes
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -34,10 +34,27 @@ STYLE: Dict[str, Any] = {
 }
 
 
+def look(number: int) -> Dict[str, str]:
+    """Colour and mark of a series, for matplotlib; the first 36 numbers have different ones."""
+    mark = MARKS[(number + number // len(COLOURS)) % len(MARKS)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": mark}
+
+
 class PlotError(RuntimeError):
     """A figure cannot be drawn."""
 
     user_error = True
+
+
+def check_figure(path: Optional[PathLike]) -> None:
+    """See, before any work, that a figure can be written under this name; None is left out.
+
+    Raises:
+        PlotError: it does not end in .png or .svg. TargetError: see `check_targets`.
+    """
+    check_targets(path)
+    if path is not None and Path(path).suffix.lower() not in (".png", ".svg"):
+        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
 
 
 @contextlib.contextmanager
@@ -45,11 +62,9 @@ def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
     """A matplotlib Figure of ``size`` inches, which is written to a .png or .svg file, whole or not at all.
 
     Raises:
-        PlotError: matplotlib is not installed, or another ending.
+        PlotError: matplotlib is not installed. PlotError, TargetError: as of `check_figure`.
     """
-    ending = Path(path).suffix.lower()
-    if ending not in (".png", ".svg"):
-        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
+    check_figure(path)
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -65,6 +80,7 @@ def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
         yield figure
         buffer = io.BytesIO()
         # without the date and the version, which change while the figure does not
+        ending = Path(path).suffix.lower()
         metadata: Dict[str, Any] = {"Date": None, "Creator": None} if ending == ".svg" else {"Software": None}
         figure.savefig(buffer, format=ending[1:], metadata=metadata)
     write_bytes(buffer.getvalue(), path)

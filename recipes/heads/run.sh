@@ -20,7 +20,7 @@ optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 
 
 usage() {
     cat <<EOF
-usage: recipes/heads/run.sh --model CHECKPOINT --data DIR --name NAME --test SPLIT=FILE [options]
+usage: recipes/heads/run.sh --model CHECKPOINT --data DIR --name NAME --reference SPLIT=FILE [options]
 
 Analyse the heads of a trained translation model: redundancy, importance, ablation (each head without, and alone) with
 paired bootstrap, pruning curves, roles and attention maps; then train it on with stochastic gates at several penalties,
@@ -29,7 +29,8 @@ and score what they leave.
   --model FILE      checkpoint of fairseq's transformer or of transformer_collab
   --data DIR        its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)
   --name NAME       of the model in records, tables and figures
-  --test SPLIT=FILE a test split and its raw references, such as test=test_2016_flickr.de; repeatable; with two of them
+  --reference SPLIT=FILE
+                    a test split and its raw references, such as test=test_2016_flickr.de; repeatable; with two of them
                     their ablations are correlated
   --sentences N     translate only the first N of each test split in ablation and pruning (default: all)
   --parses FILE     CoNLL-U of the validation set's source side, for syntactic heads
@@ -48,7 +49,7 @@ The same command continues an interrupted run; what is finished is skipped.
 OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json, NAME.roles.json,
 NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the trainings, maps/.
 One page of several models:
-  python recipes/heads/page.py FOLDER... --output README.md --marker heads
+  python recipes/heads/page.py FOLDER... --output README.md
 EOF
 }
 
@@ -56,7 +57,7 @@ python=${PYTHON:-python}
 model='' data='' name='' output='' parses='' maps=0 sentences=''
 read_options "$@"
 tests=("${split_files[@]}") limit=(${sentences:+--sentences "$sentences"})
-[ ${#tests[@]} -gt 0 ] || die "--test is needed (see --help)"
+[ ${#tests[@]} -gt 0 ] || die "--reference is needed (see --help)"
 case $penalties in none) ;; '' | *[!0-9.,]*) die "--penalties must be numbers such as 0.01,0.03, got '$penalties'" ;; esac
 [ -z "$parses" ] || [ -f "$parses" ] || die "there is no file $parses"
 open_trained
@@ -77,17 +78,18 @@ heads() { # STEP ARGUMENTS: the analysis that the step begins with; what it prin
     shift
     if finished "$step"; then return; fi
     say "$step"
-    "$scripts/collab" heads "${step%%-*}" "$model" "$@" --output "$output/$name.$step.json" \
+    "$scripts/collab" heads "${step%%-*}" "$model" "$@" --json "$output/$name.$step.json" \
         --figure "$output/$name.$step.svg" >"$output/$step.md.tmp" || die "the analysis '$step' failed (see above)"
     mv "$output/$step.md.tmp" "$output/$step.md"
     finish "$step"
 }
 
-overlap=()
-if ! finished redundancy && [ -n "$("$python" "$root/recipes/heads/gates.py" collaborative "$model")" ]; then
-    overlap=(--overlap "$output/$name.overlap.svg")
+heads redundancy
+if grep -q '"collaborative": true' "$output/$name.redundancy.json" && ! finished overlap; then
+    "$scripts/collab" heads redundancy "$model" --json "$output/$name.redundancy.json" \
+        --overlap "$output/$name.overlap.svg" >/dev/null || die "the overlap could not be drawn (see above)"
+    finish overlap
 fi
-heads redundancy "${overlap[@]}"
 heads importance --data "$data" "${machine[@]}"
 heads ablate --data "$data" "${machine[@]}" "${tests[@]}" "${limit[@]}"
 pruning=(--data "$data" "${machine[@]}" "${tests[@]}" --importance "$output/$name.importance.json")
@@ -114,7 +116,8 @@ if [ "$penalties" != none ]; then
         "$python" "$root/recipes/heads/gates.py" score "$folder/checkpoint_last.pt" --model "$model" --data "$data" \
             "${machine[@]}" "${tests[@]}" "${limit[@]}" --penalty "$penalty" --updates "$gate_updates" \
             --finalised "$folder/finalised.pt" --output "$output/$name.gates.json" || die "scoring failed (see above)"
-        "$python" "$root/recipes/heads/gates.py" draw "$output/$name.gates.json" "$output/$name.gates.svg"
+        "$python" "$root/recipes/heads/gates.py" show "$output/$name.gates.json" "$output/$name.gates.svg" \
+            >"$output/gates.md"
         finish "score-$penalty"
     done
 fi

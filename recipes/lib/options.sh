@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # a sourced file: the sourcing script assigns and uses what is here
 # What every script of recipes and data_prep begins with: messages and options. Sourced. A script sets `root`, and has a
 # function `usage`, whose help is also what `read_options` goes by: a line that begins with two blanks and an option
-# declares it. `--key-dim N` sets `key_dim` to a whole number from 1, `--node-rank R` one from 0, `--test SPLIT=FILE`
-# adds to `split_files`, any other word in capitals takes any text, and `--dry-run` without a word sets `dry_run` to yes.
+# declares it. `--key-dim N` sets `key_dim` to a whole number from 1, `--node-rank R` one from 0, any option with
+# SPLIT=FILE adds to `split_files`, any other word in capitals takes any text, and `--dry-run` without a word sets
+# `dry_run` to yes.
 
 script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 script=${script#"$root/"}

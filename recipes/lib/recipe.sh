@@ -19,6 +19,8 @@ stock_flags=()
 sacrebleu_sets=()
 valid_tests=()
 runs=()
+with='' # name of more flags of fairseq-train
+declare -A with_flags=()
 gpus=
 nodes=1
 loaders=0
@@ -90,6 +92,9 @@ usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
   --seed N          (default: $seed)
   --output DIR      where the run is (default: runs/$recipe/<what it is>)
 END
+    [ ${#with_flags[@]} -eq 0 ] || cat <<END
+  --with NAME       more flags of fairseq-train, by a name of config.sh: $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' ')
+END
     [ ${#stock_flags[@]} -eq 0 ] || cat <<END
   --stock           fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch)
 END
@@ -108,6 +113,11 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
     data=$(absolute "$data")
     data_bin=$data/data-bin
     save_interval=$((updates / saves > 0 ? updates / saves : 1))
+    # shellcheck disable=SC2206  # flags with their values
+    if [ -n "$with" ]; then
+        [ -n "${with_flags[$with]:-}" ] || die "--with must be one of $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' '), got '$with'"
+        shared_model_flags+=(${with_flags[$with]})
+    fi
     if [ -n "$stock" ]; then
         ! is_given heads && ! is_given key_dim && ! is_given arch || die "--stock excludes --heads, --key-dim and --arch"
         run_name=$recipe-stock-s$seed-u$updates
@@ -115,7 +125,7 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
         model_flags=("${stock_flags[@]}")
     else
         [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
-        run_name=$recipe-$heads${key_dim:+-dk$key_dim}-s$seed-u$updates
+        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}-s$seed-u$updates
         user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
         model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
     fi

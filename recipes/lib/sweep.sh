@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # a sourced file: the sourcing script assigns and uses what is here
 # Several runs of a recipe and their table. Sourced by recipe.sh; each run is run.sh of the recipe. $runs holds
-# HEADS:KEY_DIM pairs.
+# HEADS:KEY_DIM[:NAME], NAME of $with_flags.
 
 seeds='' jobs=1 submit='' table='' passed=()
 
@@ -8,7 +8,7 @@ sweep_usage() {
     cat <<END
 usage: recipes/$recipe/sweep.sh [options] [-- FLAGS of fairseq-train ...]
 
-  --runs "A:N ..."  head sites and key dimension of each run (default: ${runs[*]})
+  --runs "A:N ..."  head sites and key dimension of each run, and a name of run.sh --with (default: ${runs[*]})
   --seeds N,N,...   each run once per seed (default: $seed)
   --jobs N          so many runs at a time on this machine (default: 1)
   --submit COMMAND  hand each run to a cluster instead, such as "sbatch --partition gpu", with recipes/slurm/run.sbatch
@@ -21,10 +21,11 @@ took() { # OPTION [VALUE]: what is not of the sweep is handed on
     case $1 in --runs | --seeds | --jobs | --submit | --output | --table | --dry-run) ;; *) passed+=("$@") ;; esac
 }
 
-sweep_run() { # HEADS KEY_DIM SEED: one run, or what its place is taken by
-    local name=$1-dk$2-s$3-u$updates folder command status=0
+sweep_run() { # HEADS KEY_DIM NAME SEED: one run, or what its place is taken by
+    local name=$1-dk$2${3:+-$3}-s$4-u$updates folder command status=0
     folder=$sweep/$name
-    command=("$root/recipes/$recipe/run.sh" --heads "$1" --key-dim "$2" --seed "$3" --output "$folder" "${passed[@]}")
+    command=("$root/recipes/$recipe/run.sh" --heads "$1" --key-dim "$2" ${3:+--with "$3"} --seed "$4" --output "$folder"
+        "${passed[@]}")
     # shellcheck disable=SC2206  # a command with its options
     [ -z "$submit" ] || command=($submit "$root/recipes/slurm/run.sbatch" "$recipe" "${command[@]:1}")
     folders+=("$folder")
@@ -71,18 +72,24 @@ sweep_table() { # of the records of the sweep, printed and kept as table.md
 }
 
 sweep() {
-    local sweep run number folders=() started=() names=() failed=()
+    local sweep run heads key_dim with number folders=() started=() names=() failed=()
     sweep=$(absolute "${output:-$root/runs/$recipe}")
     ! is_given runs || read -ra runs <<<"${runs[0]}" # the option is one word
     [ ${#runs[@]} -gt 0 ] || die "--runs must name at least one run"
     for run in "${runs[@]}"; do
-        case $run in *?:*[0-9]) need_number --runs "${run##*:}" ;; *) die "--runs: expected HEADS:KEY_DIM, got '$run'" ;; esac
+        [[ $run =~ ^[a-z_]+:[0-9]+(:[a-z0-9_-]+)?$ ]] || die "--runs: expected HEADS:KEY_DIM[:NAME], got '$run'"
+        IFS=: read -r heads key_dim with <<<"$run"
+        need_number --runs "$key_dim"
+        [ -z "$with" ] || [ -n "${with_flags[$with]:-}" ] || die "--runs: config.sh has no flags of the name '$with'"
     done
     [ -n "$seeds" ] || seeds=$seed
     for number in ${seeds//,/ }; do need_number --seeds "$number"; done
     passed=(--python "$python" "${passed[@]}" ${rest[0]+-- "${rest[@]}"})
     for number in ${seeds//,/ }; do
-        for run in "${runs[@]}"; do sweep_run "${run%:*}" "${run##*:}" "$number"; done
+        for run in "${runs[@]}"; do
+            IFS=: read -r heads key_dim with <<<"$run"
+            sweep_run "$heads" "$key_dim" "$with" "$number"
+        done
     done
     for number in "${!started[@]}"; do wait "${started[number]}" || failed+=("${names[number]}"); done
     if [ -n "$dry_run" ] || { [ -n "$submit" ] && [ -z "$table" ]; }; then return; fi

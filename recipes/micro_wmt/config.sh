@@ -11,6 +11,5 @@ data=$root/data/micro_wmt
 prepare=$root/data_prep/micro_wmt.sh
 tests=(test:tatoeba_test)
 valid_tests=(valid:tatoeba_valid valid1:newstest2013)
-runs=(none:128 none:32 encoder_cross_decoder:32)
 updates=6000
 optimisation_flags+=(--valid-subset valid,valid1)

@@ -9,7 +9,13 @@ prepare=$root/data_prep/multi30k.sh
 source_option=--source
 tests=(test:test_2016_flickr test1:test_2017_flickr)
 
-# HEADS:KEY_DIM of a sweep
+# flags by name, for `--with NAME`: other attentions of equal cache, and other initial mixing matrices
+declare -A with_flags=(
+    [keys1]="--kv-heads 1" [keys2]="--kv-heads 2" [latent64]="--kv-latent-dim 64"
+    [values1]="--value-heads 1" [values2]="--value-heads 2")
+for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_flags[$name]="--mixing-init $name"; done
+
+# HEADS:KEY_DIM[:NAME] of a sweep
 runs=(none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64
     none:32 encoder_cross_decoder:32 none:16 encoder_cross_decoder:16)
 arch=transformer_collab_tiny

@@ -11,7 +11,7 @@ from tests.common import run
 
 def test_layers_in_miniature(tmp_path):
     path, figure = tmp_path / "record.json", tmp_path / "figure.svg"
-    command = ["bench", "layer", "--quick", "--device", "cpu", "--output", path, "--figure", figure]
+    command = ["bench", "layer", "--quick", "--device", "cpu", "--json", path, "--figure", figure]
     done = run("collab", *command)
     record = json.loads(path.read_text())
     assert (record["name"], record["settings"]["quick"]) == ("layer", True)
@@ -25,7 +25,7 @@ def test_layers_in_miniature(tmp_path):
 
 def test_training_in_miniature_and_its_profile(tmp_path, capsys):
     path = tmp_path / "record.json"
-    assert main(["bench", "train", "--quick", "--device=cpu", "--rows=*/tiny/*", "--profile", f"--output={path}"]) == 0
+    assert main(["bench", "train", "--quick", "--device=cpu", "--rows=*/tiny/*", "--profile", f"--json={path}"]) == 0
     profile = json.loads(path.read_text())["parts"]["profile/train/tiny/3x6/dk4"]
     assert all(any(name.startswith("aten::") for name in profile[model]) for model in ("fairseq", "ours", "authors"))
     assert "| profile/train/tiny/3x6/dk4, ours |" in capsys.readouterr().out
@@ -33,7 +33,7 @@ def test_training_in_miniature_and_its_profile(tmp_path, capsys):
 
 def test_decoding_in_miniature_and_its_table(tmp_path, tiny_data, capsys):
     path, page = tmp_path / "record.json", tmp_path / "page.md"
-    assert main(["bench", "decode", "--quick", "--device=cpu", f"--output={path}", f"--data={tiny_data}"]) == 0
+    assert main(["bench", "decode", "--quick", "--device=cpu", f"--json={path}", f"--data={tiny_data}"]) == 0
     parts = json.loads(path.read_text())["parts"]
     rows = {name.split("/")[1]: set(row["values"]) for name, row in parts.items() if name.startswith("decode/")}
     assert {"cross", "self", "translate", "beam-step"} == set(rows)
@@ -59,7 +59,7 @@ def test_decoding_in_miniature_and_its_table(tmp_path, tiny_data, capsys):
         ("train --seconds -1", "--seconds must be a positive number of seconds, got -1"),
         ("decode --data absent --quick --rows *translate*", "--data must be a data-bin"),
         ("layer --quick --lengths absent", "--lengths must be multi30k or newstest2014 or a file"),
-        ("layer --output absent/record.json", "there is no folder"),
+        ("layer --json absent/record.json", "there is no folder"),
         ("layer --figure figure.pdf", "--figure must end in .png or .svg, got figure.pdf"),
         ("layer --clock processor --threads 2", "--clock processor is for one thread of a CPU"),
         pytest.param(

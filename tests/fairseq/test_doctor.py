@@ -45,7 +45,7 @@ def test_this_machine_can_run_a_recipe(data, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(trial, "trial", weighed)
     json_file = tmp_path / "found.json"
-    assert main(["doctor", "--data", str(data), "--output", f"{tmp_path}/a/b", "--json", str(json_file)]) == 0
+    assert main(["doctor", "--data", str(data), "--save-dir", f"{tmp_path}/a/b", "--json", str(json_file)]) == 0
     screen, found = capsys.readouterr().out, json.loads(json_file.read_text())
     assert found["able"] is True
     assert "this machine can run a recipe" in screen

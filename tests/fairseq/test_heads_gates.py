@@ -10,8 +10,8 @@ from fairseq.logging import metrics
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads.closing import closed_heads, finalise, read_gates
-from collab_fairseq.heads.errors import HeadsError
+from collab_fairseq.heads import HeadsError
+from collab_fairseq.heads.removal import closed_heads, finalise, read_gates
 from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.heads import describe
 from collab_fairseq.modules.settings import ConfigurationError
@@ -118,7 +118,7 @@ def test_two_processes_train_with_a_closed_layer_and_the_rest_is_finalised(tiny_
     gates = read_gates(checkpoints.load(last))
     assert gates["A:1:1"].log_alpha < 2.4  # the penalty closes
     final, result, picture = tmp_path / "final.pt", tmp_path / "gates.json", tmp_path / "gates.svg"
-    options = ["--finalise", final, "--output", result, "--figure", picture]
+    options = ["--output", final, "--json", result, "--figure", picture]
     assert main([str(word) for word in ["heads", "gates", last, *options]]) == 1
     assert "E:1 would lose all heads" in capsys.readouterr().err
     assert main([str(word) for word in ["heads", "gates", last, *options, "--empty-layers"]]) == 0

@@ -154,10 +154,10 @@ def test_two_processes_give_what_one_gives(tiny_run, tiny_data, tmp_path, capsys
     checkpoints.save(collaborative_state(tiny_run), checkpoint)
     options = ["heads", "importance", checkpoint, "--data", tiny_data, "--max-tokens", 50, "--device", "cpu"]
     one, two, picture = tmp_path / "one.json", tmp_path / "two.json", tmp_path / "picture.svg"
-    assert main([str(word) for word in [*options, "--output", one, "--figure", picture]]) == 0
+    assert main([str(word) for word in [*options, "--json", one, "--figure", picture]]) == 0
     printed = capsys.readouterr().out
     port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
-    done = run("torchrun", "--nproc_per_node", 2, *port, "-m", "collab_fairseq.cli.main", *options, "--output", two)
+    done = run("torchrun", "--nproc_per_node", 2, *port, "-m", "collab_fairseq.cli.main", *options, "--json", two)
     assert done.stdout == printed
     records = [json.loads(path.read_text(encoding="utf-8")) for path in (one, two)]
     first, second = (record["parts"]["importance"] for record in records)

@@ -122,7 +122,7 @@ def test_the_command_prints_draws_and_continues(tiny_run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     checkpoint = tiny_run / "checkpoint_best.pt"
     result, picture = tmp_path / "result.json", tmp_path / "picture.svg"
-    command = ["collab", "heads", "redundancy", checkpoint, "--output", result, "--figure", picture]
+    command = ["collab", "heads", "redundancy", checkpoint, "--json", result, "--figure", picture]
     printed = run(*command).stdout
     assert printed.count("\n") == 2 + 3
     assert "| E:1 | 2 | 16 |" in printed
@@ -133,7 +133,7 @@ def test_the_command_prints_draws_and_continues(tiny_run, tmp_path, capsys):
     assert record["hardware"]["device"] == "cpu"
     assert main([str(word) for word in command[1:]]) == 0
     assert capsys.readouterr().out == printed
-    assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--output", str(result)]) == 1
+    assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(result)]) == 1
     assert "holds a result with another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
     assert main(["heads", "redundancy", str(checkpoint), "--overlap", str(tmp_path / "o.svg")]) == 1
     error = capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_the_command_prints_draws_and_continues(tiny_run, tmp_path, capsys):
     [
         (["missing.pt"], "there is no checkpoint missing.pt"),
         (["missing.pt", "--figure", "f.pdf"], "--figure must end in .png or .svg, got f.pdf"),
-        (["missing.pt", "--output", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
+        (["missing.pt", "--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
     ],
 )
 def test_errors_are_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):

@@ -8,9 +8,8 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import relevance, roles, syntax
-from collab_fairseq.heads.errors import HeadsError
-from collab_fairseq.heads.maps import sentence_maps
+from collab_fairseq.heads import HeadsError, relevance, roles, syntax
+from collab_fairseq.heads.role_table import sentence_maps
 from collab_fairseq.heads.taps import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
@@ -276,8 +275,8 @@ def test_the_command_prints_draws_and_continues(tiny_run, tiny_data, parses, tmp
     checkpoint, result, ranks = tmp_path / "model.pt", tmp_path / "roles.json", tmp_path / "importance.json"
     checkpoints.save(standard_state(tiny_run), checkpoint)
     model = [str(checkpoint), "--data", str(tiny_data), "--device", "cpu"]
-    assert main(["heads", "importance", *model, "--output", str(ranks)]) == 0
-    command = ["heads", "roles", *model, "--output", str(result), "--parses", str(parses), "--importance", str(ranks),
+    assert main(["heads", "importance", *model, "--json", str(ranks)]) == 0
+    command = ["heads", "roles", *model, "--json", str(result), "--parses", str(parses), "--importance", str(ranks),
                "--relevance-sentences", "3", "--figure", str(tmp_path / "f.svg")]  # fmt: skip
     capsys.readouterr()
     assert main([*command, "--maps", "0,4", "--maps-folder", str(tmp_path)]) == 0

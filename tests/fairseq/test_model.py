@@ -1,5 +1,6 @@
 """transformer_collab as built: sizes, parameters, equality with fairseq's transformer, and what that one can do."""
 
+import contextlib
 import importlib
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention, masks
+from collab_fairseq.models import transformer_collab
 from collab_fairseq.modules import layers
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, TINY, batch, build
@@ -154,6 +156,27 @@ def test_every_parameter_gets_a_gradient():
     """Data-parallel training stops at its second step otherwise."""
     model = build(**SMALL, key_dim=6, attention_content_bias=True)
     assert set(gradients(model)) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
+def test_masks_are_combined_once_for_all_layers(heads, monkeypatch):
+    """Bit for bit what they are where each layer combines them: of the source, of the target, and cross-attention's."""
+    source, lengths, target = batch()
+    target[1, -2:] = 1
+    combined = []
+    plain = masks._combine
+    monkeypatch.setattr(masks, "_combine", lambda *given: combined.append(given) or plain(*given))
+    results = []
+    for once, expected in ((masks.combined_once, 3), (contextlib.nullcontext, 6)):
+        monkeypatch.setattr(transformer_collab, "combined_once", once)
+        model = build(**SMALL, key_dim=6, collaborative_heads=heads)
+        combined.clear()
+        logits = model(source, lengths, target)[0]
+        assert len(combined) == expected
+        logits.logsumexp(-1).mean().backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+        assert masks._pass.__dict__.get("combined") is None  # nothing is kept
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_layerdrop_drops_layers_in_training_only():

@@ -50,7 +50,7 @@ def command_line(checkpoint, tiny_data, tmp_path_factory):
     before = checkpoints.sha256(checkpoint)
     done = run(
         "collab", "reparam", checkpoint, "--output", folder / "six.pt", "--key-dim", 6, "--data", tiny_data,
-        "--calibration", "train:100", "--distill", 9, "--evaluate", "--report", folder / "report.json",
+        "--calibration", "train:100", "--distill", 9, "--evaluate", "--json", folder / "report.json",
     )  # fmt: skip
     (folder / "table").write_text(done.stdout, encoding="utf-8")
     (folder / "log").write_text(done.stderr, encoding="utf-8")

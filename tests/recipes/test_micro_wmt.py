@@ -100,3 +100,15 @@ def test_the_recipe_trains_with_the_settings_of_the_main_table():
     assert "--lr-scheduler cosine" in done.stdout
     assert "data/micro_wmt/data-bin" in done.stdout
     assert "--arch transformer_collab_tiny" in done.stdout
+
+
+def test_a_sweep_names_runs_by_their_flags():
+    multi30k = ROOT / "recipes" / "multi30k"
+    done = run("bash", multi30k / "sweep.sh", "--config", multi30k / "table.sh", "--seeds", "2", "--dry-run")
+    found = [line.split("/runs/multi30k/")[1].split()[0] for line in done.stdout.splitlines()]
+    assert found[0] == "none-dk128-s2-u4000"
+    assert "encoder_cross_decoder-dk64-values2-s2-u4000" in found
+    flags = ("--heads", "none", "--with", "keys1", "--threads", "1", "--dry-run")
+    assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
+    wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
+    assert "config.sh has no flags of the name 'keys9'" in wrong.stderr

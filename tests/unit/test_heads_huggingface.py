@@ -12,15 +12,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
-from collab_fairseq.heads.errors import HeadsError  # noqa: E402
+from collab_fairseq.heads import HeadsError  # noqa: E402
+from collab_fairseq.heads.folders import compare_answers, read_examples  # noqa: E402
 from collab_fairseq.heads.huggingface import (  # noqa: E402
     Encoded,
     answers,
-    compare_answers,
     gradients,
     importance,
     multiplied,
-    read_examples,
 )
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
@@ -171,7 +170,7 @@ def test_importance_of_a_folder(folders, tmp_path, capsys):
         output, figure = tmp_path / f"{name}.json", tmp_path / f"{name}.svg"
         given = [
             "heads", "importance", str(folders / name), "--text", str(folders / "text.jsonl"), "--fields",
-            "premise,hypothesis", "--batch-size", "5", "--device", "cpu", "--output", str(output),
+            "premise,hypothesis", "--batch-size", "5", "--device", "cpu", "--json", str(output),
             "--figure", str(figure),
         ]  # fmt: skip
         assert main(given) == 0
@@ -191,7 +190,7 @@ def test_ablation_of_a_classifier(folders, tmp_path, capsys):
     output = tmp_path / "ablate.json"
     assert main([
         "heads", "ablate", str(folders / "bert"), "--text", str(folders / "text.jsonl"), "--fields", "premise",
-        "--device", "cpu", "--output", str(output),
+        "--device", "cpu", "--json", str(output),
     ]) == 0  # fmt: skip
     assert "text: accuracy" in capsys.readouterr().out
     parts = json.loads(output.read_text())["parts"]
@@ -211,7 +210,7 @@ def test_ablation_of_a_translation_model(folders, tmp_path, capsys):
     assert main([
         "heads", "ablate", str(folders / "marian"), "--text", str(folders / "text.jsonl"), "--fields", "premise",
         "--label", "hypothesis", "--sentences", "4", "--beam", "2", "--sites", "cross", "--mode", "only",
-        "--device", "cpu", "--output", str(output),
+        "--device", "cpu", "--json", str(output),
     ]) == 0  # fmt: skip
     assert "text: BLEU" in capsys.readouterr().out
     parts = json.loads(output.read_text())["parts"]
@@ -228,7 +227,7 @@ def test_what_cannot_be_done_is_said(folders, tmp_path, capsys):
         (["importance", "missing.pt", "--text", text], "but missing.pt is none"),
         (["importance", bert, "--text", text], "line 1: expected the field text, got premise, hypothesis, label"),
         (["importance", bert, "--text", text, "--form", "token"], "--form is for checkpoints of fairseq"),
-        (["ablate", bert, "--text", text, "--test", "test=x"], "--test is for checkpoints of fairseq"),
+        (["ablate", bert, "--text", text, "--reference", "test=x"], "--reference is for checkpoints of fairseq"),
         (["importance", str(tmp_path / "bare"), "--text", text], "expected a model for sequence classification"),
         (["importance", bert, "--text", str(folders / "bert" / "model.safetensors")], "as JSON objects, one a line"),
     ):

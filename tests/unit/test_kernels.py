@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
-from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, heads_bmm, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import MASKS, SITES, E, H, N, T, build, call, inputs, masks, reference, tensors
+from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, call, inputs, masks, reference, tensors
 
 WAYS = [
+    *((name, "auto") for name in LAYERS),
     *((name, kernel) for name in ("collaborative-content", "collaborative-pruned") for kernel in COLLABORATIVE),
     *(("standard-narrow", kernel) for kernel in ("bmm", "sdpa")),
 ]
@@ -21,14 +22,14 @@ def seq_first(tensor):
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-@pytest.mark.parametrize("laid_out", [torch.clone, seq_first])
 @pytest.mark.parametrize(
     ("site", "mask"), [(site, mask) for site in SITES for mask in MASKS if site == "self" or "causal" not in mask]
 )
 @pytest.mark.parametrize(("name", "kernel"), WAYS)
-def test_every_way_equals_the_reference(name, kernel, site, mask, laid_out, monkeypatch):
+def test_every_way_equals_the_reference(name, kernel, site, mask, monkeypatch):
     monkeypatch.setattr(head_loop, "GROUP_BYTES", 400)  # one or two sentences at a time
     layer = build(name, site, kernel=kernel)
+    laid_out = torch.clone if site == "unequal" else seq_first
     query, key, value = (laid_out(x.detach()).requires_grad_() for x in inputs(site))
     if site == "self":
         key = value = query  # projected together
@@ -145,10 +146,10 @@ def test_the_choice_for_standard_heads_on_a_cpu():
         return kernels.choose_standard("auto", query, entry, dropout, need_weights)
 
     assert chosen(heads, wide) is sdpa.attend_standard
-    assert chosen(heads[:, :, 1:], wide) is heads_bmm.attend
-    assert chosen(heads, wide, dropout=0.1) is heads_bmm.attend
-    assert chosen(heads, wide, need_weights=True) is heads_bmm.attend
-    assert chosen(heads[..., :3], narrow) is heads_bmm.attend
+    assert chosen(heads[:, :, 1:], wide) is packed_bmm.attend_standard
+    assert chosen(heads, wide, dropout=0.1) is packed_bmm.attend_standard
+    assert chosen(heads, wide, need_weights=True) is packed_bmm.attend_standard
+    assert chosen(heads[..., :3], narrow) is packed_bmm.attend_standard
     assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend_standard
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..cache import KeyValue
 from ..transforms import is_tracing
-from . import head_loop, heads_bmm, packed_bmm, sdpa
+from . import head_loop, packed_bmm, sdpa
 
 Attended = Tuple[Tensor, Optional[Tensor]]
 CollaborativeKernel = Callable[[Tensor, Tensor, KeyValue, Optional[Tensor], float, float, bool], Attended]
@@ -35,7 +35,7 @@ COLLABORATIVE: Dict[str, Kernel] = {
 }
 
 #: ways to compute standard heads
-STANDARD: Dict[str, StandardKernel] = {"bmm": heads_bmm.attend, "sdpa": sdpa.attend_standard}
+STANDARD: Dict[str, StandardKernel] = {"bmm": packed_bmm.attend_standard, "sdpa": sdpa.attend_standard}
 
 
 #: with fewer queries a row, as in decoding, one product of all heads is faster than a loop over them
@@ -96,12 +96,12 @@ def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, n
         check_name(name, STANDARD)
         return STANDARD[name]
     if need_weights:
-        return heads_bmm.attend
+        return packed_bmm.attend_standard
     if query.device.type == "cuda":
         return sdpa.attend_standard
     # torch's fused attention for CPUs is for equal widths without dropout; short sentences gain nothing from it
     fused = dropout == 0.0 and query.size(-1) == entry.value.size(-1) and query.size(-2) >= MANY_QUERIES
-    return sdpa.attend_standard if fused else heads_bmm.attend
+    return sdpa.attend_standard if fused else packed_bmm.attend_standard
 
 
 __all__ = [
@@ -113,6 +113,5 @@ __all__ = [
     "check_name",
     "choose",
     "choose_standard",
-    "heads_bmm",
     "packed_bmm",
 ]

@@ -1,10 +1,10 @@
-"""Collaborative heads as one batched matrix product per sentence: the plain way, right everywhere.
+"""Heads as one batched matrix product per sentence and key: the plain way, right everywhere.
 
-    scores_h = [(Q ⊙ m_h) Kᵀ + c_h] · scale        P_h = softmax(scores_h + mask)        context_h = dropout(P_h) V_h
+    scores_h = (Q_h Kᵀ + c_h) · scale        P_h = softmax(scores_h + mask)        context_h = dropout(P_h) V_h
 
-The mixed queries of all heads are laid one below the other, (N, H·T, D̃k), and meet the shared key (N, S, D̃k) in a
-single product; the key is never copied per head. B beams of a sentence are rows of the same product. Autograd keeps the
-mixed queries and the weights of all heads for the backward pass.
+Q_h is Q ⊙ m_h for collaborative heads. The queries of heads that share a key are laid one below the other,
+(N, H·T, D̃k), and meet it in a single product; the key is never copied per head. B beams of a sentence are rows of the
+same product. Autograd keeps the mixed queries and the weights of all heads for the backward pass.
 """
 
 from typing import Optional, Tuple
@@ -13,20 +13,13 @@ import torch
 from torch import Tensor
 
 from ..cache import KeyValue
-from .softmax import softmax_in_float
 
 
 def weigh(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float) -> Tensor:
     """Attention weights P, (N, H, T, S); arguments as in :func:`attend`."""
-    rows, query_len, key_dim = query.shape
-    heads = mixing.size(0)
     mixed = query.unsqueeze(1) * (mixing * scale).unsqueeze(1)  # (N, H, T, D̃k)
-    scores = mixed.reshape(rows, heads * query_len, key_dim).bmm(entry.key.transpose(1, 2))
-    scores = scores.view(rows, heads, query_len, entry.key.size(1))
     content = entry.content
-    if content is not None:
-        scores = scores + (content * scale).unsqueeze(2)
-    return softmax_in_float(scores, mask)
+    return _weigh(mixed, entry.key.unsqueeze(1), None if content is None else content * scale, mask)
 
 
 def attend(
@@ -53,10 +46,60 @@ def attend(
         context (N, H, T, dv); weights (N, H, T, S) before dropout, or None.
     """
     weights = weigh(query, mixing, entry, mask, scale)
-    dropped = torch.nn.functional.dropout(weights, p=dropout) if dropout > 0.0 else weights
-    return dropped.matmul(entry.value), weights if need_weights else None
+    return _read(weights, entry.value, dropout), weights if need_weights else None
 
 
 def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
     """Why these arguments of :func:`attend` cannot be computed in this way, or None: nothing ever is in its way."""
     return None
+
+
+def weigh_standard(query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float) -> Tensor:
+    """Attention weights P, (N, H, T, S); arguments as in :func:`attend_standard`."""
+    return _weigh(query * scale, entry.key, None, mask)
+
+
+def attend_standard(
+    query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """Head contexts and attention weights of standard heads.
+
+    Args:
+        query: (N, H, T, dk), not scaled (beams, if any, folded into T).
+        entry: key (N, H, S, dk), value (N, H, S, dv).
+        mask, scale, dropout, need_weights: as in :func:`attend`.
+
+    Returns:
+        context (N, H, T, dv); weights (N, H, T, S) before dropout, or None.
+    """
+    weights = weigh_standard(query, entry, mask, scale)
+    return _read(weights, entry.value, dropout), weights if need_weights else None
+
+
+def _grouped(heads: Tensor, groups: int) -> Tensor:
+    """(N, H, T, d) → (N, G, H/G·T, d): heads of a group below one another."""
+    rows, number, length, width = heads.size(0), heads.size(1), heads.size(2), heads.size(3)
+    return heads if groups == number else heads.reshape(rows, groups, number // groups * length, width)
+
+
+def _weigh(query: Tensor, key: Tensor, content: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
+    """Weights (N, H, T, S) of scaled queries (N, H, T, d), keys (N, G, S, d) of groups of heads, content (N, H, S).
+
+    The softmax is computed in float32 or wider.
+    """
+    scores = _grouped(query, key.size(1)).matmul(key.transpose(-2, -1))
+    scores = scores.view(query.size(0), query.size(1), query.size(2), key.size(2))
+    if content is not None:
+        scores = scores + content.unsqueeze(2)
+    dtype = scores.dtype
+    if mask is not None:
+        scores = scores + mask
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.softmax(scores, dim=-1, dtype=wide).to(dtype)
+
+
+def _read(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Contexts (N, H, T, dv) from weights (N, H, T, S) and values (N, G, S, dv) of groups of heads."""
+    dropped = torch.nn.functional.dropout(weights, p=dropout) if dropout > 0.0 else weights
+    context = _grouped(dropped, value.size(1)).matmul(value)
+    return context.view(weights.size(0), weights.size(1), weights.size(2), value.size(3))

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..cache import KeyValue
-from . import heads_bmm, packed_bmm
+from . import packed_bmm
 
 UNEQUAL_WIDTHS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -60,10 +60,10 @@ def attend_standard(
     dropout: float,
     need_weights: bool,
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """As :func:`.heads_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way."""
+    """As :func:`.packed_bmm.attend_standard`; weights as in :func:`attend`."""
     bias = mask_in_type(mask, query.dtype)
     context = scaled_dot_product_attention(query * scale, entry.key, entry.value, bias, dropout, scale=1.0)
-    return context, heads_bmm.weigh(query, entry, mask, scale) if need_weights else None
+    return context, packed_bmm.weigh_standard(query, entry, mask, scale) if need_weights else None
 
 
 def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:

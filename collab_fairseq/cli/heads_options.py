@@ -1,0 +1,200 @@
+"""What the analyses of `collab heads` share: their flags, the model and its text, records, tables."""
+
+import argparse
+import os
+import sys
+from typing import Any, Dict, List, Optional, Sequence
+
+from collab_fairseq.records.drawing import check_figure
+from collab_fairseq.records.files import check_targets
+
+from .options import (
+    Renamed,
+    UsageError,
+    add_machine,
+    check_distinct,
+    choose_device,
+    command,
+    pair,
+    positive,
+    refuse,
+)
+
+#: flags that mean nothing for a Hugging Face model's folder, and those that mean nothing for anything else
+_FAIRSEQ_ONLY = ("data", "split", "reference", "form", "criterion", "max_tokens", "seed")
+_FOLDER_ONLY = ("text", "fields", "label", "batch_size")
+
+
+def add_output(parser: argparse.ArgumentParser, figure: str, checkpoint: str = "") -> None:
+    """--json and --figure, and --output where a ``checkpoint`` is made."""
+    add = parser.add_argument
+    if checkpoint:
+        add("--output", metavar="FILE.pt", help=checkpoint)
+        add("--empty-layers", action="store_true", help="with --output: layers may lose all their heads")
+    else:
+        add("--output", action=Renamed, const="--json")
+    add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
+    add("--figure", metavar="FILE", help=f"{figure}: FILE.svg or FILE.png")
+
+
+def check_output(args: argparse.Namespace) -> None:
+    """See that all results can be written, and that no checkpoint would be overwritten by what is made from it."""
+    check_targets(args.json)
+    for figure in (args.figure, getattr(args, "overlap", None)):
+        check_figure(figure)
+    output = getattr(args, "output", None)
+    if output:
+        check_targets(output)
+        if output.endswith(".json"):
+            raise UsageError(f"--output is the new checkpoint, got {output}; the record goes to --json")
+        check_distinct(output, *checkpoints_of(args))
+
+
+def add_model(parser: argparse.ArgumentParser, split: Optional[str], several: bool = False) -> None:
+    """The checkpoint, its data, and how it is run; ``split``: the default of --split; ``several``: checkpoints."""
+    add, number = parser.add_argument, "+" if several else None
+    add("checkpoint", metavar="CHECKPOINT", nargs=number, help="of fairseq's transformer or of transformer_collab")
+    add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
+    if split is not None:
+        add("--split", default=split, help=f"train, valid, test, test1, … (default: {split})")
+        add("--sentences", type=positive, metavar="N", help="only the first N (default: all)")
+    add("--max-tokens", type=positive, default=4000, metavar="N", help="per batch (default: 4000)")
+    add_machine(parser)
+    add("--seed", type=int, default=1, help="of the order of sentences (default: 1)")
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Labelled text for a Hugging Face model's folder."""
+    group = parser.add_argument_group("a Hugging Face model's folder in place of CHECKPOINT")
+    add = group.add_argument
+    add("--text", metavar="FILE.jsonl", help="examples: JSON objects, one a line")
+    add("--fields", default="text", metavar="NAME[,NAME]", help="of its one or two texts (default: text)")
+    add("--label", default="label", metavar="NAME", help="of its labels, or of the translations (default: label)")
+    add("--batch-size", type=positive, default=32, metavar="N", help="examples per batch (default: 32)")
+
+
+def is_folder(args: argparse.Namespace) -> bool:
+    """Whether a Hugging Face model was given; flags that belong to the other kind of model are refused."""
+    if not os.path.isdir(args.checkpoint):
+        refuse(args, _FOLDER_ONLY, f"is for a Hugging Face model's folder, but {args.checkpoint} is none")
+        return False
+    if args.text is None:
+        raise UsageError(f"{args.checkpoint} is a folder, so a Hugging Face model, and needs --text FILE.jsonl")
+    refuse(args, _FAIRSEQ_ONLY, "is for checkpoints of fairseq; a Hugging Face model's folder takes --text")
+    return True
+
+
+def chosen_sites(args: argparse.Namespace) -> List[str]:
+    """The sites of --sites, in the order of the model."""
+    from collab_fairseq.modules.settings import SITES, parse_sites
+
+    sites = parse_sites(args.sites, "--sites")
+    if not sites:
+        raise UsageError("--sites must name at least one of encoder, cross and decoder, got none")
+    return [site for site in SITES if site in sites]
+
+
+def add_tests(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
+    """Test sets with their references, and beam search."""
+    add = parser.add_argument
+    text = "a test split of the data-bin and its raw references, one a line, such as test=test.de; repeatable"
+    add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
+    add("--test", action=Renamed, const="--reference")
+    if sentences:
+        add("--sentences", type=positive, metavar="N", help="only the first N of each (default: all)")
+    add("--beam", type=positive, default=5, metavar="N", help="of the search (default: 5)")
+    add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
+
+
+def check_tests(args: argparse.Namespace) -> None:
+    """See that there is a test set, and none twice."""
+    splits = [split for split, _ in args.reference]
+    if not splits:
+        raise UsageError("--reference SPLIT=FILE is needed: a test split and its raw references, such as test=test.de")
+    if len(set(splits)) < len(splits):
+        raise UsageError(f"--reference must name each split once, got {', '.join(splits)}")
+
+
+def read_tests(args: argparse.Namespace) -> List[Any]:
+    """The test sets of --reference."""
+    from collab_fairseq.heads.evaluation import read_test_set
+
+    check_tests(args)
+    return [read_test_set(split, file, args.sentences) for split, file in args.reference]
+
+
+def search_of(args: argparse.Namespace) -> Any:
+    """Beam search as the options say."""
+    from collab_fairseq.heads.evaluation import Search
+
+    return Search(args.beam, args.lenpen, args.max_tokens)
+
+
+def test_settings(args: argparse.Namespace, trained: Any) -> Dict[str, Any]:
+    """The test sets and the search as settings of a record."""
+    from collab_fairseq.checkpoints import file_setting
+
+    tests = [{**data_setting(args, trained, split), "references": file_setting(file)} for split, file in args.reference]
+    return {"tests": tests, "search": {"beam": args.beam, "lenpen": args.lenpen}}
+
+
+def data_setting(args: argparse.Namespace, trained: Any, split: Optional[str] = None) -> Dict[str, Any]:
+    """The text as a setting: the split (default: --split), how much of it, and the sums of both sides."""
+    from collab_fairseq.checkpoints import file_setting
+
+    task, split = trained.task.cfg, split or args.split
+    stem = os.path.join(task.data, f"{split}.{task.source_lang}-{task.target_lang}")
+    files = [f"{stem}.{lang}.bin" for lang in (task.source_lang, task.target_lang)]
+    sums = [file_setting(path) for path in files if os.path.exists(path)]
+    return {"split": split, "text": sums, "sentences": args.sentences}
+
+
+def text_setting(args: argparse.Namespace) -> Dict[str, Any]:
+    """The text of a Hugging Face model as settings."""
+    from collab_fairseq.checkpoints import file_setting
+
+    return {"text": file_setting(args.text), "fields": args.fields, "label": args.label, "sentences": args.sentences}
+
+
+def checkpoints_of(args: argparse.Namespace) -> List[str]:
+    """CHECKPOINT, one or several."""
+    return args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
+
+
+def load(args: argparse.Namespace, path: Optional[str] = None) -> Any:
+    """The model that the options name, or another checkpoint with their data."""
+    device = choose_device(args)
+    from collab_fairseq.translation import load_model
+
+    return load_model(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
+
+
+def load_folder(args: argparse.Namespace) -> Any:
+    """The Hugging Face model that the options name, and its text."""
+    device = choose_device(args)
+    from collab_fairseq.heads import folders
+
+    return folders.load(
+        args.checkpoint, args.text, args.fields.split(","), args.label, sentences=args.sentences,
+        batch_size=args.batch_size, device=device,
+    )  # fmt: skip
+
+
+def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: str = "cpu") -> Any:
+    """The analysis' record; ``settings`` on top of the checkpoint's name and sum."""
+    import torch
+
+    from collab_fairseq.checkpoints import file_setting
+    from collab_fairseq.records.record import Record
+
+    files = [file_setting(path) for path in checkpoints_of(args)]
+    settings = {"checkpoint": files[0] if len(files) == 1 else files, **settings}
+    kind = "gpu" if device.startswith("cuda") else "cpu"
+    return Record("heads", name, command(), settings, args.json, device=kind, threads=torch.get_num_threads())
+
+
+def show_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows, the first being the header, in Markdown."""
+    from collab_fairseq.records import pages
+
+    sys.stdout.write(pages.table(rows) + "\n")
