@@ -4,7 +4,7 @@ import os
 from typing import Any, Callable, Dict, Sequence
 
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, MARKS, PlotError, drawing
+from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 
 from .cases import choose
@@ -134,20 +134,12 @@ def draw(record: Dict[str, Any], path: PathLike) -> None:
     with drawing(path, (8.0, 1.4 + 0.24 * len(rows))) as figure:
         axis = figure.subplots()
         for number, name in enumerate(names):
-            points = [(ratios[name], place) for place, ratios in enumerate(rows.values()) if name in ratios]
-            medians = [ratio["median"] for ratio, _ in points]
-            axis.errorbar(
-                medians,
-                [place for _, place in points],
-                xerr=[
-                    [max(0.0, ratio["median"] - ratio["q1"]) for ratio, _ in points],
-                    [max(0.0, ratio["q3"] - ratio["median"]) for ratio, _ in points],
-                ],
-                linestyle="none",
-                label=_name(name),
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKS[(number + number // len(COLOURS)) % len(MARKS)],
-            )
+            places = [place for place, ratios in enumerate(rows.values()) if name in ratios]
+            found = [ratios[name] for ratios in rows.values() if name in ratios]
+            medians = [ratio["median"] for ratio in found]
+            below = [max(0.0, ratio["median"] - ratio["q1"]) for ratio in found]
+            above = [max(0.0, ratio["q3"] - ratio["median"]) for ratio in found]
+            axis.errorbar(medians, places, xerr=[below, above], linestyle="none", label=_name(name), **look(number))
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_yticks(range(len(rows)), [name.split("/", 1)[1] for name in rows])
         axis.invert_yaxis()

@@ -40,46 +40,39 @@ def rows_of(statistics: Dict[str, Any]) -> List[List[int]]:
 
 
 def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples: int = 1000) -> Optional[Comparison]:
-    """Compare two records on one test set.
-
-    Args:
-        system, baseline: valid records.
-        test: a test set of both.
-        samples: number of resamples.
-
-    Returns:
-        None where one of them has no sentence statistics.
+    """Compare two records on one test set of both; None where one of them has no sentence statistics.
 
     Raises:
-        RecordError: the references or signatures differ, or a score is not that of its sentence statistics.
+        RecordError: one has no sacreBLEU, the references or signatures differ, or a score is not that of its sentence
+            statistics.
     """
     both = (system, baseline)
     statistics = [record["scores"][test].get("sentence_statistics") for record in both]
     if None in statistics:
         return None
-    scores = [sacrebleu_of(record, test) for record in both]
-    names = f"{system['name']} and {baseline['name']}"
+    scores = [_sacrebleu_of(record, test) for record in both]
     for what, values in (
         ("references", [s["references_sha256"] for s in statistics]),
         ("signatures", [score["signature"] for score in scores]),
     ):
         if len(set(values)) > 1:
+            names = f"{system['name']} and {baseline['name']}"
             raise RecordError(f"{test}: {names} have different {what}, {values[0]} and {values[1]}; only like compares")
     rows = [rows_of(s) for s in statistics]
     for record, score, own in zip(both, scores, rows, strict=True):
-        _check_total(record["name"], test, score["score"], own)
+        total = _bleu_from_statistics()._compute_score_from_stats([sum(column) for column in zip(*own, strict=True)])
+        if abs(total.score - score["score"]) > _ROUNDING:
+            raise RecordError(
+                f"{record['name']}: the sacreBLEU of {test} is {score['score']}, but its sentence statistics add up to "
+                f"{total.score}"
+            )
     return paired_bootstrap(rows[0], rows[1], samples=samples)
 
 
-def sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:
-    """The sacreBLEU entry of a record.
-
-    Raises:
-        RecordError: there is none.
-    """
+def _sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:
     for score in record["scores"][test]["scores"]:
         if score["metric"] == "sacreBLEU":
-            return score
+            return score  # type: ignore[no-any-return]
     raise RecordError(f"{record['name']} has no sacreBLEU of {test}")
 
 
@@ -93,13 +86,8 @@ def paired_bootstrap(
     """
     from sacrebleu.significance import PairedTest
 
-    test = PairedTest(
-        [("baseline", baseline), ("system", system)],  # type: ignore[list-item]
-        {"BLEU": _bleu_from_statistics()},
-        references=None,
-        test_type="bs",
-        n_samples=samples,
-    )
+    systems: Any = [("baseline", baseline), ("system", system)]
+    test = PairedTest(systems, {"BLEU": _bleu_from_statistics()}, None, test_type="bs", n_samples=samples)
     signatures, results = test()
     before: Any
     after: Any
@@ -124,11 +112,3 @@ def _bleu_from_statistics() -> Any:
             return [list(row) for row in hypotheses]
 
     return BleuFromStatistics(force=True)
-
-
-def _check_total(name: str, test: str, score: float, rows: List[List[int]]) -> None:
-    total = _bleu_from_statistics()._compute_score_from_stats([sum(column) for column in zip(*rows, strict=True)])
-    if abs(total.score - score) > _ROUNDING:
-        raise RecordError(
-            f"{name}: the sacreBLEU of {test} is {score}, but its sentence statistics add up to {total.score}"
-        )

@@ -34,6 +34,12 @@ STYLE: Dict[str, Any] = {
 }
 
 
+def look(number: int) -> Dict[str, str]:
+    """Colour and mark of a series, for matplotlib; the first 36 numbers have different ones."""
+    mark = MARKS[(number + number // len(COLOURS)) % len(MARKS)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": mark}
+
+
 class PlotError(RuntimeError):
     """A figure cannot be drawn."""
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from collab_fairseq.records.drawing import COLOURS, MARKS, PlotError, drawing
+from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import KEYS, METRICS, NUMBERS, Run, frame, test_sets
 
@@ -62,7 +62,7 @@ def _points(axis: Any, data: Any, x: str, y: str) -> bool:
         series.setdefault(label, []).append((place / 1e6 if x == "parameters" else place, values.mean(), deviation))
     for number, (label, points) in enumerate(series.items()):
         places, means, deviations = zip(*sorted(points), strict=True)
-        axis.errorbar(places, means, yerr=deviations, label=label, **_look(number))
+        axis.errorbar(places, means, yerr=deviations, label=label, **look(number))
     ticks = sorted({point[0] for points in series.values() for point in points})
     if x == "key_dim" and ticks:
         axis.set_xscale("log", base=2)
@@ -87,11 +87,7 @@ def _curves(axis: Any, data: Any, group_by: Sequence[str]) -> bool:
             points = [(p["updates"], p["loss"]) for p in run["curves"].get("valid", []) if "loss" in p]
             if not points:
                 continue
-            axis.plot(*zip(*points, strict=True), label=label, alpha=0.85, **{**_look(number), "marker": None})
+            axis.plot(*zip(*points, strict=True), label=label, alpha=0.85, **{**look(number), "marker": None})
             label, drawn = "_nolegend_", True
     axis.set_xlabel("updates")
     return drawn
-
-
-def _look(number: int) -> Dict[str, Any]:
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)]}

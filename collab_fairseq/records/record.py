@@ -19,7 +19,7 @@ import contextlib
 import json
 import os
 import re
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import PathLike, write_json
@@ -139,11 +139,19 @@ def read_json(path: PathLike) -> Any:
     Raises:
         RecordError: it cannot be read, or is no JSON.
     """
+    with reading(path, "JSON") as lines:
+        return json.loads("\n".join(lines))
+
+
+@contextlib.contextmanager
+def reading(path: PathLike, form: str) -> Iterator[List[str]]:
+    """The lines of a text file that are not blank, with a RecordError for what cannot be read as ``form``."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
+        with open(path, encoding="utf-8", newline="\n") as stream:
+            lines = [line.rstrip("\n") for line in stream]
+        yield [line for line in lines if line.strip()]
     except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
+        raise RecordError(f"cannot read {os.fspath(path)} as {form}: {error}") from error
 
 
 def refuse_paths(value: Any, where: str = "") -> None:

@@ -3,7 +3,6 @@
 A run is a plain dictionary: the fields, settings and parts of its record side by side, and `path`, where it was read.
 """
 
-import json
 import logging
 import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -42,11 +41,11 @@ def load_run(path: PathLike) -> Run:
 
 
 def lookup(run: Run, field: str) -> Any:
-    """What stands in a run at a path such as config.model.dropout."""
+    """What stands in a run at a path such as config.model.dropout; lists and the like as text."""
     value: Any = run
     for part in field.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value
+    return str(value) if isinstance(value, (dict, list)) else value
 
 
 def heads(run: Run) -> str:
@@ -60,15 +59,11 @@ def heads(run: Run) -> str:
     return f"{kind}, as published" if "published" in run else kind
 
 
-def key_dim(run: Run) -> Optional[int]:
-    """The key dim of all sites: the embedding width where it is not given, as in fairseq's transformer."""
-    given = lookup(run, "config.model.key_dim")
-    return lookup(run, "config.model.encoder_embed_dim") if given is None else given
-
-
 def keys(run: Run) -> Dict[str, Any]:
-    """What rows are grouped by."""
-    return {"heads": heads(run), "key_dim": key_dim(run), "updates": run["training"]["updates"]}
+    """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
+    given = lookup(run, "config.model.key_dim")
+    key_dim = lookup(run, "config.model.encoder_embed_dim") if given is None else given
+    return {"heads": heads(run), "key_dim": key_dim, "updates": run["training"]["updates"]}
 
 
 def numbers(run: Run) -> Dict[str, Any]:
@@ -151,12 +146,11 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             )
     floats = [*NUMBERS, *scores]
     data[floats] = data[floats].astype(float)
-    for _, same in data.groupby("name"):
+    for name, same in data.groupby("name"):
         if len(same) > 1:
-            paths = " and ".join(run["path"] for run in same["run"])
-            raise RecordError(f"{paths} are both named {same['name'].iloc[0]}")
+            raise RecordError(f"{' and '.join(run['path'] for run in same['run'])} are both named {name}")
     for _, row in data.groupby("row", sort=False):
-        _check_row(row["run"].tolist())
+        _check_row(row)
     return data
 
 
@@ -167,23 +161,21 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
     return (1, 0.0, not str(value).startswith("standard"), str(value))
 
 
-def _check_row(runs: Sequence[Run]) -> None:
-    first, seen = runs[0], {runs[0]["seed"]: runs[0]}
-    for run in runs:
-        different = differences(first["config"], run["config"], "config")
-        if different:
-            raise RecordError(
-                f"{first['name']} and {run['name']} would be one row, but differ in {', '.join(different[:4])}; "
-                f"group by that too (--group-by ...,{different[0]})"
-            )
-        other = seen.setdefault(run["seed"], run)
-        if other is not run:
-            raise RecordError(
-                f"{other['name']} and {run['name']} would be one row and have the same seed {run['seed']}: a mean over "
-                "repeated runs is none over seeds; leave one out or group by what they differ in (--group-by)"
-            )
-        if run["data"] != first["data"]:
-            logger.warning("%s and %s are one row, but were trained on different data", first["name"], run["name"])
+def _check_row(row: Any) -> None:
+    """See that runs which would be one row differ in the seed alone."""
+    names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
+    different = [path for run in runs for path in differences(runs[0]["config"], run["config"], "config")]
+    if different:
+        some = ", ".join(dict.fromkeys(different[:4]))
+        raise RecordError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")
+    if row["seed"].duplicated().any():
+        seed = row["seed"][row["seed"].duplicated()].iloc[0]
+        raise RecordError(
+            f"{names}, but have the same seed {seed}: a mean over repeated runs is none over seeds; leave one out or "
+            "group by what they differ in (--group-by)"
+        )
+    if any(run["data"] != runs[0]["data"] for run in runs):
+        logger.warning("%s, but were trained on different data", names)
 
 
 def differences(one: Any, other: Any, where: str) -> List[str]:

@@ -5,7 +5,7 @@ read: sacreBLEU signatures, machines, comparisons with baselines.
 """
 
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from collab_fairseq.records import bootstrap
 from collab_fairseq.records.record import RecordError
@@ -30,7 +30,7 @@ def markdown_table(
     """The table, with what belongs beneath it.
 
     Args:
-        runs: in any order.
+        runs: at least one, in any order.
         columns: in this order, of `COLUMNS` and `group_by`; by default all that any run has a value for.
         group_by: fields that tell the rows apart.
         baselines: names of runs; every other row is compared with the row of each, seed by seed.
@@ -39,8 +39,6 @@ def markdown_table(
     Raises:
         RecordError: a column or a baseline is unknown, or the runs cannot be put together; see `frame`.
     """
-    if not runs:
-        raise RecordError("expected at least one record")
     data = frame(runs, group_by)
     known = (*group_by, *(name for name in COLUMNS if name not in group_by))
     unknown = [name for name in columns or () if name not in known]
@@ -56,8 +54,8 @@ def markdown_table(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown(columns: Dict[str, List[str]]) -> str:
-    """A Markdown table of texts by header."""
+def markdown(columns: Any) -> str:
+    """A Markdown table of texts, given as a pandas DataFrame is."""
     import pandas
 
     return str(pandas.DataFrame(columns).to_markdown(index=False, disable_numparse=True))
@@ -121,6 +119,7 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
 
 
 def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
+    """Every row beside that of the run ``baseline``, on each test set."""
     named = data[data["name"] == baseline]
     if named.empty:
         names = ", ".join(data["name"])
@@ -129,15 +128,15 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
     base = data[data["row"] == key]
     signatures: Set[str] = set()
     lines = []
-    for other, row in data.groupby("row", sort=False):
-        for test in test_sets(row["run"]) if other != key else ():
-            lines.append([*other, test, *_compare_rows(row, base, test, signatures)])
+    for other, row in data[data["row"] != key].groupby("row", sort=False):
+        for test in test_sets(row["run"]):
+            compared = dict(zip(map(_header, group_by), other, strict=True))
+            difference, p = _compare_rows(row, base, test, signatures)
+            lines.append({**compared, "test set": test, "difference in sacreBLEU": difference, "p": p})
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
-    headers = [*map(_header, group_by), "test set", "difference in sacreBLEU", "p"]
-    table = markdown({header: list(cells) for header, cells in zip(headers, zip(*lines, strict=True), strict=True)})
-    found = f"Compared with {about}:\n\n{table}"
+    found = f"Compared with {about}:\n\n{markdown(lines)}"
     if signatures:
         shown = ", ".join(f"`{signature}`" for signature in sorted(signatures))
         found += f"\n\np: two-sided paired bootstrap of sacrebleu, runs of one seed at a time: {shown}."
@@ -146,11 +145,11 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
 
 def _compare_rows(row: Any, base: Any, test: str, signatures: Set[str]) -> List[str]:
     """Difference over the pairs of runs with one seed, and each pair's p."""
-    scored: Callable[[Any], Any] = lambda runs: runs[[test in run["scores"] for run in runs["run"]]]  # noqa: E731
-    pairs = scored(row).dropna(subset="seed").merge(scored(base), on="seed", suffixes=("", " of base"))
+    metric = f"{METRICS['sacrebleu']} {test}"
+    scored = (runs[[test in run["scores"] for run in runs["run"]]] for runs in (row.dropna(subset="seed"), base))
+    pairs = next(scored).merge(next(scored), on="seed", suffixes=("", " of base"))
     if pairs.empty:
         return [MISSING, "no runs of the same seed"]
-    metric = f"{METRICS['sacrebleu']} {test}"
     pairs["change"] = pairs[metric] - pairs[f"{metric} of base"]
     pairs = pairs.dropna(subset="change")
     p_values = []

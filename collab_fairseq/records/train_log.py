@@ -1,11 +1,10 @@
 """Loss curves and speed from what fairseq-train prints with `--log-format json`."""
 
 import json
-import os
 import statistics
-from typing import Any, Dict, List, Union
+from typing import Any, Dict, List, Optional
 
-PathLike = Union[str, "os.PathLike[str]"]
+from collab_fairseq.records.files import PathLike
 
 # curve -> prefix of the keys in the log; "" for the lines within an epoch
 _CURVES = {"train": "", "valid": "valid_"}
@@ -24,49 +23,44 @@ def read_train_log(path: PathLike) -> Dict[str, Any]:
         - `train_seconds`: fairseq's own wall clock, which resumed runs continue; None where the log has none.
         - `gb_free`: the least free GPU memory in GiB; None on a CPU.
     """
-    points: Dict[str, Dict[int, Dict[str, float]]] = {name: {} for name in _CURVES}
+    points: Dict[str, Dict[float, Dict[str, float]]] = {name: {} for name in _CURVES}
     speeds: Dict[str, List[float]] = {"": [], "train_": []}
     free: List[float] = []
     wall = None
     with open(path, encoding="utf-8", errors="replace", newline="\n") as stream:
-        for line in stream:
-            entry = _json_of(line)
-            for name, prefix in _CURVES.items():
-                updates = _number(entry.get(f"{prefix}num_updates"))
-                if updates is None:
-                    continue
-                values = {column: _number(entry.get(prefix + column)) for column in _COLUMNS}
-                points[name][int(updates)] = {
-                    "updates": int(updates),
-                    **{column: value for column, value in values.items() if value is not None},
-                }
-            # in the line of an epoch `train_wall` is the clock; in others it is the time spent in updates
-            prefix = "train_" if "train_num_updates" in entry else ""
-            speed, gb, seconds = (_number(entry.get(prefix + key)) for key in ("wps", "gb_free", "wall"))
-            speeds[prefix] += [speed] if speed else []
-            free += [gb] if gb is not None else []
-            wall = seconds if seconds is not None else wall
+        entries = [_numbers(line) for line in stream]
+    for entry in entries:
+        for name, prefix in _CURVES.items():
+            updates = entry.get(f"{prefix}num_updates")
+            if updates is not None:
+                values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
+                points[name][updates] = {"updates": int(updates), **values}
+        # in the line of an epoch `train_wall` is the clock; in others it is the time spent in updates
+        prefix = "train_" if "train_num_updates" in entry else ""
+        if entry.get(f"{prefix}wps"):
+            speeds[prefix].append(entry[f"{prefix}wps"])
+        if f"{prefix}gb_free" in entry:
+            free.append(entry[f"{prefix}gb_free"])
+        wall = entry.get(f"{prefix}wall", wall)
     return {
-        "curves": {name: [points[name][updates] for updates in sorted(points[name])] for name in _CURVES},
+        "curves": {name: [curve[updates] for updates in sorted(curve)] for name, curve in points.items()},
         "words_per_second": statistics.median(speeds[""] or speeds["train_"] or [0.0]) or None,
         "train_seconds": wall,
-        "gb_free": min(free) if free else None,
+        "gb_free": min(free, default=None),
     }
 
 
-def _json_of(line: str) -> Dict[str, Any]:
-    start = line.find("{")
-    if start < 0:
-        return {}
+def _numbers(line: str) -> Dict[str, float]:
+    """The finite numbers of the JSON object in a line; fairseq writes them as texts."""
     try:
-        entry = json.loads(line[start:])
-    except ValueError:  # the printed configuration, or a line cut off by a kill
+        entry = json.loads(line[line.index("{") :])
+    except ValueError:  # no object, the printed configuration, or a line cut off by a kill
         return {}
-    return entry if isinstance(entry, dict) else {}
+    found = {key: _number(value) for key, value in entry.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def _number(value: Any) -> Any:
-    """fairseq writes numbers as strings; None for what is no finite number."""
+def _number(value: Any) -> Optional[float]:
     try:
         number = float(value)
     except (TypeError, ValueError):

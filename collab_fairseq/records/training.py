@@ -6,10 +6,10 @@
 import argparse
 import json
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.record import Record, RecordError, read_json, without_paths
+from collab_fairseq.records.record import Record, RecordError, read_json, reading, without_paths
 from collab_fairseq.records.schema import upgraded, validate
 from collab_fairseq.records.train_log import read_train_log
 
@@ -89,19 +89,20 @@ def make_record(
     """
     log = _read_log(train_log) if train_log else {}
     about = describe_checkpoint(checkpoint) if checkpoint else {}
-    runs = _read_usage(usage) if usage else []
-    settings = {
-        "seed": seed,
-        "config": about.get("config"),
-        "data": _read_sums(data_sums) if data_sums else {},
-        "averaged_from": about.get("averaged_from"),
-    }
-    device = "gpu" if log.get("gb_free") is not None else "cpu"
+    runs, sums = [], {}
+    if usage:
+        with reading(usage, "lines of JSON") as lines:
+            runs = [json.loads(line) for line in lines]
+    if data_sums:
+        with reading(data_sums, "written by sha256sum") as lines:
+            sums = {file.lstrip("*"): digest for digest, file in (line.split(maxsplit=1) for line in lines)}
+    settings = {"seed": seed, "config": about.get("config"), "data": sums, "averaged_from": about.get("averaged_from")}
+    free = log.get("gb_free")
+    device = "cpu" if free is None else "gpu"
     record = Record("training", name, command, settings, device=device, threads=threads, repository=repository)
     if repository is not None and record.content["commit"]["id"] is None:
         raise RecordError(f"expected a git checkout with a commit, got {os.fspath(repository)}")
     gpus = record.content["hardware"]["gpus"]
-    total = gpus[0]["memory_bytes"] if gpus else None
     record.parts.update({
         "parameters": about.get("parameters"),
         "training": {
@@ -109,8 +110,8 @@ def make_record(
             "wall_seconds": sum(part["wall_seconds"] for part in runs) if runs else None,
             "train_seconds": log.get("train_seconds"),
             "words_per_second": log.get("words_per_second"),
-            "peak_memory_bytes": max(part["peak_memory_bytes"] for part in runs) if runs else None,
-            "peak_gpu_bytes": int(total - log["gb_free"] * 2**30) if total and log.get("gb_free") is not None else None,
+            "peak_memory_bytes": max((part["peak_memory_bytes"] for part in runs), default=None),
+            "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,
             "parts": runs,
         },
         "curves": log.get("curves", {}),
@@ -126,12 +127,12 @@ def load(path: PathLike) -> Dict[str, Any]:
     Raises:
         RecordError: the file cannot be read or is not a valid record.
     """
-    record = upgraded(read_json(path))
+    record: Dict[str, Any] = upgraded(read_json(path))
     try:
         validate(record)
     except RecordError as error:
         raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
-    return record  # type: ignore[no-any-return]
+    return record
 
 
 def _read_log(path: PathLike) -> Dict[str, Any]:
@@ -144,20 +145,3 @@ def _read_log(path: PathLike) -> Dict[str, Any]:
             f"the training log {os.fspath(path)} has no numbers in JSON; run fairseq-train with --log-format json"
         )
     return log
-
-
-def _read_usage(path: PathLike) -> List[Dict[str, Any]]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return [json.loads(line) for line in stream if line.strip()]
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as lines of JSON: {error}") from error
-
-
-def _read_sums(path: PathLike) -> Dict[str, str]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            pairs = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
-            return {file.lstrip("*"): digest for digest, file in pairs}
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as written by sha256sum: {error}") from error

@@ -1,0 +1,119 @@
+"""`collab table`: pages and figures from records, and what it refuses."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from collab_fairseq.cli.main import main
+from collab_fairseq.records import pages
+from collab_fairseq.records.files import write_json
+from collab_fairseq.records.record import RecordError
+from tests.unit.conftest import rows_of
+
+
+def collab(*arguments):
+    return main(["table", *map(str, arguments)])
+
+
+def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
+    assert collab(*files, "--columns", "heads,key_dim,sacrebleu") == 0
+    printed = capsys.readouterr().out
+    assert list(rows_of(printed)[0]) == ["heads", "key dim", "sacreBLEU test_a", "sacreBLEU test_b"]
+    page = tmp_path / "README.md"
+    before = "# Title\r\n\n<!-- results: made by collab table -->\nold\n<!-- /results -->\nafter\n"
+    page.write_bytes(before.encode())
+    options = [*files, "--columns", "heads,records", "--output", page, "--marker", "results"]
+    assert collab(*options, "--check") == 1
+    assert "README.md is stale" in capsys.readouterr().err
+    assert page.read_bytes() == before.encode()
+    assert collab(*options) == 0
+    after = page.read_bytes().decode()
+    assert re.match(r"# Title\r\n\n<!-- results: made by collab table -->\n\| heads +\| records +\|\n", after)
+    assert after.endswith("\n<!-- /results -->\nafter\n")
+    assert "](runs/none-32-s1.json)" in after
+    assert "old" not in after
+    assert (collab(*options, "--check"), collab(*options[1:], "--check")) == (0, 1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--marker x", "--marker needs --output"),
+        ("--check", "--check needs --output"),
+        ("--columns bleu", "unknown column bleu, expected some of heads, key_dim, updates, seeds"),
+        ("--baseline x", "no record is named x, the baseline; expected one of none-None-s1"),
+        ("--figure x.pdf", "must end in .png or .svg, got x.pdf"),
+        ("--figure x.png --x updates --y sacrebleu", "--x updates draws curves of valid_loss"),
+        ("--figure x.png --baseline x", "--baseline is of a table, and --figure draws instead"),
+        ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
+        ("bad.json", "cannot read bad.json as JSON"),
+        ("empty.json", "empty.json is not a valid record: the record must have name"),
+        ("absent.json", "cannot read absent.json as JSON"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("{", encoding="utf-8")
+    write_json({"schema": 1}, tmp_path / "empty.json")
+    assert collab(*files, *arguments.split()) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_markers_must_be_a_pair():
+    for page in ("none", "<!-- r -->\n", "<!-- /r -->\n<!-- r -->\n", "<!-- r -->\n" * 2 + "<!-- /r -->"):
+        with pytest.raises(RecordError, match="must have the line <!-- r --> once and <!-- /r --> once after it"):
+            pages.with_part(page, "r", "x")
+    page = "<!-- r -->\n<!-- /r -->\n<!-- rest -->\n"
+    assert pages.with_part(page, "r", "\nx\n\n") == "<!-- r -->\nx\n<!-- /r -->\n<!-- rest -->\n"
+    assert pages.with_part(pages.with_part(page, "r", "x"), "r", "") == page
+
+
+@pytest.mark.parametrize(("package", "what"), [("matplotlib", "figures need"), ("pandas", "tables need")])
+def test_a_missing_package_is_named_with_the_extra(files, tmp_path, monkeypatch, capsys, package, what):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert collab(*files, "--figure", tmp_path / "x.svg") == 1
+    error = capsys.readouterr().err
+    assert f"{what} {package}" in error
+    assert "extra `plots`" in error
+    assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--x parameters --y valid_loss", "--x wall_time --y valid_loss", "--x updates"]
+)
+def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
+    matplotlib = pytest.importorskip("matplotlib")
+    images = []
+    for size in (10, 20):  # a user's own settings change nothing, and are left alone
+        matplotlib.rcParams["font.size"] = size
+        assert collab(*files, "--figure", tmp_path / "x.svg", *flags.split()) == 0
+        assert matplotlib.rcParams["font.size"] == size
+        images.append((tmp_path / "x.svg").read_bytes())
+    matplotlib.rcdefaults()
+    assert images[0] == images[1]
+    assert 2000 < len(images[0]) < 60_000
+    text = images[0].decode()
+    assert ">collaborative" in text
+    assert ">standard" in text
+    assert (">standard, on A CPU, 2 threads<" in text) == ("wall_time" in flags)
+    assert len(set(re.findall(r">(test_[ab])<", text))) == (0 if flags else 2)
+    assert collab(*files, "--figure", tmp_path / "x.png", *flags.split()) == 0
+    png = (tmp_path / "x.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert 5000 < len(png) < 100_000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "x.png", "x.svg"]
+
+
+def test_nothing_to_draw_is_an_error(files, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    content = json.loads(files[0].read_text())
+    content["parts"].update(scores={}, curves={})
+    write_json(content, tmp_path / "bare.json")
+    for flags in ([], ["--x", "updates"], ["--y", "valid_loss"]):
+        assert collab(tmp_path / "bare.json", "--figure", tmp_path / "x.png", *flags) == 1
+        assert "nothing to draw" in capsys.readouterr().err
