@@ -89,7 +89,6 @@ def test_a_truncated_checkpoint_is_one_sentence(tmp_path, share):
     with pytest.raises(CheckpointError, match=r"cut\.pt was not loaded: expected a whole checkpoint, got") as caught:
         checkpoints.load(path)
     assert "\n" not in str(caught.value)
-    assert "weights_only" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("sums", [True, False], ids=["with-sums", "without-sums"])
@@ -193,6 +192,9 @@ def test_shared_parameters_stay_shared_and_count_once(tmp_path):
     assert model["embed"].data_ptr() == model["output"].data_ptr() != model["own"].data_ptr()
     assert torch.equal(model["embed"], torch.full((4,), 2.0))
     assert list(model) == ["embed", "own", "output"]
+    base = torch.arange(6.0)  # views of one storage are different parameters
+    model = checkpoints.average([write(tmp_path / "4.pt", {"left": base[:3], "right": base[3:]})])[0]["model"]
+    assert (model["left"].tolist(), model["right"].tolist()) == ([0, 1, 2], [3, 4, 5])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
@@ -211,14 +213,6 @@ def test_parameters_shared_in_some_inputs_only_are_averaged_apart(tmp_path, orde
     assert len({tensor.data_ptr() for tensor in model.values()}) == 3
 
 
-def test_views_of_one_storage_are_different_parameters(tmp_path):
-    base = torch.arange(6.0)
-    path = write(tmp_path / "1.pt", {"left": base[:3], "right": base[3:]})
-    model = checkpoints.average([path])[0]["model"]
-    assert model["left"].tolist() == [0, 1, 2]
-    assert model["right"].tolist() == [3, 4, 5]
-
-
 def test_counters_come_from_the_newest_checkpoint(tmp_path):
     newest = write(tmp_path / "new.pt", {"a": torch.ones(1), "steps": torch.tensor(7)}, updates=20)
     older = write(tmp_path / "old.pt", {"a": torch.zeros(1), "steps": torch.tensor(4)}, updates=10)
@@ -228,7 +222,7 @@ def test_counters_come_from_the_newest_checkpoint(tmp_path):
     assert model["a"].item() == 0.5
 
 
-def test_the_result_is_the_newest_state_with_its_inputs_recorded(tmp_path):
+def test_the_result_is_the_newest_state_with_its_inputs_recorded(tmp_path, caplog):
     paths = [write(tmp_path / f"{n}.pt", random_model(n), updates=n, mark=n) for n in (5, 9, 7)]
     averaged, report = checkpoints.average(paths)
     assert averaged["mark"] == 9
@@ -240,6 +234,8 @@ def test_the_result_is_the_newest_state_with_its_inputs_recorded(tmp_path):
     assert [entry["sha256"] for entry in report] == [checkpoints.sha256(path) for path in paths]
     checkpoints.save(averaged, tmp_path / "averaged.pt")
     assert checkpoints.load(tmp_path / "averaged.pt")["extra_state"]["averaged_from"] == report
+    checkpoints.average([paths[0], paths[0]])
+    assert "5.pt has the same content as an earlier input" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -255,12 +251,6 @@ def test_inputs_of_different_models_are_refused_by_name(tmp_path, sizes, message
     other = write(tmp_path / "other.pt", {name: torch.ones(size) for name, size in sizes.items()})
     with pytest.raises(CheckpointError, match=message):
         checkpoints.average([one, other])
-
-
-def test_the_same_input_twice_is_said(tmp_path, caplog):
-    path = write(tmp_path / "one.pt", random_model(1))
-    checkpoints.average([path, path])
-    assert "one.pt has the same content as an earlier input" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
