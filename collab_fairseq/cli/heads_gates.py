@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
 
     importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
-    from collab_fairseq.heads import closing, figures
+    from collab_fairseq.heads import figures, removal
 
     state = checkpoints.load_with_model(args.checkpoint)
-    gates = closing.read_gates(state)
+    gates = removal.read_gates(state)
     if args.json:
         record = shared.make_record(args, "gates", {})
         record.part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         values = {head: gate.open_probability for head, gate in gates.items()}
         figures.draw_grids({"": values}, args.figure, label="P(open)", limits=(0.0, 1.0))
     if args.output:
-        result = closing.finalise(state, empty_layers=args.empty_layers)
+        result = removal.finalise(state, empty_layers=args.empty_layers)
         checkpoints.save(result.state, args.output)
         sys.stdout.write(f"{result.report()}{args.output}\n")
     return 0

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         options.refuse(args, ("epsilon",), "is of relevance, which --relevance-sentences 0 leaves out")
     trained = shared.load(args)
     from collab_fairseq.checkpoints import file_setting
-    from collab_fairseq.heads import figures, importance, maps, role_table
+    from collab_fairseq.heads import figures, importance, role_table
     from collab_fairseq.modules.heads import LETTERS
 
     settings: Dict[str, Any] = {
@@ -79,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
         values = {head: numbers["confidence"] for head, numbers in found.items()}
         figures.draw_grids({"": values}, args.figure, label="confidence", limits=(0.0, 1.0))
     for number in chosen:
-        drawn = maps.sentence_maps(trained, args.split, number)
+        drawn = role_table.sentence_maps(trained, args.split, number)
         for letter, site in LETTERS.items():
             path = os.path.join(args.maps_folder, f"attention-{number}-{site}.svg")
-            maps.draw_maps(drawn, letter, path)
+            role_table.draw_maps(drawn, letter, path)
             logger.info("drew %s", path)
     return 0
 

@@ -1,33 +1,34 @@
 """BLEU without one head, and with one head alone in its layer (Michel, Levy, Neubig 2019, sections 3.2 and 3.3)."""
 
-import functools
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-import torch
+import numpy
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import Heads, head_name, in_model
 from collab_fairseq.modules.settings import SITES
-from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 
-from .evaluation import Result, Search, TestSet, as_json, compare, evaluate
+from .evaluation import Result, Search, TestSet, compare, evaluate, whole_model
 from .figures import DIVERGING, draw_grids
+from .taps import counts, layers_of
 
 #: ``without``: that head is masked; ``only``: all others of its layer are
 MODES = ("without", "only")
 #: differences with a p below are called significant, as in the paper
 SIGNIFICANT = 0.05
 
+#: called with split, mode, head and its result
 Progress = Callable[[str, str, str, Dict[str, Any]], None]
 
 
-def conditions(counts: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
+def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
     """Head → the heads to mask, for every head at the sites; ``only`` leaves out layers of a single head."""
     found: Dict[str, Heads] = {}
-    for place, number in counts.items():
+    for place, number in numbers.items():
         if place.split(".")[0] not in sites or (mode == "only" and number == 1):
             continue
         for head in range(number):
@@ -41,55 +42,48 @@ def ablate(
     tests: Sequence[TestSet],
     record: Record,
     *,
-    modes: Sequence[str] = MODES,
-    sites: Sequence[str] = SITES,
     search: Search = Search(),  # noqa: B008  (frozen)
     samples: int = 1000,
-    progress: Optional[Progress] = None,
+    **options: Any,
 ) -> None:
     """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``bleu``, ``difference`` and ``p_value``.
 
     Args:
-        modes: among :data:`MODES`. sites: whose heads.
-        samples: of the bootstrap.
-        progress: called with split, mode, head and its result.
+        samples: of the bootstrap. options: of :func:`measure_all`.
     """
-    counts = {place: layer.num_heads for place, layer in attention_layers(trained.model).items()}
 
     def measure(test: TestSet, whole: Result, heads: Heads) -> Dict[str, Any]:
-        result = evaluate(trained, test, search, heads)
-        return as_json(compare(result, whole, samples), result.score)
+        return compare(evaluate(trained, test, search, heads), whole, samples)
 
     for test in tests:
-        of_test = functools.partial(measure, test, whole_model(trained, test, record, search))
-        measure_all(record, test.split, counts, of_test, modes=modes, sites=sites, progress=progress)
+        whole = whole_model(trained, test, record, search)
+        measure_all(record, test.split, counts(layers_of(trained)), partial(measure, test, whole), **options)
 
 
 def measure_all(
     record: Record,
     split: str,
-    counts: Mapping[str, int],
+    numbers: Mapping[str, int],
     measure: Callable[[Heads], Dict[str, Any]],
     *,
     modes: Sequence[str] = MODES,
     sites: Sequence[str] = SITES,
     progress: Optional[Progress] = None,
 ) -> None:
-    """Fill the record with ``SPLIT/MODE/HEAD``: what ``measure`` says of a model without the heads that it is given."""
+    """Fill the record with ``SPLIT/MODE/HEAD``: what ``measure`` says of a model without the heads that it is given.
+
+    Args:
+        numbers: place → number of its heads. modes: among :data:`MODES`. sites: whose heads.
+    """
     for mode in modes:
-        for head, heads in conditions(counts, mode, sites).items():
-            found = record.part(f"{split}/{mode}/{head}", functools.partial(measure, heads))
+        for head, heads in conditions(numbers, mode, sites).items():
+            found = record.part(f"{split}/{mode}/{head}", partial(measure, heads))
             if progress is not None:
                 progress(split, mode, head, found)
 
 
-def whole_model(trained: TrainedModel, test: TestSet, record: Record, search: Search) -> Result:
-    """The result with all heads, under ``whole/SPLIT`` in the record."""
-    return Result(**record.part(f"whole/{test.split}", lambda: evaluate(trained, test, search)._asdict()))
-
-
 def splits(parts: Mapping[str, Any]) -> List[str]:
-    """The test sets that :func:`whole_model` has scored."""
+    """The test sets that were scored with all heads."""
     return [key.removeprefix("whole/") for key in parts if key.startswith("whole/") and key != "whole/loss"]
 
 
@@ -103,14 +97,12 @@ def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[s
 def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> Dict[str, float]:
     """Pearson's r of the heads' differences on two test sets: of each site's heads (by letter) and of ``all``."""
     first, second = (results(parts, split, mode) for split in splits)
-    groups: Dict[str, List[str]] = {"all": list(first)}
-    for head in first:
-        groups.setdefault(head.split(":")[0], []).append(head)
     found = {}
-    for name, heads in groups.items():
-        pairs = torch.tensor([[side[head]["difference"] for head in heads] for side in (first, second)])
-        if len(heads) > 2 and bool((pairs.std(dim=1) > 0).all()):
-            found[name] = float(torch.corrcoef(pairs.double())[0, 1])
+    for name in ("all", *dict.fromkeys(head[0] for head in first)):
+        heads = [head for head in first if name in ("all", head[0])]
+        pairs = numpy.array([[side[head]["difference"] for head in heads] for side in (first, second)])
+        if len(heads) > 2 and (pairs.std(axis=1) > 0).all():
+            found[name] = float(numpy.corrcoef(pairs)[0, 1])
     return found
 
 
@@ -146,11 +138,7 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
 
 
 def draw(parts: Mapping[str, Any], split: str, modes: Sequence[str], path: PathLike) -> None:
-    """The differences as heat maps; a star: significant.
-
-    Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
-    """
+    """The differences as heat maps; a star: significant. Raises PlotError as :func:`.drawing` does."""
     found = {mode: results(parts, split, mode) for mode in modes}
     titles = {"without": "without the head", "only": "only that head"}
     panels = {titles[mode]: {h: r["difference"] for h, r in heads.items()} for mode, heads in found.items()}

@@ -1,15 +1,15 @@
 """Translating test sets with some heads missing, and comparing with the whole model."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.records.bootstrap import Comparison, paired_bootstrap, rows_of
+from collab_fairseq.records.bootstrap import paired_bootstrap, rows_of
+from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_references
 from collab_fairseq.translation import TrainedModel, score
 
-from .taps import masked
+from .taps import layers_of, masked
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,23 @@ def evaluate(
     Raises:
         ScoringError: another number of references than sentences.
     """
-    with masked(attention_layers(trained.model), without or {}):
-        found = score(
-            trained, test.split, test.references, sentences=test.sentences, **asdict(search)
-        )
+    with masked(layers_of(trained), without or {}):
+        found = score(trained, test.split, test.references, sentences=test.sentences, **asdict(search))
     return Result(found.score, found.signature, found.statistics)
 
 
-def compare(system: Result, whole: Result, samples: int = 1000) -> Comparison:
-    """sacrebleu's paired bootstrap of a model beside the whole one."""
+def recorded(record: Record, split: str, measure: Callable[[], Result]) -> Result:
+    """The result with all heads, under ``whole/SPLIT`` in the record."""
+    return Result(**record.part(f"whole/{split}", lambda: measure()._asdict()))
+
+
+def whole_model(trained: TrainedModel, test: TestSet, record: Record, search: Search) -> Result:
+    """:func:`recorded` of a translation model of fairseq."""
+    return recorded(record, test.split, lambda: evaluate(trained, test, search))
+
+
+def compare(system: Result, whole: Result, samples: int = 1000) -> Dict[str, Any]:
+    """``bleu``, ``difference`` to the whole model and ``p_value`` of sacrebleu's paired bootstrap."""
     rows, baseline = (rows_of({"rows": result.statistics}) for result in (system, whole))
-    return paired_bootstrap(rows, baseline, samples=samples)
-
-
-def as_json(comparison: Comparison, bleu: float) -> Dict[str, Any]:
-    """``bleu``, ``difference`` to the whole model, ``p_value``."""
-    return {"bleu": bleu, "difference": comparison.difference, "p_value": comparison.p_value}
+    found = paired_bootstrap(rows, baseline, samples=samples)
+    return {"bleu": system.score, "difference": found.difference, "p_value": found.p_value}

@@ -1,6 +1,8 @@
 """Drawing with matplotlib (the extra `plots`), in the style of the project's other figures."""
 
-from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy
 
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records.drawing import drawing
@@ -11,33 +13,85 @@ DIVERGING, SEQUENTIAL = "RdBu_r", "Blues"
 SITE_TITLES = {"encoder": "encoder", "cross": "encoder–decoder", "decoder": "decoder"}
 
 
-def heat_map(
-    axis: Any,
-    rows: Sequence[Sequence[Optional[float]]],
+class Panel(NamedTuple):
+    """One heat map: numbers (None is blank), labels of its rows and columns, and which numbers get a star."""
+
+    title: str
+    values: Sequence[Sequence[Optional[float]]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    stars: Optional[Sequence[Sequence[Optional[bool]]]] = None
+
+
+def draw_panels(
+    lines: Sequence[Sequence[Panel]],
+    path: PathLike,
     *,
     limits: Tuple[float, float],
     colours: str,
     form: str = "",
-    stars: Optional[Sequence[Sequence[Optional[bool]]]] = None,
-) -> Any:
-    """Draw numbers as coloured squares, with their values where ``form`` is a format such as ``.1f``; None is blank.
+    cell: float = 0.42,
+    label: str = "",
+    title: str = "",
+    axes_of: Tuple[str, str] = ("", ""),
+) -> None:
+    """Heat maps side by side in lines, with one scale of colours.
 
-    ``stars``: True puts a star behind the value.
+    Args:
+        limits: of that scale. form: format of the numbers that stand in the squares, such as ``.1f``; empty: none.
+        cell: side of a square in inches, down to a least size of the panel.
+        label: of the colour bar; empty: no bar. title: of the figure. axes_of: labels of rows and of columns.
+
+    Raises:
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    import numpy
+    panels = [panel for line in lines for panel in line]
+    across = max(len(line) for line in lines)
+    height, width = (max(1.2, cell * max(len(n) for n in names)) for names in
+                     ([p.rows for p in panels], [p.columns for p in panels]))  # fmt: skip
+    size = ((1.4 if label else 0.8) + across * (0.4 + width), 0.4 + len(lines) * (0.7 + height))
+    labels: Dict[str, Any] = {"fontsize": "small" if cell > 0.2 else 5}
+    with drawing(path, size) as figure:
+        axes = figure.subplots(len(lines), across, squeeze=False)
+        for number, line in enumerate(lines):
+            for axis in axes[number][len(line) :]:
+                axis.set_visible(False)
+            for axis, panel in zip(axes[number], line, strict=False):
+                image = _heat_map(axis, panel, limits, colours, form)
+                axis.set_title(panel.title, fontsize="small")
+                axis.set_yticks(range(len(panel.rows)), [_shown(name) for name in panel.rows], **labels)
+                axis.set_xticks(range(len(panel.columns)), [_shown(name) for name in panel.columns], **labels)
+                if any(len(name) > 3 for name in panel.columns):
+                    axis.tick_params("x", rotation=90)
+            axes[number][0].set_ylabel(axes_of[0])
+        for axis in axes[-1]:
+            axis.set_xlabel(axes_of[1])
+        figure.suptitle(title, fontsize="medium")
+        if label:
+            figure.colorbar(image, ax=axes, label=label)
 
-    values = numpy.array([[numpy.nan if x is None else x for x in row] for row in rows], dtype=float)
+
+def _heat_map(axis: Any, panel: Panel, limits: Tuple[float, float], colours: str, form: str) -> Any:
+    values = numpy.array(panel.values, dtype=float)  # None becomes NaN
     image = axis.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="equal")
     axis.grid(visible=False)
-    if form:
-        span = limits[1] - limits[0] or 1.0
-        for (row, column), value in numpy.ndenumerate(values):
-            if not numpy.isnan(value):
-                place = (value - limits[0]) / span
-                dark = place > 0.75 or (colours == DIVERGING and place < 0.25)
-                text = format(value, form) + ("*" if stars and stars[row][column] else "")
-                axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+    span = limits[1] - limits[0] or 1.0
+    for (row, column), value in numpy.ndenumerate(values):
+        if form and not numpy.isnan(value):
+            place = (value - limits[0]) / span
+            dark = place > 0.75 or (colours == DIVERGING and place < 0.25)
+            text = format(value, form) + ("*" if panel.stars and panel.stars[row][column] else "")
+            axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
     return image
+
+
+def _shown(text: str) -> str:
+    return text.replace("$", r"\$")  # matplotlib would begin a formula
+
+
+def numbers(count: int) -> List[str]:
+    """1, 2, … as labels."""
+    return [str(number + 1) for number in range(count)]
 
 
 def grids(values: Mapping[str, Any]) -> Iterator[Tuple[str, List[List[Optional[Any]]]]]:
@@ -53,36 +107,23 @@ def draw_grids(
     figures: Mapping[str, Mapping[str, float]],
     path: PathLike,
     *,
-    label: str,
-    limits: Tuple[float, float],
     colours: str = SEQUENTIAL,
     form: str = ".2f",
     marked: Sequence[Sequence[str]] = (),
+    **options: Any,
 ) -> None:
-    """Heat maps of a number of every head: a row of them for every entry of ``figures``, one for each site.
+    """Heat maps of a number of every head: a line of them for every entry of ``figures``, one for each site.
 
     Args:
         figures: title → head → number. marked: for each entry, the heads that get a star.
-
-    Raises:
-        PlotError: see :func:`drawing`.
+        options: of :func:`draw_panels`, which also says what it raises.
     """
-    lines = {title: list(grids(values)) for title, values in figures.items()}
-    panels = [rows for line in lines.values() for _, rows in line]
-    columns = max(len(line) for line in lines.values())
-    height, width = max(len(rows) for rows in panels), max(len(rows[0]) for rows in panels)
-    size = (1.4 + columns * max(1.6, 0.42 * width), len(lines) * (0.7 + max(1.2, 0.42 * height)))
-    with drawing(path, size) as figure:
-        axes = figure.subplots(len(lines), columns, squeeze=False)
-        for number, (title, line) in enumerate(lines.items()):
-            stars = dict(grids({name: name in marked[number] for name in figures[title]})) if marked else {}
-            for axis, (site, rows) in zip(axes[number], line, strict=True):
-                image = heat_map(axis, rows, limits=limits, colours=colours, form=form, stars=stars.get(site))
-                where = SITE_TITLES[site]
-                axis.set_title(f"{title}\n{where}" if title else where, fontsize="small")
-                axis.set_xticks(range(len(rows[0])), [str(n + 1) for n in range(len(rows[0]))])
-                axis.set_yticks(range(len(rows)), [str(n + 1) for n in range(len(rows))])
-            axes[number][0].set_ylabel("layer")
-        for axis in axes[-1]:
-            axis.set_xlabel("head")
-        figure.colorbar(image, ax=axes, label=label)
+    lines = []
+    for number, (title, values) in enumerate(figures.items()):
+        stars = dict(grids({name: name in marked[number] for name in values})) if marked else {}
+        lines.append([
+            Panel("\n".join(filter(None, (title, SITE_TITLES[site]))), rows, numbers(len(rows)), numbers(len(rows[0])),
+                  stars.get(site))
+            for site, rows in grids(values)
+        ])  # fmt: skip
+    draw_panels(lines, path, colours=colours, form=form, axes_of=("layer", "head"), **options)

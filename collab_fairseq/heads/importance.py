@@ -16,7 +16,7 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 
 import contextlib
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,16 @@ from torch import Tensor
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.modules.heads import head_name
-from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
-from .errors import HeadsError
-from .taps import Attended, Read, frozen, multiplied, reading
+from . import HeadsError
+from .taps import Attended, Read, counts, frozen, layers_of, multiplied, reading
 
 FORMS = ("sentence", "token")
+
+#: place → gradients of the heads' multipliers, and of those of shared key dimensions
+Gradients = Tuple[Dict[str, Tensor], Dict[str, Tensor]]
 
 
 class Importance(NamedTuple):
@@ -51,6 +53,45 @@ class Importance(NamedTuple):
     sentences: int
     source_tokens: int
     target_tokens: int
+
+
+class Sums:
+    """Absolute gradients, added up batch by batch in float64.
+
+    Args:
+        heads: place → H. dims: place → D̃k, of collaborative layers.
+    """
+
+    def __init__(self, heads: Mapping[str, int], dims: Mapping[str, int]) -> None:
+        self.heads, self.dims = (
+            {place: torch.zeros(number, dtype=torch.float64) for place, number in sizes.items()}
+            for sizes in (heads, dims)
+        )
+        self.seen = torch.zeros(3, dtype=torch.int64)  # sentences, source tokens, target tokens
+
+    def add(self, gradients: Gradients, seen: Sequence[int]) -> None:
+        """A batch: gradients (N, …, H) and (N, D̃k), and its sentences, source tokens and target tokens."""
+        for sums, found in zip((self.heads, self.dims), gradients, strict=True):
+            for place, gradient in found.items():
+                sums[place] += gradient.abs().flatten(0, -2).sum(0).double().cpu()
+        self.seen += torch.tensor(seen)
+
+    def means(self, form: str = "sentence") -> Importance:
+        """Over sentences, or with ``token`` the heads' over tokens."""
+        sentences, source, target = self.seen.tolist()
+        per = {"encoder": source, "cross": target, "decoder": target} if form == "token" else {}
+        return Importance(
+            {place: total / per.get(place.split(".")[0], sentences) for place, total in self.heads.items()},
+            {place: total / sentences for place, total in self.dims.items()},
+            sentences, source, target,
+        )  # fmt: skip
+
+    def over_processes(self, device: torch.device) -> None:
+        """Add up the sums of all processes, in place; NCCL sums on its GPU only."""
+        for total in (*self.heads.values(), *self.dims.values(), self.seen):
+            moved = total.to(device) if dist.get_backend() == "nccl" else total
+            dist.all_reduce(moved)
+            total.copy_(moved)
 
 
 def importance(
@@ -81,44 +122,25 @@ def importance(
     loss_of = trained.criterion if criterion is None else build_criterion(trained, criterion)
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-    layers = attention_layers(trained.model)
-    sums = {place: torch.zeros(layer.num_heads, dtype=torch.float64) for place, layer in layers.items()}
-    dims = {
-        place: torch.zeros(layer.key_dim, dtype=torch.float64)
-        for place, layer in layers.items()
-        if isinstance(layer, CollaborativeAttention)
-    }
-    seen = torch.zeros(3, dtype=torch.int64)  # sentences, source tokens, target tokens
-    text = batches(trained, split, max_tokens=max_tokens, sentences=sentences)
-    for number, sample in enumerate(text):
+    layers = layers_of(trained)
+    shared = {place: layer for place, layer in layers.items() if isinstance(layer, CollaborativeAttention)}
+    sums = Sums(counts(layers), {place: layer.key_dim for place, layer in shared.items()})
+    for number, sample in enumerate(batches(trained, split, max_tokens=max_tokens, sentences=sentences)):
         if number % processes != rank:
             continue
-        heads, shared = gradients(trained, sample, loss_of, tokens=form == "token")
-        for place, gradient in heads.items():
-            sums[place] += gradient.abs().flatten(0, -2).sum(0).double().cpu()
-        for place, gradient in shared.items():
-            dims[place] += gradient.abs().sum(0).double().cpu()
-        inputs = sample["net_input"]
-        seen += torch.tensor([sample["nsentences"], int(inputs["src_lengths"].sum()), sample["ntokens"]])
+        source_tokens = int(sample["net_input"]["src_lengths"].sum())
+        found = gradients(trained, sample, loss_of, tokens=form == "token")
+        sums.add(found, (sample["nsentences"], source_tokens, sample["ntokens"]))
         if progress is not None:
-            progress(int(seen[0]))
+            progress(int(sums.seen[0]))
     if several:
-        for total in (*sums.values(), *dims.values(), seen):
-            _sum_over_processes(total, trained.device)
-    number_of, source, target = seen.tolist()
-    per = {"encoder": source, "cross": target, "decoder": target} if form == "token" else {}
-    return Importance(
-        {place: total / per.get(place.split(".")[0], number_of) for place, total in sums.items()},
-        {place: total / number_of for place, total in dims.items()},
-        number_of,
-        source,
-        target,
-    )
+        sums.over_processes(trained.device)
+    return sums.means(form)
 
 
 def gradients(
     trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False
-) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+) -> Gradients:
     """∂L/∂ξ and ∂L/∂δ of every sentence of a batch, in one backward pass.
 
     Args:
@@ -128,14 +150,14 @@ def gradients(
     Returns:
         place → (N, H), or (N, T, H) of T query positions with ``tokens``; place → (N, D̃k) of collaborative layers.
     """
-    model, layers = trained.model, attention_layers(trained.model)
-    inputs = sample["net_input"]
-    lengths = {"encoder": inputs["src_tokens"].size(1)}
+    model, layers, inputs = trained.model, layers_of(trained), sample["net_input"]
     rows, target_len = inputs["prev_output_tokens"].shape
     ones: Dict[str, Tensor] = {}
     deltas: Dict[str, Tensor] = {}
     for place, layer in layers.items():
-        steps = [lengths.get(place.split(".")[0], target_len)] if tokens else []
+        steps: List[int] = []
+        if tokens:
+            steps = [inputs["src_tokens"].size(1) if place.startswith("encoder") else target_len]
         like = {"dtype": layer.out_proj.weight.dtype, "device": layer.out_proj.weight.device, "requires_grad": True}
         ones[place] = torch.ones(rows, *steps, layer.num_heads, **like)
         if isinstance(layer, CollaborativeAttention):
@@ -147,12 +169,15 @@ def gradients(
         return read(query * deltas[place].unsqueeze(1), entry, mask, dropout, weights)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(frozen(model))
-        stack.enter_context(multiplied(layers, ones))
+        for context in (torch.enable_grad(), frozen(model), multiplied(layers, ones)):
+            stack.enter_context(context)
         stack.enter_context(reading({place: layers[place] for place in deltas}, scaled))
-        loss = criterion(model, sample)[0]
-        found = iter(torch.autograd.grad(loss, [*ones.values(), *deltas.values()]))
+        return of_factors(criterion(model, sample)[0], ones, deltas)
+
+
+def of_factors(loss: Tensor, ones: Dict[str, Tensor], deltas: Dict[str, Tensor]) -> Gradients:
+    """The gradients of a loss at the multipliers of heads and of shared dimensions, by place."""
+    found = iter(torch.autograd.grad(loss, [*ones.values(), *deltas.values()]))
     return {place: next(found) for place in ones}, {place: next(found) for place in deltas}
 
 
@@ -165,13 +190,10 @@ def build_criterion(trained: TrainedModel, name: str) -> Any:
     known = criterions.CRITERION_DATACLASS_REGISTRY
     if name not in known:
         raise HeadsError(f"there is no criterion {name!r}; fairseq has {', '.join(sorted(known))}")
-    own = OmegaConf.structured(known[name])
-    before = trained.cfg.criterion or {}
-    cfg = OmegaConf.create({**trained.cfg, "criterion": own}, flags={"allow_objects": True})
-    for key in own:
-        if key in before and key != "_name":
-            cfg.criterion[key] = before[key]
-    cfg.criterion._name = name
+    own, before = OmegaConf.structured(known[name]), trained.cfg.criterion or {}
+    kept = {key: before[key] for key in own if key in before}
+    settings = {**trained.cfg, "criterion": OmegaConf.merge(own, {**kept, "_name": name})}
+    cfg = OmegaConf.create(settings, flags={"allow_objects": True})
     return trained.task.build_criterion(cfg.criterion).to(trained.device).eval()
 
 
@@ -186,13 +208,8 @@ def as_json(result: Importance) -> Dict[str, Any]:
     for place, values in result.heads.items():
         both = zip(values.tolist(), normalised(values).tolist(), strict=True)
         heads.update({head_name(place, h): {"raw": raw, "normalised": norm} for h, (raw, norm) in enumerate(both)})
-    return {
-        "heads": heads,
-        "shared_dims": {place: values.tolist() for place, values in result.shared_dims.items()},
-        "sentences": result.sentences,
-        "source_tokens": result.source_tokens,
-        "target_tokens": result.target_tokens,
-    }
+    dims = {place: values.tolist() for place, values in result.shared_dims.items()}
+    return {**result._asdict(), "heads": heads, "shared_dims": dims}
 
 
 def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:
@@ -206,13 +223,3 @@ def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) ->
     if checkpoint is not None and file_setting(checkpoint)["sha256"] != got["sha256"]:
         raise HeadsError(f"{os.fspath(path)} is the importance of {got['file']}, another checkpoint")
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
-
-
-def _sum_over_processes(total: Tensor, device: torch.device) -> None:
-    """In place; NCCL sums on its GPU only."""
-    if dist.get_backend() == "nccl":
-        moved = total.to(device)
-        dist.all_reduce(moved)
-        total.copy_(moved)
-    else:
-        dist.all_reduce(total)

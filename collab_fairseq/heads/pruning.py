@@ -4,18 +4,17 @@ Of N heads at the chosen sites the ⌈N·i/10⌉ least important ones are masked
 """
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
-from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
-from .ablation import whole_model
-from .evaluation import Search, TestSet, as_json, compare, evaluate
-from .figures import drawing
-from .taps import masked
+from .evaluation import Search, TestSet, compare, evaluate, whole_model
+from .taps import layers_of, masked
 
 PERCENTAGES = tuple(range(0, 100, 10))
 
@@ -25,8 +24,7 @@ Progress = Callable[[str, int, Heads, Dict[str, Any]], None]
 
 def ascending(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
     """Heads (``E:1:3``, …) at the sites from the least to the most important; equal ones in the order of the model."""
-    chosen = tuple(f"{letter}:" for letter, site in LETTERS.items() if site in sites)
-    heads = [head for head in importance if head.startswith(chosen)]
+    heads = [head for head in importance if LETTERS[head[0]] in sites]
     return sorted(heads, key=lambda head: importance[head])
 
 
@@ -57,33 +55,30 @@ def prune(
         loss_split: where the loss is taken; None: nowhere.
         progress: see :data:`Progress`.
     """
-    layers = attention_layers(trained.model)
     order = ascending(importance, sites)
+
+    def measure(heads: Heads) -> Dict[str, Any]:
+        found: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
+        if loss_split is not None:
+            with masked(layers_of(trained), heads):
+                measured = loss(trained, loss_split, max_tokens=search.max_tokens)
+            found.update(loss=measured.loss, nll_loss=measured.nll_loss)
+        found["tests"] = {}
+        for test in tests:
+            whole = whole_model(trained, test, record, search)
+            found["tests"][test.split] = compare(evaluate(trained, test, search, heads) if heads else whole, whole)
+        return found
+
     for percent in percentages:
         heads = least(order, percent)
-
-        def measure(heads: Heads = heads) -> Dict[str, Any]:
-            found: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
-            if loss_split is not None:
-                with masked(layers, heads):
-                    measured = loss(trained, loss_split, max_tokens=search.max_tokens)
-                found.update(loss=measured.loss, nll_loss=measured.nll_loss)
-            found["tests"] = {}
-            for test in tests:
-                whole = whole_model(trained, test, record, search)
-                result = evaluate(trained, test, search, heads) if heads else whole
-                found["tests"][test.split] = as_json(compare(result, whole), result.score)
-            return found
-
-        part = record.part(f"{name}/{percent}", measure)
+        part = record.part(f"{name}/{percent}", partial(measure, heads))
         if progress is not None:
             progress(name, percent, heads, part)
 
 
 def curve(parts: Mapping[str, Any], name: str) -> Dict[int, Dict[str, Any]]:
     """Percentage → result, from the smallest on."""
-    prefix = f"{name}/"
-    found = {key.removeprefix(prefix): value for key, value in parts.items() if key.startswith(prefix)}
+    found = {key.removeprefix(f"{name}/"): value for key, value in parts.items()}
     return {int(percent): found[percent] for percent in sorted(filter(str.isdigit, found), key=int)}
 
 
@@ -113,22 +108,16 @@ def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence
     Raises:
         PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    from collab_fairseq.records.drawing import COLOURS, MARKS
-
-    panels: List[Tuple[str, Callable[[Mapping[str, Any]], float]]] = [
-        (f"BLEU, {split}", lambda found, split=split: found["tests"][split]["bleu"])  # type: ignore[misc]
-        for split in splits
-    ]
-    if all("loss" in found for found in curve(parts, names[0]).values()):
-        panels.append(("loss (base 2)", lambda found: found["loss"]))
+    with_loss = all("loss" in found for found in curve(parts, names[0]).values())
+    panels = [*splits, None] if with_loss else list(splits)
     with drawing(path, (3.4 * len(panels), 3.0)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axis, (label, value) in zip(axes, panels, strict=True):
-            for number, name in enumerate(names):
+        for axis, split in zip(axes, panels, strict=True):
+            for name, colour, mark in zip(names, COLOURS, MARKS, strict=False):
                 points = curve(parts, name)
-                look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)]}
-                axis.plot(list(points), [value(found) for found in points.values()], label=name, **look)
-            axis.set_ylabel(label)
+                values = [f["loss"] if split is None else f["tests"][split]["bleu"] for f in points.values()]
+                axis.plot(list(points), values, label=name, color=colour, marker=mark)
+            axis.set_ylabel("loss (base 2)" if split is None else f"BLEU, {split}")
             axis.set_xlabel("heads pruned (%)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
 
@@ -142,17 +131,15 @@ def draw_profile(parts: Mapping[str, Any], names: Sequence[str], split: str, pat
     Raises:
         PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    from matplotlib import colormaps
-
+    places = [parts[f"{name}/updates"] for name in names]
+    curves = [{percent: found["tests"][split]["bleu"] for percent, found in curve(parts, f"{name}/pruned").items()}
+              for name in names]  # fmt: skip
     with drawing(path, (5.6, 3.4)) as figure:
+        from matplotlib import colormaps
+
         axis = figure.subplots()
-        places = [parts[f"{name}/updates"] for name in names]
-        for percent in sorted(set(curve(parts, f"{names[0]}/pruned")) - {0}):
-            ratios = []
-            for name in names:
-                found = curve(parts, f"{name}/pruned")
-                whole = found[0]["tests"][split]["bleu"]
-                ratios.append(found[percent]["tests"][split]["bleu"] / whole if whole > 0 else float("nan"))
+        for percent in sorted(set(curves[0]) - {0}):
+            ratios = [own[percent] / own[0] if own[0] > 0 else math.nan for own in curves]
             axis.plot(places, ratios, marker="o", color=colormaps["viridis"](percent / 100), label=f"{percent} %")
         axis.set_xlabel("updates")
         axis.set_ylabel(f"BLEU / BLEU of all heads, {split}")

@@ -24,8 +24,8 @@ from collab_fairseq.modules.heads import in_order, layer_name
 from collab_fairseq.modules.sites import head_counts, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab
 
-from .errors import HeadsError
-from .figures import DIVERGING, SITE_TITLES, drawing, heat_map
+from . import HeadsError
+from .figures import DIVERGING, SITE_TITLES, Panel, draw_panels, drawing, numbers
 
 #: what is decomposed, as in the columns of Figure 1
 KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
@@ -53,11 +53,9 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
     for place, number in head_counts(made).items():
         prefix = parameter_prefix(place)
         query, key = (parameters[f"{prefix}{name}_proj.weight"].double() for name in "qk")
-        mixing = parameters.get(f"{prefix}mixing")
-        collaborative = mixing is not None
-        if mixing is None:
-            mixing = block_mixing(even_sizes(number, query.size(0)))
-        found[place] = HeadWeights(query, key, mixing.double(), collaborative)
+        shared = parameters.get(f"{prefix}mixing")
+        mixing = block_mixing(even_sizes(number, query.size(0))) if shared is None else shared
+        found[place] = HeadWeights(query, key, mixing.double(), shared is not None)
     return found
 
 
@@ -85,22 +83,19 @@ def redundancy(weights: HeadWeights) -> Dict[str, Any]:
         ``overlap``, the cosine of every two heads' v_i, (H, H).
     """
     query, key, mixing, collaborative = weights
-    curves: Dict[str, Any] = {kind: {"heads": []} for kind in KINDS}
+    parts = []
     for row in mixing:
         own = row != 0
-        q, k = query[own] * row[own, None], key[own]
-        for kind, values in zip(KINDS, _values(q, k, q, k), strict=True):
-            curves[kind]["heads"].append(captured(values))
-    used = (mixing != 0).double()
+        parts.append((query[own] * row[own, None], key[own]))
+    heads = [_values(q, k, q, k) for q, k in parts]
     layer = _values(
         # Σ_i W^(i) W^(i)' = query' diag(Σ_i m_i²) query has the squared singular values of the concatenation
         query * mixing.square().sum(0).sqrt()[:, None],
-        key * used.sum(0).sqrt()[:, None],
+        key * (mixing != 0).double().sum(0).sqrt()[:, None],
         query * mixing.sum(0)[:, None],
         key,
     )
-    for kind, values in zip(KINDS, layer, strict=True):
-        curves[kind]["layer"] = captured(values)
+    curves = {kind: {"layer": layer[kind], "heads": [head[kind] for head in heads]} for kind in KINDS}
     result: Dict[str, Any] = {
         "heads": mixing.size(0),
         "key_dim": mixing.size(1),
@@ -120,8 +115,10 @@ def redundancy(weights: HeadWeights) -> Dict[str, Any]:
     return result
 
 
-def _values(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Sequence[Tensor]:
-    return torch.linalg.svdvals(query), torch.linalg.svdvals(key), product_values(left, right)
+def _values(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Dict[str, Any]:
+    """Kind → captured energy of query, key, and of the product left' right."""
+    values = (torch.linalg.svdvals(query), torch.linalg.svdvals(key), product_values(left, right))
+    return {kind: captured(own) for kind, own in zip(KINDS, values, strict=True)}
 
 
 def _dimensions(curve: Sequence[float]) -> List[int]:
@@ -156,9 +153,9 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
 
         axes = figure.subplots(len(groups), len(KINDS), squeeze=False, sharey=True)
         for line, (site, names) in zip(axes, groups.items(), strict=True):
+            colours = colormaps["viridis"](torch.linspace(0, 0.9, len(names)).numpy())
             for axis, (kind, title) in zip(line, KINDS.items(), strict=True):
-                for number, name in enumerate(names):
-                    colour = colormaps["viridis"](number / max(1, len(names) - 1) * 0.9)
+                for name, colour in zip(names, colours, strict=True):
                     curves = layers[name]["captured"][kind]
                     for head in curves["heads"]:
                         axis.plot(range(len(head) + 1), [0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
@@ -182,19 +179,12 @@ def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> Non
     groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
     if not groups:
         raise HeadsError("there is no overlap to draw: the model has no collaborative heads")
-    columns = max(map(len, groups.values()))
-    with drawing(path, (0.8 + 1.7 * columns, 0.4 + 1.8 * len(groups))) as figure:
-        axes = figure.subplots(len(groups), columns, squeeze=False)
-        for line, names in zip(axes, groups.values(), strict=True):
-            for axis in line[len(names) :]:
-                axis.set_visible(False)
-            for axis, name in zip(line[: len(names)], names, strict=True):
-                image = heat_map(axis, layers[name]["overlap"], limits=(-1.0, 1.0), colours=DIVERGING, form=".1f")
-                ticks = range(layers[name]["heads"])
-                axis.set_xticks(ticks, [str(n + 1) for n in ticks])
-                axis.set_yticks(ticks, [str(n + 1) for n in ticks])
-                axis.set_title(layer_name(name), fontsize="small")
-        figure.colorbar(image, ax=axes, label="cosine of mixing vectors", shrink=0.6)
+    lines = []
+    for names in groups.values():
+        labels = {name: numbers(layers[name]["heads"]) for name in names}
+        lines.append([Panel(layer_name(n), layers[n]["overlap"], label, label) for n, label in labels.items()])
+    look: Dict[str, Any] = {"limits": (-1.0, 1.0), "colours": DIVERGING, "form": ".1f", "cell": 0.21}
+    draw_panels(lines, path, label="cosine of mixing vectors", **look)
 
 
 def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:

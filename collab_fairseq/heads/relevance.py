@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
-from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Read, frozen, multiplied, reading
+from .taps import Attended, Read, frozen, layers_of, multiplied, reading
 
 
 class Relevance(NamedTuple):
@@ -50,8 +49,6 @@ class Step(NamedTuple):
 def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
     """Let gradient × input be relevance; yields the outputs of all embeddings, which are the inputs then."""
     inputs: List[Tensor] = []
-    handles = []
-    before: List[Tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
 
     def embed(module: nn.Module, given: Any, output: Tensor) -> Tensor:
         inputs.append(output.detach().requires_grad_(True))
@@ -68,25 +65,22 @@ def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
         deviation = (x.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt().detach()
         return (x - x.mean(-1, keepdim=True)) / deviation * module.weight + module.bias
 
-    try:
+    with contextlib.ExitStack() as stack:
         for module in model.modules():
-            name = type(module).__name__
+            name, hook = type(module).__name__, None
             if isinstance(module, nn.Embedding) or name.endswith("PositionalEmbedding"):
-                handles.append(module.register_forward_hook(embed))
+                hook = embed
             elif isinstance(module, nn.Linear) and epsilon:
-                handles.append(module.register_forward_hook(linear))
+                hook = linear
             elif name.endswith("LayerNorm"):
-                handles.append(module.register_forward_hook(norm))
+                hook = norm
+            if hook is not None:
+                stack.callback(module.register_forward_hook(hook).remove)
             activation = module.__dict__.get("activation_fn")
             if activation is not None:
-                before.append((module, activation))
+                stack.callback(setattr, module, "activation_fn", activation)
                 setattr(module, "activation_fn", _as_share(activation))  # noqa: B010  (a module, to mypy)
         yield inputs
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, activation in before:
-            setattr(module, "activation_fn", activation)  # noqa: B010
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
@@ -114,7 +108,7 @@ def _values_only(
 
 def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
     """Relevances at every generation step of a batch, one after the other."""
-    model, layers = trained.model, attention_layers(trained.model)
+    model, layers = trained.model, layers_of(trained)
     encoder = {place: layer for place, layer in layers.items() if place.startswith("encoder")}
     rows = sample["net_input"]["src_tokens"].size(0)
     dtype = next(model.parameters()).dtype
@@ -122,30 +116,22 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
         place: torch.ones(rows, layer.num_heads, dtype=dtype, device=trained.device, requires_grad=True)
         for place, layer in encoder.items()
     }
+    biases = [bias for name, bias in model.named_parameters() if name.endswith(".bias")]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(frozen(model))
+        for context in (torch.enable_grad(), frozen(model), reading(layers, _values_only), multiplied(encoder, ones)):
+            stack.enter_context(context)
         inputs = stack.enter_context(linearised(model, epsilon))
-        stack.enter_context(reading(layers, _values_only))
-        stack.enter_context(multiplied(encoder, ones))
-        biases = [p for name, p in model.named_parameters() if name.endswith(".bias")]
         for bias in biases:
+            stack.callback(bias.requires_grad_, False)  # `frozen` then gives back what they were
             bias.requires_grad_(True)
-        try:
-            logits = model(**sample["net_input"])[0]
-            for step in range(logits.size(1)):
-                top = logits[:, step].max(dim=-1).values
-                wanted = [*ones.values(), *inputs, *biases]
-                found = torch.autograd.grad(top.sum(), wanted, retain_graph=True, allow_unused=True)
-                parts = [(x.detach() * g).sum() for x, g in zip(wanted, found, strict=True) if g is not None]
-                of_heads = found[: len(ones)]
-                used = len([gradient for gradient in of_heads if gradient is not None])
-                heads = {place: torch.zeros_like(one) if g is None else g
-                         for (place, one), g in zip(ones.items(), of_heads, strict=True)}  # fmt: skip
-                yield Step(top.detach(), heads, torch.stack(parts[used:]).sum())
-        finally:
-            for bias in biases:
-                bias.requires_grad_(False)
+        logits = model(**sample["net_input"])[0]
+        for step in range(logits.size(1)):
+            top = logits[:, step].max(dim=-1).values
+            wanted = [*ones.values(), *inputs, *biases]
+            found = torch.autograd.grad(top.sum(), wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
+            heads = dict(zip(ones, found[: len(ones)], strict=True))
+            rest = zip(wanted[len(ones) :], found[len(ones) :], strict=True)
+            yield Step(top.detach(), heads, torch.stack([(x.detach() * g).sum() for x, g in rest]).sum())
 
 
 def relevance(

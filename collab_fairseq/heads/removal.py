@@ -1,8 +1,9 @@
-"""Cutting heads out of a checkpoint: a smaller model that computes what the masked one does.
+"""Cutting heads out of a checkpoint, named ones or those that stochastic gates have closed.
 
-Of a removed head go its value rows and output columns; of standard heads also their query and key rows; of
-collaborative heads the rows of the mixing matrix and the content bias, and the shared key dimensions that no head is
-left to use (all mixing weights exactly zero). What layers have of their own stands in ``attention_shapes``.
+What is left is a smaller model that computes what the masked or gated one does. Of a removed head go its value rows and
+output columns; of standard heads also their query and key rows; of collaborative heads the rows of the mixing matrix
+and the content bias, and the shared key dimensions that no head is left to use (all mixing weights exactly zero). What
+layers have of their own stands in ``attention_shapes``.
 """
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set
@@ -10,11 +11,22 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set
 import torch
 from torch import Tensor
 
-from collab_fairseq.modules.heads import Heads, check_heads, describe, in_order, layer_name, parse_heads
+from collab_fairseq.modules.gates import CRITERION, HeadGates
+from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, layer_name, parse_heads
 from collab_fairseq.modules.sites import head_counts, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
-from .errors import HeadsError
+from . import HeadsError
+
+_GATES = "head_gates.log_alpha"
+
+
+class Gate(NamedTuple):
+    """log α of a head, P(g ≠ 0), and whether the head is open in evaluation (log α > 0)."""
+
+    log_alpha: float
+    open_probability: float
+    is_open: bool
 
 
 class Removal(NamedTuple):
@@ -29,6 +41,53 @@ class Removal(NamedTuple):
         """Two lines for people."""
         sizes = f"{self.parameters_before:,} before, {self.parameters_after:,} after"
         return f"removed {describe(self.removed) or 'no head'}\nparameters of attention: {sizes}\n"
+
+
+def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
+    """Head → gate, of a checkpoint.
+
+    Raises:
+        HeadsError: the model has no gates.
+    """
+    made = as_transformer_collab(dict(state))
+    found = {}
+    for place in in_order(head_counts(made)):
+        values = made["model"].get(parameter_prefix(place) + _GATES)
+        if values is not None:
+            gates = HeadGates(len(values), 0.0)
+            gates.log_alpha.data.copy_(values)
+            for head, pair in enumerate(zip(values.tolist(), gates.open_probability().tolist(), strict=True)):
+                found[head_name(place, head)] = Gate(*pair, is_open=pair[0] > 0)
+    if not found:
+        raise HeadsError("the model has no gates; it was trained without --head-gates")
+    return found
+
+
+def closed_heads(state: Mapping[str, Any]) -> Heads:
+    """The heads whose gates are closed in evaluation; errors are those of :func:`read_gates`."""
+    return parse_heads(" ".join(head for head, gate in read_gates(state).items() if not gate.is_open))
+
+
+def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:
+    """The checkpoint without gates and without the heads that they have closed; it computes what the gated one does.
+
+    Raises:
+        HeadsError: the model has no gates, or as of :func:`remove_heads`.
+    """
+    heads = closed_heads(state)
+    made = as_transformer_collab(dict(state))
+    config, model = model_config(made), made["model"]
+    for name in [name for name in model if name.endswith(_GATES)]:
+        del model[name]
+    config.update(head_gates="none", head_gates_freeze_decoder=False)
+    criterion = made["cfg"].get("criterion")
+    if isinstance(criterion, dict) and criterion.get("_name") == CRITERION:
+        plain = {key: value for key, value in criterion.items() if key != "gate_penalty"}
+        made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
+    if not heads and not config.get("mask_heads"):
+        total = _attention_parameters(model, head_counts(made))
+        return Removal(made, {}, total, total)
+    return remove_heads(made, heads, empty_layers=empty_layers)
 
 
 def remove_heads(
@@ -69,12 +128,9 @@ def remove_heads(
         kept = [head for head in range(numbers[place]) if head not in members]
         prefix = parameter_prefix(place)
         own = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
-        shape = shapes.setdefault(place, {})
-        cut = _cut(own, kept, numbers[place], shape)
-        for name, tensor in cut.items():
+        for name, tensor in _cut(own, kept, numbers[place], shapes.setdefault(place, {})).items():
             model[prefix + name] = tensor.clone()
-    config["attention_shapes"] = shapes
-    config["mask_heads"] = None
+    config.update(attention_shapes=shapes, mask_heads=None)
     made["last_optimizer_state"] = None
     made["extra_state"] = {
         "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
@@ -84,50 +140,38 @@ def remove_heads(
 
 
 def _cut(own: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[str, Any]) -> Dict[str, Tensor]:
-    """Parameters of one layer with the heads ``kept`` of ``number``; ``shape`` is told what it has of its own."""
-    value, output = own["v_proj.weight"], own["out_proj.weight"]
-    head_dim = value.size(0) // number
+    """Parameters of one layer with the heads ``kept`` of ``number``; ``shape`` is told what it has of its own.
+
+    Without any head its output is the output bias: one head of one dimension, all zeros, stays.
+    """
+    head_dim = own["v_proj.weight"].size(0) // number
     if shape.get("scale") is None:
         shape["scale"] = float(head_dim**-0.5)
-    if not kept:
-        return _empty(own, shape)
-    rows = _rows(kept, head_dim)
-    cut = {"v_proj.weight": value[rows], "out_proj.weight": output[:, rows]}
-    if "mixing" in own:
-        mixing = own["mixing"][kept]
-        key_rows = (mixing != 0).any(0).nonzero().flatten()
-        key_rows = key_rows if len(key_rows) else torch.zeros(1, dtype=torch.int64)
-        cut["mixing"] = mixing[:, key_rows]
-    else:
+    rows = _rows(kept, head_dim) if kept else _rows([0], 1)
+    if "mixing" not in own:
         key_rows = _rows(kept, own["q_proj.weight"].size(0) // number)
-    for name in ("q_proj", "k_proj"):
-        cut[f"{name}.weight"] = own[f"{name}.weight"][key_rows]
-    for name, chosen in (("q_proj", key_rows), ("k_proj", key_rows), ("v_proj", rows)):
-        if f"{name}.bias" in own:
-            cut[f"{name}.bias"] = own[f"{name}.bias"][chosen]
-    for name in ("content_bias", "head_gates.log_alpha"):
-        if name in own:
-            cut[name] = own[name][kept]
-    shape.update(num_heads=len(kept), head_dim=head_dim, key_dim=len(key_rows))
-    return cut
-
-
-def _empty(own: Mapping[str, Tensor], shape: Dict[str, Any]) -> Dict[str, Tensor]:
-    """A layer whose output is its output bias: one head of one dimension, all zeros."""
-    shape.update(num_heads=1, head_dim=1, key_dim=1)
+    else:
+        key_rows = (own["mixing"][kept] != 0).any(0).nonzero().flatten()
+    key_rows = key_rows if len(key_rows) else _rows([0], 1)
+    heads = kept or [0]
+    shape.update(num_heads=len(heads), head_dim=len(rows) // len(heads), key_dim=len(key_rows))
+    chosen = {"q_proj": key_rows, "k_proj": key_rows, "v_proj": rows}
     cut = {}
     for name, tensor in own.items():
-        if name.startswith("out_proj."):
-            cut[name] = torch.zeros_like(tensor[:, :1]) if name == "out_proj.weight" else tensor
-        elif name in ("mixing", "head_gates.log_alpha"):
-            cut[name] = torch.zeros_like(tensor[:1, :1] if tensor.dim() == 2 else tensor[:1])
-        else:
-            cut[name] = torch.zeros_like(tensor[:1])
-    return cut
+        first = name.split(".")[0]
+        if first in chosen:
+            cut[name] = tensor[chosen[first]]
+        elif first in ("content_bias", "head_gates"):
+            cut[name] = tensor[heads]
+        elif first == "mixing":
+            cut[name] = tensor[heads][:, key_rows]
+        elif name == "out_proj.weight":
+            cut[name] = tensor[:, rows]
+    return cut if kept else {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
 
 
 def _rows(kept: List[int], width: int) -> Tensor:
-    return (torch.tensor(kept)[:, None] * width + torch.arange(width)).flatten()
+    return (torch.tensor(kept, dtype=torch.int64)[:, None] * width + torch.arange(width)).flatten()
 
 
 def _attention_parameters(model: Mapping[str, Tensor], places: Iterable[str]) -> int:

@@ -1,15 +1,22 @@
-"""All that is known of what heads do, in one record and one table: looks, syntax, relevance, importance."""
+"""All that is known of what heads do, in one record, one table and pictures of sentences."""
 
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from fairseq import utils
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import in_model
+from collab_fairseq.modules.heads import LETTERS, head_name, in_model
 from collab_fairseq.records.record import Record
-from collab_fairseq.translation import TrainedModel
+from collab_fairseq.translation import TrainedModel, TranslationError
+from collab_fairseq.translation.text import dataset
 
+from .figures import SEQUENTIAL, SITE_TITLES, Panel, draw_panels
 from .relevance import relevance
-from .roles import role_of, roles
+from .roles import SIDES, attention, role_of, roles
 from .syntax import read_conllu, syntax
+
+#: head → units of the queries, units of the keys, weights (T, S)
+Maps = Dict[str, Tuple[List[str], List[str], Any]]
 
 
 def measure(
@@ -20,9 +27,9 @@ def measure(
     parses: Optional[PathLike] = None,
     relevance_sentences: int = 100,
     epsilon: float = 0.0,
+    progress: Optional[Callable[[int], None]] = None,
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
-    progress: Optional[Callable[[int], None]] = None,
 ) -> Dict[str, Dict[str, Any]]:
     """Head → all its numbers; fills the record with ``looks``, ``syntax`` and ``relevance``.
 
@@ -61,3 +68,47 @@ def rows(found: Mapping[str, Mapping[str, Any]], importance: Mapping[str, float]
         shown = [f"{value:.3f}" if value is not None else "" for value in cells]
         table.append([head, f"{numbers['confidence']:.3f}", offset, *shown, role_of(numbers)])
     return table
+
+
+def sentence_maps(trained: TrainedModel, split: str, number: int) -> Maps:
+    """The attention of all heads for sentence ``number`` (from 0).
+
+    Raises:
+        TranslationError: there is no such sentence.
+    """
+    data = dataset(trained, split)
+    if not 0 <= number < len(data):
+        raise TranslationError(f"{split} has sentences 0 to {len(data) - 1}, but not {number}")
+    sample = utils.apply_to_sample(lambda tensor: tensor.to(trained.device), data.collater([data[number]]))
+    source, target, inputs = trained.task.source_dictionary, trained.task.target_dictionary, sample["net_input"]
+    units = {
+        "source": [source[token] for token in inputs["src_tokens"][0].tolist()],
+        "input": [target[token] for token in inputs["prev_output_tokens"][0].tolist()],
+        "target": [target[token] for token in sample["target"][0].tolist()],
+    }
+    found = {}
+    for place, seen in attention(trained, sample).items():
+        queries, keys = (units[side] for side in SIDES[place.split(".")[0]])
+        found.update({head_name(place, h): (queries, keys, one) for h, one in enumerate(seen.weights[0].cpu())})
+    return {name: found[name] for name in sorted(found, key=in_model)}
+
+
+def draw_maps(maps: Maps, letter: str, path: PathLike) -> None:
+    """The maps of one site (``E``, ``A`` or ``D``), a row for each layer.
+
+    Raises:
+        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
+    """
+    lines: Dict[str, List[str]] = {}
+    for name in maps:
+        if name.startswith(f"{letter}:"):
+            lines.setdefault(name.split(":")[1], []).append(name)
+    last = list(lines.values())[-1]
+
+    def panel(name: str, names: List[str]) -> Panel:
+        queries, keys, weights = maps[name]
+        return Panel(name, weights.tolist(), queries if name == names[0] else [], keys if names is last else [])
+
+    panels = [[panel(name, names) for name in names] for names in lines.values()]
+    title = SITE_TITLES[LETTERS[letter]]
+    draw_panels(panels, path, limits=(0.0, 1.0), colours=SEQUENTIAL, cell=0.13, title=title)

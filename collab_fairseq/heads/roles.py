@@ -18,14 +18,15 @@ from torch import Tensor
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
-from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Read, reading
+from .taps import Attended, Read, layers_of, reading
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
 COMMON = 500
+#: site → which tokens its queries and its keys stand for: of the source, what the decoder reads, and what it predicts
+SIDES = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("input", "input")}
 
 
 class Seen(NamedTuple):
@@ -45,7 +46,6 @@ class Seen(NamedTuple):
 @torch.no_grad()
 def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Seen]:
     """Place → what its heads look at in a batch."""
-    layers = attention_layers(trained.model)
     found: Dict[str, Tensor] = {}
 
     def keep(
@@ -56,21 +56,16 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
         found[place] = kept
         return context, kept
 
-    with reading(layers, keep):
+    with reading(layers_of(trained), keep):
         trained.model(**sample["net_input"])
-    words = {}
     dictionary = trained.task.target_dictionary  # both dictionaries have these symbols at the same places
     inputs = sample["net_input"]
-    sides = (("source", inputs["src_tokens"]), ("input", inputs["prev_output_tokens"]), ("target", sample["target"]))
-    for name, tokens in sides:
-        words[name] = tokens.ne(dictionary.pad()) & tokens.ne(dictionary.eos())
+    sides = {"source": inputs["src_tokens"], "input": inputs["prev_output_tokens"], "target": sample["target"]}
+    words = {name: tokens.ne(dictionary.pad()) & tokens.ne(dictionary.eos()) for name, tokens in sides.items()}
     seen = {}
     for place, weights in found.items():
-        site = place.split(".")[0]
-        queries = words[{"encoder": "source", "cross": "target", "decoder": "input"}[site]]
-        side = "input" if site == "decoder" else "source"
-        tokens = inputs["prev_output_tokens" if site == "decoder" else "src_tokens"]
-        seen[place] = Seen(weights, queries, words[side], tokens)
+        queries, keys = SIDES[place.split(".")[0]]
+        seen[place] = Seen(weights, words[queries], words[keys], sides[keys])
     return seen
 
 

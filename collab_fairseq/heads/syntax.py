@@ -14,7 +14,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.translation import TrainedModel, batches
 
-from .errors import HeadsError
+from . import HeadsError
 from .roles import attention, pointed
 
 #: relations of Universal Dependencies and their names in older schemes
@@ -158,7 +158,7 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
         for place, layer in seen.items():
             _, keys, places = pointed(layer)
             points[place] = {tuple(where): row for where, row in zip(places.tolist(), keys.tolist(), strict=True)}
-        any_layer = next(iter(seen.values()))
+        any_layer = next(iter(seen.values()))  # all see the same source
         for row, number in enumerate(sample["id"].tolist()):
             positions = any_layer.keys[row].nonzero().flatten().tolist()
             pieces = [dictionary[token] for token in any_layer.tokens[row][positions].tolist()]
@@ -179,13 +179,13 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
     if not used:
         raise HeadsError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
     best = {name: max(counts.items(), key=lambda pair: pair[1]) for name, counts in offsets.items()}
-    heads: Dict[str, Dict[str, Dict[str, Any]]] = {}
-    for place, counts in hits.items():
-        number_of = next(layer.weights.size(1) for name, layer in seen.items() if name == place)
-        for head in range(number_of):
-            heads[head_name(place, head)] = {
-                name: _result(counts[name, head], *best[name], total) for name, total in sorted(instances.items())
-            }
+    heads = {
+        head_name(place, head): {
+            name: _result(counts[name, head], *best[name], total) for name, total in sorted(instances.items())
+        }
+        for place, counts in hits.items()
+        for head in range(seen[place].weights.size(1))
+    }
     return Syntax(heads, used, skipped)
 
 

@@ -2,14 +2,16 @@
 
 import contextlib
 from functools import partial
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention import AttentionLayer, KeyValue
 from collab_fairseq.modules.attention import IncrementalAttention
-from collab_fairseq.modules.heads import Heads, check_heads
+from collab_fairseq.modules.heads import check_heads
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import TrainedModel
 
 Layers = Mapping[str, IncrementalAttention]
 Attended = Tuple[Tensor, Optional[Tensor]]
@@ -19,14 +21,34 @@ Read = Callable[[Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 Through = Callable[[str, Read, Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 
 
-def counts(layers: Layers) -> Dict[str, int]:
+def layers_of(trained: TrainedModel) -> Dict[str, IncrementalAttention]:
+    """Place → attention layer, of all whose heads are analysed. A kind that no analysis knows is refused here.
+
+    Raises:
+        ConfigurationError: as of :func:`collab_fairseq.modules.sites.attention_layers`, by the layer's name.
+    """
+    return attention_layers(trained.model)
+
+
+def counts(layers: Mapping[str, Any]) -> Dict[str, int]:
     """Place → number of its heads."""
     return {place: layer.num_heads for place, layer in layers.items()}
 
 
-def all_heads(layers: Layers) -> Heads:
-    """Every head of the model."""
-    return {place: tuple(range(number)) for place, number in counts(layers).items()}
+def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like: Any) -> Dict[str, Tensor]:
+    """Place → factors (H) on the contexts of its heads: 0 for these heads, 1 for the others.
+
+    Args:
+        like: dtype and device of the factors.
+
+    Raises:
+        ConfigurationError: heads that the model does not have.
+    """
+    check_heads(heads, counts(layers))
+    factors = {place: torch.ones(layers[place].num_heads, **like) for place in heads}
+    for place, members in heads.items():
+        factors[place][list(members)] = 0.0
+    return factors
 
 
 @contextlib.contextmanager
@@ -45,18 +67,9 @@ def multiplied(layers: Layers, factors: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
-    """Without these heads.
-
-    Raises:
-        ConfigurationError: heads that the model does not have.
-    """
-    check_heads(heads, counts(layers))
-    factors = {}
-    for place, members in heads.items():
-        layer = layers[place]
-        factors[place] = torch.ones(layer.num_heads, device=layer.out_proj.weight.device)
-        factors[place][list(members)] = 0.0
-    with multiplied(layers, factors):
+    """Without these heads; errors are those of :func:`masks`."""
+    device = next(iter(layers.values())).out_proj.weight.device
+    with multiplied(layers, masks(heads, layers, device=device)):
         yield
 
 

@@ -49,7 +49,7 @@ The same command continues an interrupted run; what is finished is skipped.
 OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json, NAME.roles.json,
 NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the trainings, maps/.
 One page of several models:
-  python recipes/heads/page.py FOLDER... --output README.md --marker heads
+  python recipes/heads/page.py FOLDER... --output README.md
 EOF
 }
 
@@ -84,11 +84,12 @@ heads() { # STEP ARGUMENTS: the analysis that the step begins with; what it prin
     finish "$step"
 }
 
-overlap=()
-if ! finished redundancy && [ -n "$("$python" "$root/recipes/heads/gates.py" collaborative "$model")" ]; then
-    overlap=(--overlap "$output/$name.overlap.svg")
+heads redundancy
+if grep -q '"collaborative": true' "$output/$name.redundancy.json" && ! finished overlap; then
+    "$scripts/collab" heads redundancy "$model" --json "$output/$name.redundancy.json" \
+        --overlap "$output/$name.overlap.svg" >/dev/null || die "the overlap could not be drawn (see above)"
+    finish overlap
 fi
-heads redundancy "${overlap[@]}"
 heads importance --data "$data" "${machine[@]}"
 heads ablate --data "$data" "${machine[@]}" "${tests[@]}" "${limit[@]}"
 pruning=(--data "$data" "${machine[@]}" "${tests[@]}" --importance "$output/$name.importance.json")
@@ -115,7 +116,8 @@ if [ "$penalties" != none ]; then
         "$python" "$root/recipes/heads/gates.py" score "$folder/checkpoint_last.pt" --model "$model" --data "$data" \
             "${machine[@]}" "${tests[@]}" "${limit[@]}" --penalty "$penalty" --updates "$gate_updates" \
             --finalised "$folder/finalised.pt" --output "$output/$name.gates.json" || die "scoring failed (see above)"
-        "$python" "$root/recipes/heads/gates.py" draw "$output/$name.gates.json" "$output/$name.gates.svg"
+        "$python" "$root/recipes/heads/gates.py" show "$output/$name.gates.json" "$output/$name.gates.svg" \
+            >"$output/gates.md"
         finish "score-$penalty"
     done
 fi

@@ -10,8 +10,8 @@ from fairseq.logging import metrics
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads.closing import closed_heads, finalise, read_gates
-from collab_fairseq.heads.errors import HeadsError
+from collab_fairseq.heads import HeadsError
+from collab_fairseq.heads.removal import closed_heads, finalise, read_gates
 from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.heads import describe
 from collab_fairseq.modules.settings import ConfigurationError

@@ -1,6 +1,7 @@
 """recipes/heads from a checkpoint to the page, in miniature."""
 
 import json
+import sys
 
 import pytest
 
@@ -30,11 +31,24 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
     for picture in ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles"):
         assert f"(small.{picture}.svg)" in page
     assert (output / "maps" / "attention-0-encoder.svg").exists()
+    assert "Rank correlation of importance with what a head's removal costs: " in page
     before = {path: path.stat().st_mtime_ns for path in output.glob("small.*")}
     (output / "table.md").unlink()
     run("bash", *command, cwd=tmp_path)
     assert (output / "table.md").read_text(encoding="utf-8") == page
     assert {path: path.stat().st_mtime_ns for path in output.glob("small.*")} == before
+
+
+def test_agreement_by_hand():
+    sys.path.insert(0, str(ROOT / "recipes" / "heads"))
+    import page
+
+    sys.path.pop(0)
+    lost = {"E:1:1": 3.0, "E:1:2": 1.0, "E:1:3": 3.0, "E:1:4": 7.0}  # ranks 2.5 1 2.5 4
+    parts = {f"t/without/{head}": {"difference": -value} for head, value in lost.items()}
+    ranks = {head: {"raw": n**3, "normalised": -value} for n, (head, value) in enumerate(lost.items())}
+    told = page.agreement(ranks, {"whole/t": {}, **parts})
+    assert told.endswith(": -1.00 (normalised, t), 0.63 (raw, t).")  # 3 / √(4.5 · 5)
 
 
 def test_wrong_options_are_one_sentence(tmp_path):

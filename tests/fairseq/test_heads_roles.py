@@ -8,9 +8,8 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import relevance, roles, syntax
-from collab_fairseq.heads.errors import HeadsError
-from collab_fairseq.heads.maps import sentence_maps
+from collab_fairseq.heads import HeadsError, relevance, roles, syntax
+from collab_fairseq.heads.role_table import sentence_maps
 from collab_fairseq.heads.taps import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches

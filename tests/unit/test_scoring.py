@@ -5,11 +5,9 @@ import random
 import re
 from collections import Counter
 
-import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from collab_fairseq.heads import correlation
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.generate_log import read_generate_log
@@ -288,10 +286,3 @@ def test_references_of_another_test_set_are_refused(log, tmp_path, content, mess
 def test_subword_units_are_refused_with_the_flag_to_use(tmp_path, lines, marker):
     with pytest.raises(ScoringError, match=f"still in subword units .marker {marker}.*--remove-bpe"):
         evaluate([write(tmp_path / "log", log_lines(lines, lines))])
-
-
-def test_correlations_by_hand():
-    assert correlation.ranks(np.array([3.0, 1.0, 3.0, 7.0])).tolist() == [2.5, 1, 2.5, 4]
-    assert correlation.spearman(np.array([1.0, 8.0, 27.0]), np.array([1.0, 2.0, 3.0])) == pytest.approx(1)
-    assert correlation.pearson(np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])) == pytest.approx(0.3273268)
-    assert correlation.pearson(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == 0
