@@ -13,15 +13,13 @@ import argparse
 import gzip
 import hashlib
 import io
-import os
-import shutil
 import sys
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Dict, List, Sequence, Tuple
 
-from toy import SIZES, CorpusError, corpus, positive
+import toy
+from toy import write_lines
 from unpack import Rows, of_kind, read_manifest
 
 _HERE = Path(__file__).resolve().parent
@@ -97,38 +95,15 @@ def write(name: str, parts: Dict[str, List[Tuple[str, str]]], folder: Path) -> N
         algorithm = "sha256" if digest == "-" else digest.partition(":")[0]
         rows.append(f"archive\t{archive}\t{algorithm}:{hashlib.new(algorithm, data).hexdigest()}\t{url}")
     rows += [f"member\t{m[0]}\t{m[1]}\t{len(lines)}\t{m[3]}" for m, lines in zip(inside, contents, strict=True)]
-    (folder / "manifest.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
+    write_lines(folder / "manifest.tsv", rows)
     target = 0 if name.endswith("de_en") else 1
-    references = "".join(pair[target] + "\n" for pair in parts["test"])
-    (folder / f"references.{('en', 'de')[target]}").write_text(references, encoding="utf-8", newline="\n")
+    write_lines(folder / f"references.{('en', 'de')[target]}", [pair[target] for pair in parts["test"]])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=("wmt16_en_de", "wmt14_en_de_spm", "iwslt14_de_en"))
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
-    for part, size in SIZES.items():
-        parser.add_argument(
-            f"--{part}", type=positive, default=size, metavar="N", help="sentence pairs (default: %(default)s)"
-        )
-    args = parser.parse_args()
-    try:
-        if args.output.exists() and any(args.output.iterdir()):
-            raise CorpusError(f"{args.output} must be a new or empty folder; choose another --output")
-        parts = corpus(args.seed, {part: getattr(args, part) for part in SIZES})
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{args.output.name}.", dir=args.output.parent))
-        try:
-            write(args.name, parts, partial)
-            partial.chmod(0o755)
-            os.replace(partial, args.output)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except (CorpusError, OSError) as error:
-        sys.stderr.write(f"data_prep/miniature.py: error: {error}\n")
-        return 1
-    return 0
+    return toy.run(parser, lambda parts, folder, args: write(args.name, parts, folder))
 
 
 if __name__ == "__main__":

@@ -4,19 +4,18 @@
     toy.py --output DIR [--seed N] [--train N] [--valid N] [--test N]
 
 Writes train, valid and test as .en and .de: raw text, one sentence per line. Equal options give equal files, on every
-version of Python. No English sentence occurs twice, so that the three parts have no sentence pair in common. The
-German agrees in gender, case and number and has German word order; where English does not tell what German must
-(you: du, ihr, Sie; synonyms; free word order), chance decides, so that no translation is right
-throughout. DIR appears whole or not at all.
+version of Python. No English sentence occurs twice, so that the three parts have no sentence pair in common. DIR
+appears whole or not at all.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from toy_grammar import Sentences
 
@@ -34,14 +33,12 @@ def distinct(seed: int) -> Iterator[Tuple[str, str]]:
     seen: Set[str] = set()
     fruitless = 0
     for en, de in Sentences(seed):
-        if en in seen:
-            fruitless += 1
-            if fruitless > _PATIENCE:
-                raise CorpusError(f"the grammar has no more than {len(seen)} sentences at hand, expected more")
-            continue
-        fruitless = 0
-        seen.add(en)
-        yield en, de
+        fruitless = fruitless + 1 if en in seen else 0
+        if fruitless > _PATIENCE:
+            raise CorpusError(f"the grammar has no more than {len(seen)} sentences at hand, expected more")
+        if not fruitless:
+            seen.add(en)
+            yield en, de
 
 
 def corpus(seed: int, sizes: Dict[str, int]) -> Dict[str, List[Tuple[str, str]]]:
@@ -50,8 +47,9 @@ def corpus(seed: int, sizes: Dict[str, int]) -> Dict[str, List[Tuple[str, str]]]
     return {part: [next(pairs) for _ in range(sizes[part])] for part in ("test", "valid", "train")}
 
 
-def write(parts: Dict[str, List[Tuple[str, str]]], output: Path) -> None:
-    """Write PART.en and PART.de into a new folder.
+@contextlib.contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `output` when the block ends, and is gone if it fails.
 
     Raises:
         CorpusError: `output` is there already.
@@ -61,18 +59,22 @@ def write(parts: Dict[str, List[Tuple[str, str]]], output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
     try:
-        for part, pairs in parts.items():
-            for side, lang in enumerate(("en", "de")):
-                text = "".join(pair[side] + "\n" for pair in pairs)
-                with open(partial / f"{part}.{lang}", "w", encoding="utf-8", newline="\n") as stream:
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(stream.fileno())
+        yield partial
         partial.chmod(0o755)
         os.replace(partial, output)
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+
+
+def write_lines(path: Path, lines: List[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def write(parts: Dict[str, List[Tuple[str, str]]], folder: Path) -> None:
+    """Write PART.en and PART.de into a folder."""
+    for part, pairs in parts.items():
+        for side, lang in enumerate(("en", "de")):
+            write_lines(folder / f"{part}.{lang}", [pair[side] for pair in pairs])
 
 
 def positive(text: str) -> int:
@@ -81,9 +83,9 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+def run(parser: argparse.ArgumentParser, make: Any) -> int:
+    """Read the options of a script that makes a corpus; `make` writes its parts to a folder as the options say."""
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
     for part, size in SIZES.items():
         parser.add_argument(
@@ -91,11 +93,17 @@ def main() -> int:
         )
     args = parser.parse_args()
     try:
-        write(corpus(args.seed, {part: getattr(args, part) for part in SIZES}), args.output)
+        with new_folder(args.output) as folder:
+            make(corpus(args.seed, {part: getattr(args, part) for part in SIZES}), folder, args)
     except (CorpusError, OSError) as error:
-        sys.stderr.write(f"data_prep/toy.py: error: {error}\n")
+        sys.stderr.write(f"data_prep/{parser.prog}: error: {error}\n")
         return 1
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return run(parser, lambda parts, folder, args: write(parts, folder))
 
 
 if __name__ == "__main__":

@@ -61,23 +61,20 @@ class Verb(NamedTuple):
     takes: str
 
 
-def english_s(word: str) -> str:
-    """The third person of a verb and the plural of a noun."""
-    head, _, particle = word.partition("~")
-    if re.search("(s|sh|ch|x|o)$", head):
-        head += "es"
-    else:
-        head = head[:-1] + "ies" if re.search("[^aeiou]y$", head) else head + "s"
-    return f"{head}~{particle}" if particle else head
+def inflected(word: str, ending: str) -> str:
+    """A verb or noun with `s` (third person, plural) or `d` (past): `looks~for`, `tried`."""
+    head, tilde, particle = word.partition("~")
+    if re.search("[^aeiou]y$", head):
+        head = head[:-1] + "ie"
+    elif re.search("(s|sh|ch|x|o)$" if ending == "s" else "[^e]$", head):
+        head += "e"
+    return head + ending + tilde + particle
 
 
 def parse_verb(row: Sequence[str]) -> Verb:
     """One entry of VERBS."""
     english, german, participle, takes = row
     en, _, past = english.partition("/")
-    base, _, particle = en.partition("~")
-    regular = base + "d" if base.endswith("e") else base[:-1] + "ied" if re.search("[^aeiou]y$", base) else base + "ed"
-    past = past or (f"{regular}~{particle}" if particle else regular)
     infinitive, _, changed = german.partition("/")
     prefix, _, plain = infinitive.rpartition("+")
     stem = plain.removesuffix("en") if plain.endswith("en") else plain[:-1]
@@ -89,7 +86,8 @@ def parse_verb(row: Sequence[str]) -> Verb:
         third, st = changed + "t", "st"
     present = [stem + "e", second + st, third, plain, stem + e + "t", plain]
     participle, _, with_sein = participle.partition(";")
-    return Verb(en, past, prefix + plain, prefix, present, participle, "sein" if with_sein else "haben", takes)
+    auxiliary = "sein" if with_sein else "haben"
+    return Verb(en, past or inflected(en, "d"), prefix + plain, prefix, present, participle, auxiliary, takes)
 
 
 def decline(
@@ -113,7 +111,7 @@ def decline(
         if gender != "f" and not weak:
             short = len(german) < 5 and german[-1] not in "aeio"
             nouns["gen"] += "es" if short or re.search("([sßzx]|sch)$", german) else "s"
-    words = [row[0] for row in adjectives] + [(irregular or english_s(singular)) if plural else singular]
+    words = [row[0] for row in adjectives] + [(irregular or inflected(singular, "s")) if plural else singular]
     if first:
         words.insert(-1, first[0])
         nouns = {case: first[1] + form.lower() for case, form in nouns.items()}
@@ -229,7 +227,8 @@ class Sentences:
         third = subject.person == 2
         if tense in ("present", "past"):
             auxiliary = ("did" if tense == "past" else "does" if third else "do") if negated or question else ""
-            bare = verb.en if auxiliary else verb.past if tense == "past" else english_s(verb.en) if third else verb.en
+            bare = verb.past if tense == "past" else inflected(verb.en, "s") if third else verb.en
+            bare = verb.en if auxiliary else bare
         else:
             auxiliary, bare = "will" if tense == "future" else tense, verb.en
         not_ = "not" if negated else ""
@@ -276,7 +275,7 @@ class Sentences:
             subject, (english, german) = self.pronoun(), self.clause(order="last")
             think = self.choose((("think", "denken"), ("hope", "hoffen"), ("say", "sagen")))
             verb = parse_verb([think[0], think[1], "-", "-"])
-            finite = english_s(think[0]) if subject.person == 2 else think[0]
+            finite = inflected(think[0], "s") if subject.person == 2 else think[0]
             english = f"{subject.en} {finite} that {english}"
             german = f"{subject.de['nom']} {verb.present[subject.person]} , dass {german}"
         else:

@@ -6,8 +6,6 @@ recipe=demo
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
-# shellcheck source=recipes/lib/data.sh
-. "$root/recipes/lib/data.sh"
 # shellcheck source=recipes/lib/train.sh
 . "$root/recipes/lib/train.sh"
 # shellcheck source=recipes/lib/evaluate.sh
@@ -76,18 +74,6 @@ ${optimisation_flags[*]}
 ${generation_flags[*]}
 EOF
 
-prepare() {
-    [ -f "$data/SHA256SUMS" ] && { say "corpus: done before"; return; }
-    say "making the corpus"
-    local partial=$demo/data.partial
-    rm -rf "$partial" # of a demo that was killed
-    mkdir "$partial"
-    "$python" "$root/data_prep/toy.py" --seed "$seed" --train "$train" --valid "$valid" \
-        --test "$test" --output "$partial/raw" || die "the corpus could not be made"
-    binarise "$partial" "$vocab_size"
-    mv "$partial" "$data"
-}
-
 end_with_demo() { # in a job: end the whole job, by force, when the demo itself has been killed
     set +e
     while kill -0 "$$" 2>/dev/null; do sleep 1; done
@@ -135,7 +121,8 @@ trap stop EXIT
 trap 'say "interrupted; the same command goes on from here"; exit 130' INT
 trap 'exit 143' TERM
 
-prepare
+"$root/data_prep/toy.sh" --seed "$seed" --train "$train" --valid "$valid" --test "$test" --vocab-size "$vocab_size" \
+    --output "$data" --python "$python" || die "the corpus could not be made"
 names=("${models[@]%%:*}")
 waiting=()
 for model in "${models[@]}"; do

@@ -71,13 +71,15 @@ def test_a_folder_that_is_there_is_not_touched(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
-    def no_space(descriptor):
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch, capsys):
+    def no_space(source, target):
+        assert len(list(source.iterdir())) == 6
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(toy.os, "fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
-        toy.write({"train": [("A.", "B.")]}, tmp_path / "corpus")
+    monkeypatch.setattr(toy.os, "replace", no_space)
+    monkeypatch.setattr(sys, "argv", ["toy.py", "--output", str(tmp_path / "corpus"), "--train", "9"])
+    assert toy.main() == 1
+    assert "data_prep/toy.py: error: [Errno 28] No space left" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
