@@ -1,4 +1,4 @@
-"""Half an hour of one GPU, rehearsed on the CPU in less: what does not fit into the time is named, and comes next time."""
+"""Half an hour of one GPU, rehearsed on the CPU in less: what does not fit into the time comes next time."""
 
 import sys
 
