@@ -4,4 +4,41 @@
 alone pulls in neither torch nor fairseq, so that `collab --help` is quick and fairseq decides when it is loaded.
 """
 
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from collab_fairseq.translation import Translator
+
 __version__ = "0.1.0"
+
+
+def load(
+    folder: str,
+    *,
+    engine: str = "torch",
+    device: str = "auto",
+    precision: str = "float32",
+    threads: Optional[int] = None,
+) -> "Translator":
+    """A trained model that translates raw text.
+
+    >>> translator = collab_fairseq.load("DIR")
+    >>> translator.translate(["A man is riding a bike."], beam=4)
+    ['Ein Mann fährt Fahrrad.']
+
+    Args:
+        folder: made by ``collab export CHECKPOINT --to folder``, or to ``ctranslate2``.
+        engine: ``torch`` or, several times as fast on a CPU, ``ctranslate2``; a folder of another engine has its own.
+        device: ``cpu``, ``cuda``, …, or ``auto``: a GPU if there is one.
+        precision: ``float32``, ``float16`` or ``bfloat16``; of CTranslate2 also ``int8``.
+        threads: of the CPU; default: the engine's.
+
+    Returns:
+        A :class:`.Translator`; its method ``search`` gives scores, several translations and alignments too.
+
+    Raises:
+        TranslationError, CheckpointError: the folder is no model's, or damaged.
+    """
+    from collab_fairseq.translation.open import open_folder
+
+    return open_folder(folder, engine=engine, device=device, precision=precision, threads=threads)

@@ -17,6 +17,8 @@ from .options import add_commands
 #: in the order of `collab --help`: what people type first, what recipes call last
 COMMANDS = {
     "average": "average",
+    "translate": "translate",
+    "export": "export",
     "score": "score",
     "reparam": "reparam",
     "heads": "heads",

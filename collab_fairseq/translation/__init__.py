@@ -1,14 +1,33 @@
-"""A trained translation model of fairseq, run on the text of a data-bin: loss, translations, batches."""
+"""A trained translation model: text to text, whatever computes it; and, of fairseq's data-bins, loss and translations.
 
-from .evaluate import Loss, Score, evaluate, loss, score, test_splits, translate
-from .load import TrainedModel, TranslationError, load_model, with_state
-from .text import add_text, batches, references, splits
+The names below are loaded when they are asked for: an engine without torch starts in a fraction of a second.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .evaluation import Loss, Score, evaluate, loss, score, test_splits, translate
+    from .load import TrainedModel, load_model, with_state
+    from .text import add_text, batches, references, splits
+    from .translator import Translation, Translator
+    from .units import TranslationError
+
+_HOMES = {
+    "evaluation": ("Loss", "Score", "evaluate", "loss", "score", "test_splits", "translate"),
+    "load": ("TrainedModel", "load_model", "with_state"),
+    "text": ("add_text", "batches", "references", "splits"),
+    "translator": ("Translation", "Translator"),
+    "units": ("TranslationError",),
+}
 
 __all__ = [
     "Loss",
     "Score",
     "TrainedModel",
+    "Translation",
     "TranslationError",
+    "Translator",
     "add_text",
     "batches",
     "evaluate",
@@ -21,3 +40,12 @@ __all__ = [
     "translate",
     "with_state",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            found = getattr(importlib.import_module(f".{home}", __name__), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

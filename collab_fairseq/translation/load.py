@@ -16,11 +16,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.stock import as_transformer_collab
 
-
-class TranslationError(ValueError):
-    """A model, its data or its text cannot be used. The message is one sentence."""
-
-    user_error = True  # shown to users without a traceback
+from .units import TranslationError
 
 
 @dataclass

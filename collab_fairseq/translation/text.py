@@ -12,7 +12,8 @@ from fairseq.data import LanguagePairDataset, ListDataset, data_utils
 
 from collab_fairseq.scoring import text
 
-from .load import TrainedModel, TranslationError
+from .load import TrainedModel
+from .units import TranslationError
 
 logger = logging.getLogger(__name__)
 

@@ -91,7 +91,8 @@ def test_settings_stand_in_the_hydra_config_alone(tmp_path):
     """The shell takes whatever stands there."""
     text = (RECIPE / "conf" / "wmt14_en_de.yaml").read_text()
     changed = text.replace("lr: [0.0007]", "lr: [0.25]  # high").replace("max_update: 100000", "max_update: 7000")
-    (tmp_path / "other.yaml").write_text(changed.replace("dropout: 0.1", "dropout: 0.1\n  encoder_normalize_before: true"))
+    changed = changed.replace("dropout: 0.1", "dropout: 0.1\n  encoder_normalize_before: true")
+    (tmp_path / "other.yaml").write_text(changed)
     show = 'echo "$updates $saves $batch_tokens ${optimisation_flags[*]} ${shared_model_flags[*]}"'
     read = f'. {ROOT}/recipes/lib/hydra.sh; read_hydra {tmp_path}/other.yaml; {show}'
     flags = run("bash", "-euc", read).stdout

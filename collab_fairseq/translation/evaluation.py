@@ -10,9 +10,10 @@ from fairseq.dataclass.configs import GenerationConfig
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import score_raw
 
-from .load import TrainedModel, TranslationError
+from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
 from .text import references as target_side
+from .units import TranslationError
 
 
 class Loss(NamedTuple):

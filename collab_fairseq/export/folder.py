@@ -1,0 +1,131 @@
+"""``--to folder``: all that a trained model needs to translate, in one folder that fairseq and this project read.
+
+    model.pt             fairseq's checkpoint: weights, settings; no optimizer state, no path of a machine
+    dict.*.txt           dictionaries
+    sentencepiece.bpe.model or bpecodes, under the names that fairseq's from_pretrained looks for
+    translation.json     how text becomes units; what the model was made from
+    README.md, record.json
+
+The weights are in a pickle, since fairseq reads nothing else; it is loaded with ``weights_only=True`` here.
+"""
+
+import copy
+import os
+from dataclasses import fields, is_dataclass
+from typing import Any, Dict, List, Set
+
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from collab_fairseq import checkpoints
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.models.config import TransformerCollabConfig
+from collab_fairseq.modules.stock import model_config
+from collab_fairseq.translation.torch_engine import MODEL
+from collab_fairseq.translation.units import SUBWORD_FILES
+
+from .source import Source, describe, new_folder, write_text_side
+
+
+def export(source: Source, output: PathLike, *, half: bool = False) -> None:
+    """Write the model folder, whole or not at all.
+
+    Args:
+        half: weights in half precision; they are computed with in float32 all the same.
+
+    Raises:
+        ExportError: there is something already, or the folder cannot be written.
+    """
+    state = portable(source, dict(source.trained.state["model"]), half)
+    with new_folder(output) as folder:
+        checkpoints.save(state, os.path.join(folder, MODEL))
+        write_text_side(source, folder, "torch", readme(source, half, ['--user-dir "$(collab user-dir)"']))
+
+
+def portable(source: Source, parameters: Dict[str, Tensor], half: bool = False) -> Dict[str, Any]:
+    """The checkpoint as others can use it: its settings without what the training alone needed, and no path."""
+    cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
+    assert isinstance(cfg, dict)
+    own = source.trained.state["cfg"]
+    card = source.card
+    known = _flat_names(TransformerCollabConfig()) | {"_name", "arch"}
+    cfg["model"] = {key: copy.deepcopy(value) for key, value in model_config({"cfg": own}).items() if key in known}
+    cfg["task"] = {**own["task"], "data": ".", "source_lang": card.source_lang, "target_lang": card.target_lang}
+    cfg["criterion"] = own.get("criterion")
+    cfg["bpe"] = _encoder(card.subwords)
+    moses = {"_name": "moses", "source_lang": card.source_lang, "target_lang": card.target_lang}
+    cfg["tokenizer"] = moses if card.moses else None
+    cfg["dataset"]["required_batch_size_multiple"] = own["dataset"]["required_batch_size_multiple"]
+    # what fairseq wants to find in every checkpoint; no optimizer's state goes with it
+    history = {"optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": card.made_from.get("num_updates", 0)}
+    return {
+        "args": None,
+        "cfg": cfg,
+        "model": as_half(parameters) if half else parameters,
+        "optimizer_history": [history],
+        "last_optimizer_state": None,
+        "extra_state": {"epoch": 1, "batch_offset": 0},
+    }
+
+
+def as_half(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """In half precision; what was one tensor stays one."""
+    made: Dict[Any, Tensor] = {}
+    for name, tensor in parameters.items():
+        if not tensor.is_floating_point() or name.endswith("_float_tensor"):
+            made[name] = tensor
+            continue
+        view = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if view not in made:
+            made[view] = tensor.half()
+        made[name] = made[view]
+    return {name: made[name] for name in parameters}
+
+
+def _encoder(subwords: Any) -> Any:
+    """fairseq's settings of a subword model; from_pretrained fills in the file."""
+    if subwords is None:
+        return None
+    return {"_name": subwords, {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}[subwords]: "???"}
+
+
+def _flat_names(config: Any, prefix: str = "") -> Set[str]:
+    """``encoder_layers`` of nested ``encoder.layers``, and so on."""
+    found: Set[str] = set()
+    for f in fields(config):
+        value = getattr(config, f.name)
+        found |= _flat_names(value, f"{prefix}{f.name}_") if is_dataclass(value) else {prefix + f.name}
+    return found
+
+
+def readme(source: Source, half: bool, flags: List[str]) -> str:
+    """What the folder is and how to translate with it."""
+    card = source.card
+    bpe = {
+        "sentencepiece": f"--bpe sentencepiece --sentencepiece-model DIR/{SUBWORD_FILES['sentencepiece']}",
+        "subword_nmt": f"--bpe subword_nmt --bpe-codes DIR/{SUBWORD_FILES['subword_nmt']}",
+        None: "",
+    }[card.subwords]
+    more = [*flags, bpe, "--tokenizer moses" if card.moses else ""]
+    kind = "TransformerCollabModel" if flags else "TransformerModel"
+    home = "collab_fairseq.models" if flags else "fairseq.models.transformer"
+    ours = "" if flags else "A plain `transformer` of fairseq: nothing of this project is needed to run it.\n\n"
+    lower = "fairseq does not lower-case: do that first.\n\n" if card.lowercase else ""
+    return "\n".join(
+        [
+            f"# Translation model, {card.source_lang} to {card.target_lang}\n",
+            *describe(source),
+            f"- weights in {'half' if half else 'single'} precision\n",
+            f"{ours}Translate with this folder, DIR:\n",
+            "    collab translate DIR FILE",
+            "    python -c 'import collab_fairseq; print(collab_fairseq.load(\"DIR\").translate([\"…\"]))'\n",
+            f"{lower}In fairseq:\n",
+            f"    fairseq-interactive DIR --path DIR/{MODEL} -s {card.source_lang} -t {card.target_lang} "
+            + " ".join(filter(None, more)),
+            "",
+            f"    from {home} import {kind}",
+            f'    {kind}.from_pretrained("DIR").translate(["…"])',
+            "",
+        ]
+    )

@@ -1,0 +1,237 @@
+"""What is exported, a checkpoint with its dictionaries and text units; the folder appears whole or not at all."""
+
+import contextlib
+import logging
+import os
+import shutil
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Iterator, List, Optional
+
+from fairseq import utils
+
+from collab_fairseq import checkpoints
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.models.config import attention_settings
+from collab_fairseq.modules.settings import AttentionSettings
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.scoring.text import subword_marker
+from collab_fairseq.translation import TrainedModel, load_model
+from collab_fairseq.translation.torch_engine import MODEL
+from collab_fairseq.translation.units import (
+    CARD,
+    SUBWORD_FILES,
+    Card,
+    TextUnits,
+    TranslationError,
+    read_card,
+    read_sentencepiece,
+    sha256_of,
+)
+
+logger = logging.getLogger(__name__)
+
+#: where data_prep puts the SentencePiece model: in the folder of the data-bin, or beside it
+_USUAL = ("sentencepiece.model", os.path.join(os.pardir, "sentencepiece.model"))
+#: share of a dictionary's units that must be pieces of its SentencePiece model
+_PIECES = 0.95
+
+
+class ExportError(ValueError):
+    """A model cannot be exported in the way that was asked for. The message is one sentence."""
+
+    user_error = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trained model and all that belongs to it.
+
+    Attributes:
+        trained: the model, in float32.
+        card: how text becomes its units, and what it was made from.
+        files: name in the exported folder → file: dictionaries and subword model.
+        record: of its training, or None.
+    """
+
+    trained: TrainedModel
+    card: Card
+    files: Dict[str, str]
+    record: Optional[str] = None
+
+    @property
+    def model(self) -> Any:
+        """The ``transformer_collab``."""
+        return self.trained.model
+
+    @property
+    def config(self) -> Any:
+        """Its settings, nested (``config.encoder.layers``)."""
+        return self.trained.model.args
+
+    def attention(self) -> AttentionSettings:
+        """What its settings say of attention."""
+        return attention_settings(self.config)
+
+
+def read_source(
+    path: PathLike,
+    data: Optional[PathLike] = None,
+    *,
+    sentencepiece: Optional[PathLike] = None,
+    bpe_codes: Optional[PathLike] = None,
+    moses: bool = False,
+    lowercase: bool = False,
+    record: Optional[PathLike] = None,
+) -> Source:
+    """A checkpoint or a model folder, to be exported.
+
+    Args:
+        path: checkpoint of fairseq's ``transformer`` or of ``transformer_collab``; or a model folder, which says by
+            itself what follows.
+        data: data-bin with the dictionaries; default: the one that the checkpoint names.
+        sentencepiece: model; default: ``sentencepiece.model`` in the data-bin or beside it. bpe_codes: of subword-nmt.
+        moses: the text was tokenised with Moses. lowercase: and lower-cased.
+        record: of the training, for the folder.
+
+    Raises:
+        TranslationError, CheckpointError, ConfigurationError: as of :func:`~collab_fairseq.translation.load_model`;
+            subword units without their model, or with another's.
+    """
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        card = read_card(name)
+        if card.engine != "torch":
+            raise TranslationError(f"{name} is for {card.engine}: give the checkpoint or model folder it was made from")
+        there = os.path.join(name, "record.json")
+        files = {file: os.path.join(name, file) for file in card.files}
+        return Source(
+            load_model(os.path.join(name, MODEL), name), card, files, there if os.path.isfile(there) else None
+        )
+    trained = load_model(name, data)
+    task = trained.task.cfg
+    folder = task.data
+    dictionaries = [f"dict.{lang}.txt" for lang in (task.source_lang, task.target_lang)]
+    files = {file: os.path.join(folder, file) for file in dictionaries}
+    subwords, file = _subwords(trained, folder, sentencepiece, bpe_codes)
+    if subwords is not None:
+        files[SUBWORD_FILES[subwords]] = file
+    made_from = {
+        **checkpoints.file_setting(name),
+        "num_updates": checkpoints.num_updates(trained.state),
+        "averaged": len((trained.state.get("extra_state") or {}).get("averaged_from", ())) or None,
+    }
+    model: Any = trained.model
+    longest = utils.resolve_max_positions(trained.task.max_positions(), model.max_positions())[0]
+    sums = {file: sha256_of(path) for file, path in files.items()}
+    card = Card(
+        "torch", task.source_lang, task.target_lang, subwords, moses, lowercase, longest,
+        {key: value for key, value in made_from.items() if value is not None}, sums,
+    )  # fmt: skip
+    return Source(trained, card, files, None if record is None else os.fspath(record))
+
+
+def _subwords(
+    trained: TrainedModel, folder: str, sentencepiece: Optional[PathLike], codes: Optional[PathLike]
+) -> Any:
+    """Kind and file of the subword model, or (None, None)."""
+    dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
+    marker = subword_marker(dictionaries["source"].symbols)
+    if sentencepiece is not None and codes is not None:
+        raise TranslationError("a model has either a SentencePiece model or BPE codes, both were given")
+    if codes is not None:
+        if marker != "@@":
+            raise TranslationError(f"BPE codes were given, but the dictionaries in {folder} have no such units (…@@)")
+        return "subword_nmt", os.fspath(codes)
+    usual = [os.path.join(folder, name) for name in (SUBWORD_FILES["sentencepiece"], *_USUAL)]
+    if sentencepiece is None and marker == "▁":
+        sentencepiece = next(filter(os.path.isfile, usual), None)
+    if sentencepiece is None:
+        if marker is not None:
+            needed = {"▁": "the SentencePiece model (--sentencepiece)", "@@": "the BPE codes (--bpe-codes)"}[marker]
+            raise TranslationError(f"the dictionaries in {folder} have subword units: name {needed} that made them")
+        return None, None
+    processor = read_sentencepiece(sentencepiece)
+    pieces = {processor.id_to_piece(number) for number in range(processor.get_piece_size())}
+    for side, dictionary in dictionaries.items():
+        units = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
+        share = sum(unit in pieces for unit in units) / max(1, len(units))
+        if share < _PIECES:
+            raise TranslationError(
+                f"{os.fspath(sentencepiece)} is not the SentencePiece model of the {side} dictionary in {folder}: "
+                f"{share:.0%} of the dictionary's units are pieces of it, expected at least {_PIECES:.0%}"
+            )
+    return "sentencepiece", os.fspath(sentencepiece)
+
+
+@contextlib.contextmanager
+def new_folder(path: PathLike) -> Iterator[str]:
+    """A folder to write to that appears under ``path`` when the block ends, and not at all if it fails.
+
+    Raises:
+        ExportError: something is there already, or the place cannot be written to.
+    """
+    name = os.path.abspath(path)
+    if os.path.lexists(name):
+        raise ExportError(f"there is already something under {os.fspath(path)}: choose another --output")
+    if not os.path.isdir(os.path.dirname(name)):
+        raise ExportError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
+    work = f"{name}.tmp"
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    try:
+        os.mkdir(work)
+        yield work
+        for folder, _, files in os.walk(work):
+            for file in files:
+                with open(os.path.join(folder, file), "rb") as stream:
+                    os.fsync(stream.fileno())
+        os.rename(work, name)
+    except OSError as error:
+        raise ExportError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def write_text_side(source: Source, folder: str, engine: str, readme: str, **changes: Any) -> None:
+    """What every exported folder has besides weights: card, dictionaries, subword model, README and record."""
+    for name, path in source.files.items():
+        shutil.copyfile(path, os.path.join(folder, name))
+    if source.record is not None:
+        shutil.copyfile(source.record, os.path.join(folder, "record.json"))
+    card = replace(source.card, engine=engine, **changes)
+    with open(os.path.join(folder, CARD), "w", encoding="utf-8") as stream:
+        stream.write(card.as_json())
+    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as stream:
+        stream.write(readme)
+    TextUnits(folder, read_card(folder))  # what cannot be opened is found out now
+
+
+def describe(source: Source) -> List[str]:
+    """The model in a few lines of Markdown."""
+    config, card = source.config, source.card
+    settings = source.attention()
+    parameters = sum(p.numel() for p in source.model.parameters())
+    heads, widths = [], []
+    for site in ("encoder", "cross", "decoder"):
+        layers = [layer for place, layer in attention_layers(source.model).items() if place.startswith(site)]
+        kinds = {"collaborative" if hasattr(layer, "mixing") else "standard" for layer in layers}
+        heads.append(f"{site}: {' and '.join(sorted(kinds))}, {_range([layer.num_heads for layer in layers])} heads")
+        widths.append(f"{site} {_range([layer.key_dim for layer in layers])}")
+    bias = " with content bias" if settings.content_bias else ""
+    subwords = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}[card.subwords]
+    moses = ", tokenised with Moses" if card.moses else ""
+    lower = ", lower-cased" if card.lowercase else ""
+    origin = ", ".join(f"{key} {value}" for key, value in card.made_from.items())
+    return [
+        f"- from {card.source_lang} to {card.target_lang}; text as {subwords}{moses}{lower}",
+        f"- transformer of {config.encoder.layers} + {config.decoder.layers} layers, width {config.decoder.embed_dim}, "
+        f"feed-forward {config.decoder.ffn_embed_dim}, {parameters:,} parameters",
+        f"- attention, {'; '.join(heads)}{bias}",
+        f"- key dim: {', '.join(widths)}",
+        f"- made from: {origin}",
+        *(["- its training: record.json"] if source.record is not None else []),
+    ]
+
+
+def _range(numbers: List[int]) -> str:
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return str(low) if low == high else f"{low} to {high}"

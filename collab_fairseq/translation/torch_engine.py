@@ -1,0 +1,81 @@
+"""Translating with the model itself, through fairseq's beam search: what fairseq-generate finds."""
+
+import functools
+import math
+import os
+from typing import Any, List, Optional, Sequence
+
+import torch
+from fairseq.data import data_utils
+from fairseq.dataclass.configs import GenerationConfig
+
+from .load import load_model
+from .translator import Hypothesis, Search
+from .units import PathLike, TranslationError
+
+#: the checkpoint in a model folder, under fairseq's default name for it
+MODEL = "model.pt"
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class TorchEngine:
+    """A checkpoint and its dictionaries.
+
+    Args:
+        folder: a model folder.
+        device: ``cpu``, ``cuda``, …, or ``auto``: a GPU if torch finds one.
+        precision: one of :data:`PRECISIONS`.
+        threads: of the CPU; None: torch's.
+
+    Raises:
+        TranslationError, CheckpointError, ConfigurationError: as of :func:`.load_model`; an unknown precision.
+    """
+
+    def __init__(
+        self, folder: PathLike, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise TranslationError(f"torch computes in {', '.join(PRECISIONS)}, but {precision} was asked for")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise TranslationError(f"{device} needs a GPU that torch can use, but torch finds none here")
+        self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
+        self.trained.model.to(PRECISIONS[precision])
+        self._generator = functools.lru_cache(maxsize=1)(self._make_generator)
+
+    def _make_generator(self, search: Search) -> Any:
+        for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]
+            layer.need_attn = search.alignments
+        config = GenerationConfig(
+            beam=search.beam, nbest=search.nbest, lenpen=search.lenpen, max_len_a=0, max_len_b=search.max_length
+        )
+        return self.trained.task.build_generator([self.trained.model], config)
+
+    @torch.inference_mode()
+    def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
+        """See :class:`.translator.Engine`."""
+        task = self.trained.task
+        source, target = task.source_dictionary, task.target_dictionary
+        rows = [torch.tensor([*map(source.index, units), source.eos()]) for units in sentences]
+        tokens = data_utils.collate_tokens(rows, source.pad(), left_pad=task.cfg.left_pad_source)
+        lengths = torch.tensor([len(row) for row in rows])
+        device = self.trained.device
+        sample = {"net_input": {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}}
+        found = task.inference_step(self._generator(search), [self.trained.model], sample)
+
+        def read(best: Any, row: torch.Tensor) -> Hypothesis:
+            units = [target[token] for token in best["tokens"].tolist() if token != target.eos()]
+            alignment = None
+            if search.alignments:  # (S, T), padding included
+                weights = best["attention"][:, : len(units)]
+                own = weights[-len(row) :] if task.cfg.left_pad_source else weights[: len(row)]
+                alignment = own.argmax(dim=0).tolist()
+            return Hypothesis(units, float(best["score"]) / math.log(2), alignment)
+
+        return [
+            [read(hypothesis, row) for hypothesis in best[: search.nbest]]
+            for best, row in zip(found, rows, strict=True)
+        ]

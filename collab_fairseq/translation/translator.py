@@ -1,0 +1,182 @@
+"""Text to text with an exported model: batches of like length, the order of the lines, what cannot be translated."""
+
+import itertools
+import sys
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+
+from .units import Card, TextUnits, TranslationError
+
+#: units of a batch, padding included
+MAX_TOKENS = 4000
+
+
+class Search(NamedTuple):
+    """How translations are looked for.
+
+    Attributes:
+        beam: hypotheses kept at every step. nbest: of them, so many are returned, best first.
+        lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
+        max_length: units of the longest translation.
+        alignments: also say what each unit looked at.
+    """
+
+    beam: int = 5
+    nbest: int = 1
+    lenpen: float = 1.0
+    max_length: int = 200
+    alignments: bool = False
+
+
+class Hypothesis(NamedTuple):
+    """What an engine finds: units without </s>, score and alignment as in :class:`Translation`."""
+
+    units: List[str]
+    score: float
+    alignment: Optional[List[int]] = None
+
+
+class Engine(Protocol):
+    """Computes translations of units."""
+
+    def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
+        """The best hypotheses of each sentence of a batch, which is not empty and has no empty sentence."""
+
+
+class Translation(NamedTuple):
+    """A translation and how it came about.
+
+    Attributes:
+        text: raw text.
+        score: log-probability, base 2, divided by (length with </s>) ** lenpen: fairseq-generate's.
+        source, target: units of both sides.
+        alignment: for every target unit the source unit (from 0; ``len(source)`` is </s>) that the last layer's
+            cross-attention, averaged over heads, weighs most; None unless asked for.
+    """
+
+    text: str
+    score: float = 0.0
+    source: Sequence[str] = ()
+    target: Sequence[str] = ()
+    alignment: Optional[List[int]] = None
+
+
+class Translator:
+    """A trained model that translates raw text (:func:`collab_fairseq.load`).
+
+    Args:
+        engine: what computes. units: text to units. card: of the model's folder.
+    """
+
+    def __init__(self, engine: Engine, units: TextUnits, card: Card) -> None:
+        self.engine = engine
+        self.units = units
+        self.card = card
+
+    def translate(self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object) -> List[str]:
+        """The best translation of every sentence, in order; an empty sentence stays empty.
+
+        Args:
+            sentences: raw text, a line break counting as a blank.
+            progress: show it; default: on a terminal, of a hundred sentences or more.
+            search: fields of :class:`Search`, such as ``beam=4``.
+
+        Raises:
+            TranslationError: a sentence longer than the model's positions; nothing is translated then.
+        """
+        return [found[0].text for found in self.search(sentences, progress=progress, **search)]
+
+    def search(
+        self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object
+    ) -> List[List[Translation]]:
+        """The best translations of every sentence with their scores, best first; for the arguments see `translate`."""
+        if isinstance(sentences, str):
+            raise TranslationError("expected a list of sentences, got one string: put it into a list")
+        how = check_search(**search)
+        split = [self._split(line) for line in sentences]
+        for number, units in enumerate(split, start=1):
+            if self._too_long(units):
+                raise TranslationError(f"sentence {number}: {self._too_long(units)}")
+        if progress is None:
+            progress = len(split) >= 100 and sys.stderr.isatty()
+        from tqdm import tqdm
+
+        with tqdm(total=len(split), unit="sentence", disable=not progress) as bar:
+            return self._translate(split, how, bar.update)
+
+    def stream(
+        self,
+        lines: Iterable[str],
+        refuse: Callable[[int, str], None],
+        *,
+        buffer: int = 256,
+        **search: object,
+    ) -> Iterator[List[List[Translation]]]:
+        """The best translations of a text of any length, a buffer at a time, in order.
+
+        Args:
+            lines: raw text.
+            refuse: told the number, from 1, of each line that is too long, and why; its translation is empty.
+            buffer: lines that are read, sorted by length and translated together.
+            search: fields of :class:`Search`.
+        """
+        how, done, source = check_search(**search), 0, iter(lines)
+        while chunk := list(itertools.islice(source, buffer)):
+            split = [self._split(line) for line in chunk]
+            for number, units in enumerate(split):
+                if reason := self._too_long(units):
+                    refuse(done + number + 1, reason)
+                    split[number] = []
+            yield self._translate(split, how)
+            done += len(chunk)
+
+    def _split(self, line: str) -> List[str]:
+        return self.units.split(" ".join(line.split()) if "\n" in line or "\r" in line else line)
+
+    def _too_long(self, units: Sequence[str]) -> str:
+        if len(units) < self.card.longest:
+            return ""
+        return f"it has {len(units)} units, but the model takes at most {self.card.longest - 1}"
+
+    def _translate(
+        self, split: Sequence[List[str]], how: Search, done: Callable[[int], object] = lambda number: None
+    ) -> List[List[Translation]]:
+        found: List[List[Translation]] = [[Translation("")] for _ in split]
+        done(sum(not units for units in split))
+        for rows in batches([len(units) for units in split]):
+            hypotheses = self.engine.search([split[row] for row in rows], how)
+            for row, best in zip(rows, hypotheses, strict=True):
+                found[row] = [
+                    Translation(self.units.join(h.units), h.score, split[row], h.units, h.alignment) for h in best
+                ]
+            done(len(rows))
+        return found
+
+
+def check_search(**given: object) -> Search:
+    """The settings of a search.
+
+    Raises:
+        TranslationError: names that are none, or numbers that cannot be.
+    """
+    unknown = given.keys() - set(Search._fields)
+    if unknown:
+        raise TranslationError(f"a search has {', '.join(Search._fields)}, but {', '.join(sorted(unknown))} was given")
+    search = Search(**given)  # type: ignore[arg-type]
+    if search.beam < 1 or search.max_length < 1 or not 1 <= search.nbest <= search.beam:
+        raise TranslationError(
+            "beam and max_length must be at least 1, and nbest between 1 and beam, "
+            f"but they are {search.beam}, {search.max_length} and {search.nbest}"
+        )
+    return search
+
+
+def batches(lengths: Sequence[int], max_tokens: int = MAX_TOKENS) -> Iterator[Tuple[int, ...]]:
+    """Rows of like length, longest first, so that memory does not run out late; empty ones are left out."""
+    rows: List[int] = []
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
+        if rows and (len(rows) + 1) * (lengths[rows[0]] + 1) > max_tokens:
+            yield tuple(rows)
+            rows = []
+        rows.append(row)
+    if rows:
+        yield tuple(rows)

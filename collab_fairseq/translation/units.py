@@ -1,0 +1,148 @@
+"""From raw text to the units of a model's dictionary and back, as the folder of an exported model says.
+
+Such a folder has a ``translation.json``, its :class:`Card`, beside dictionaries, subword model and weights.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Dict, List, Optional, Sequence, Union
+
+#: the card's file; the subword models' have the names under which fairseq finds them by itself
+CARD = "translation.json"
+SUBWORD_FILES = {"sentencepiece": "sentencepiece.bpe.model", "subword_nmt": "bpecodes"}
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+class TranslationError(ValueError):
+    """A model, its data or its text cannot be used. The message is one sentence."""
+
+    user_error = True  # shown to users without a traceback
+
+
+@dataclass(frozen=True)
+class Card:
+    """What an exported folder says of itself.
+
+    Attributes:
+        engine: what computes it: ``torch``, ``ctranslate2``, ``onnx``, or ``huggingface``.
+        source_lang, target_lang: from and to.
+        subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None: words.
+        moses: text is tokenised as Moses does, with dashes split off and special characters escaped.
+        lowercase: the source is lower-cased first.
+        longest: units of the longest source sentence, </s> included.
+        made_from: the checkpoint: file, sha256, num_updates.
+        files: name → SHA-256 of dictionaries and subword model.
+    """
+
+    engine: str
+    source_lang: str
+    target_lang: str
+    subwords: Optional[str]
+    moses: bool
+    lowercase: bool
+    longest: int
+    made_from: Dict[str, Any] = field(default_factory=dict)
+    files: Dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """The text of ``translation.json``."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+
+def sha256_of(path: PathLike) -> str:
+    """SHA-256 of a small file."""
+    with open(path, "rb") as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
+
+
+def read_card(folder: PathLike) -> Card:
+    """The card of an exported folder.
+
+    Raises:
+        TranslationError: there is no such folder, it is no exported one, or its dictionaries or subword model are
+            missing or another model's.
+    """
+    name = os.fspath(folder)
+    path = os.path.join(name, CARD)
+    if not os.path.isfile(path):
+        missing = f"has no {CARD}" if os.path.isdir(name) else "is a file" if os.path.exists(name) else "is not there"
+        raise TranslationError(f"{name} {missing}: expected a folder that `collab export CHECKPOINT --to folder` made")
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+        known = {f.name for f in fields(Card)}
+        card = Card(**{key: value for key, value in content.items() if key in known})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TranslationError(f"{path} does not describe an exported model: {error}") from error
+    for file, expected in card.files.items():
+        if not os.path.isfile(os.path.join(name, file)):
+            raise TranslationError(f"{name} has no {file}, which its {CARD} names")
+        if sha256_of(os.path.join(name, file)) != expected:
+            raise TranslationError(f"{name}: {file} is not the file that the model was exported with")
+    return card
+
+
+class TextUnits:
+    """Splits lines into a model's units and joins its units to lines.
+
+    Args:
+        folder: that of the card, with the subword model.
+    """
+
+    def __init__(self, folder: PathLike, card: Card) -> None:
+        self.card = card
+        if card.subwords is not None:
+            self._file = os.path.join(os.fspath(folder), SUBWORD_FILES[card.subwords])
+        if card.subwords == "sentencepiece":
+            self._pieces = read_sentencepiece(self._file)
+        elif card.subwords == "subword_nmt":
+            self._bpe = _read_codes(self._file)
+        if card.moses:
+            from sacremoses import MosesDetokenizer, MosesTokenizer
+
+            self._moses = MosesTokenizer(card.source_lang), MosesDetokenizer(card.target_lang)
+
+    def split(self, line: str) -> List[str]:
+        """The units of a line of raw text; none of one that has only blanks."""
+        if self.card.lowercase:
+            line = line.lower()
+        if self.card.moses:
+            line = self._moses[0].tokenize(line, aggressive_dash_splits=True, escape=True, return_str=True)
+        if self.card.subwords == "sentencepiece":
+            line = " ".join(self._pieces.encode(line, out_type=str))
+        elif self.card.subwords == "subword_nmt":
+            line = self._bpe.process_line(line)
+        return line.split()
+
+    def join(self, units: Sequence[str]) -> str:
+        """Raw text of units; a model that generates <s> means nothing by it."""
+        units = [unit for unit in units if unit != "<s>"]
+        if self.card.subwords == "sentencepiece":
+            line = "".join(units).replace("▁", " ").strip()
+        elif self.card.subwords == "subword_nmt":
+            line = f"{' '.join(units)} ".replace("@@ ", "").rstrip()
+        else:
+            line = " ".join(units)
+        return str(self._moses[1].detokenize(line.split())) if self.card.moses else line
+
+
+def read_sentencepiece(path: PathLike) -> Any:
+    """SentencePiece's processor of a model file."""
+    import sentencepiece
+
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
+    except (OSError, RuntimeError) as error:
+        raise TranslationError(f"{os.fspath(path)} is no SentencePiece model ({str(error).splitlines()[0]})") from error
+
+
+def _read_codes(path: str) -> Any:
+    try:
+        from subword_nmt.apply_bpe import BPE
+    except ImportError as error:
+        raise TranslationError("BPE codes need the package subword-nmt: pip install 'collab_fairseq[serve]'") from error
+    with open(path, encoding="utf-8") as stream:
+        return BPE(stream)

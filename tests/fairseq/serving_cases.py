@@ -1,0 +1,68 @@
+"""Models with a SentencePiece vocabulary, as trainings leave them, that the tests of export and translation share."""
+
+from types import SimpleNamespace
+
+import sentencepiece
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
+
+from collab_fairseq import checkpoints
+from collab_fairseq.modules.stock import as_transformer_collab
+from tests.fairseq.conftest import sentence_pairs
+from tests.fairseq.models import KINDS, SMALL, build
+
+SOURCES = [source for source, _ in sentence_pairs(12, 7)]
+
+
+def write_data(folder):
+    """A SentencePiece model and the joint dictionary of its pieces, as data_prep leaves them; returns the data-bin."""
+    data = folder / "data-bin"
+    data.mkdir(parents=True)
+    pairs = sentence_pairs(200, 0)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for pair in pairs for text in pair]), model_prefix=str(folder / "sentencepiece"),
+        model_type="bpe", vocab_size=80, character_coverage=1.0, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+    lines = "".join(f"{pieces.id_to_piece(n)} 1\n" for n in range(3, pieces.get_piece_size()))
+    for lang in ("src", "tgt"):
+        (data / f"dict.{lang}.txt").write_text(lines, encoding="utf-8")
+    return data
+
+
+def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
+    """A checkpoint of a random model whose attention, and so its translations, depend on every weight."""
+    vocabulary = len(Dictionary.load(str(data / "dict.src.txt")))
+    flags = {"share_all_embeddings": False, **SMALL, **flags}
+    model = build(arch, vocabulary=vocabulary, seed=seed, **flags)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
+            elif "encoder_attn" in name:
+                parameter.mul_(3)
+            elif "content_bias" in name or "output_projection" in name:
+                torch.nn.init.normal_(parameter, generator=random)
+    cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
+    cfg["model"] = {"_name": arch, "arch": arch, **flags}
+    cfg["task"] = {"_name": "translation", "data": str(data), "source_lang": "src", "target_lang": "tgt"}
+    cfg["criterion"] = {"_name": "cross_entropy", "sentence_avg": False}
+    history = [{"num_updates": 5, "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}]
+    state = {"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": history}
+    state.update(last_optimizer_state=None, extra_state={"epoch": 1, "batch_offset": 0})
+    checkpoints.save(as_transformer_collab(state) if arch == "transformer_collab" else state, path)
+    return path
+
+
+def cases(folder):
+    """Data and a way to a checkpoint of one of ``KINDS``."""
+    data = write_data(folder)
+
+    def checkpoint(kind, **flags):
+        path = folder / f"{kind}-{'-'.join(map(str, flags.values()))}.pt"
+        return path if path.exists() else write_checkpoint(path, data, **{**KINDS[kind], **flags})
+
+    return SimpleNamespace(data=data, checkpoint=checkpoint, sentencepiece=folder / "sentencepiece.model")

@@ -1,0 +1,258 @@
+"""Model folders and what translates with them: fairseq, Python, `collab translate`."""
+
+import math
+import os
+import resource
+import shutil
+
+import pytest
+import torch
+
+import collab_fairseq
+from collab_fairseq import checkpoints, translation
+from collab_fairseq.cli import main
+from collab_fairseq.export import folder as model_folder
+from collab_fairseq.export.source import read_source
+from collab_fairseq.models import TransformerCollabModel
+from collab_fairseq.translation import TranslationError, load_model
+from collab_fairseq.translation.translator import batches
+from tests.common import run
+from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint, write_data
+
+SEARCH = {"beam": 3, "lenpen": 0.6, "max_length": 12}
+FLAGS = ["--beam", "3", "--lenpen", "0.6", "--max-length", "12"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return cases(tmp_path_factory.mktemp("serving"))
+
+
+@pytest.fixture(scope="module")
+def exported(models):
+    """A collaborative model's folder, as the command line makes it."""
+    output = models.data.parent / "exported"
+    checkpoint = str(models.checkpoint("collaborative"))
+    assert main.main(["export", checkpoint, "--to", "folder", "--output", str(output)]) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def translator(exported):
+    return collab_fairseq.load(exported)
+
+
+def translate(*argv, capfdbinary):
+    """`collab translate` in this process: status, lines, messages."""
+    status = main.main(["translate", *map(str, argv)])
+    out, err = capfdbinary.readouterr()
+    return status, out.decode().split("\n")[:-1], err.decode()
+
+
+def test_a_folder_of_words_translates_as_its_checkpoint(tiny_run, tiny_data, tmp_path):
+    trained = load_model(tiny_run / "checkpoint_best.pt", tiny_data)
+    options = {"beam": 3, "max_len_a": 0, "max_len_b": 12}
+    source = [trained.task.source_dictionary.string(tokens) for tokens in trained.task.load_dataset("test") or
+              trained.task.dataset("test").src]  # fmt: skip
+    expected = translation.translate(trained, "test", **options)
+    model_folder.export(read_source(tiny_run / "checkpoint_best.pt", tiny_data), tmp_path / "out")
+    translator = collab_fairseq.load(tmp_path / "out")
+    assert translator.translate(source, beam=3, max_length=12) == expected
+    told = run(
+        "fairseq-interactive", tmp_path / "out", "--path", tmp_path / "out" / "model.pt", "-s", "src", "-t", "tgt",
+        "--user-dir", os.path.dirname(collab_fairseq.__file__), "--beam", 3, "--max-len-a", 0, "--max-len-b", 12,
+        "--cpu", input="".join(f"{line}\n" for line in source),
+    ).stdout.splitlines()  # fmt: skip
+    assert [line.split("\t")[2] for line in told if line.startswith("D-")] == expected
+    scores = [float(line.split("\t")[1]) for line in told if line.startswith("H-")]
+    found = translator.search(source, beam=3, max_length=12)
+    assert [best[0].score for best in found] == pytest.approx(scores, abs=1e-4)
+    assert len({round(score, 3) for score in scores}) > 10
+
+
+def test_raw_text_goes_the_way_of_fairseq(exported, translator):
+    hub = TransformerCollabModel.from_pretrained(str(exported))
+    expected = hub.translate(SOURCES, beam=3, lenpen=0.6, max_len_a=0, max_len_b=12)
+    assert translator.translate(SOURCES, **SEARCH) == expected
+    assert len(set(expected)) > 3
+    assert translator.units.join(translator.units.split("the red  dog")) == "the red dog"
+    # two readings of one file: its own settings name no folder of this machine
+    assert str(exported.parent) not in repr(checkpoints.load(exported / "model.pt")["cfg"])
+
+
+def test_scores_are_those_of_the_hypotheses(translator):
+    """Score and alignment of the best hypothesis, computed again from the whole target at once."""
+    trained = translator.engine.trained
+    source, target = trained.task.source_dictionary, trained.task.target_dictionary
+    for best in translator.search(SOURCES[:4], nbest=2, alignments=True, **SEARCH):
+        assert best[0].score >= best[1].score
+        for found in best:
+            tokens = torch.tensor([[*map(source.index, found.source), source.eos()]])
+            prefix = torch.tensor([[target.eos(), *map(target.index, found.target)]])
+            for layer in trained.model.decoder.layers:
+                layer.need_attn = True
+            with torch.no_grad():
+                logits, extra = trained.model(tokens, torch.tensor([tokens.size(1)]), prefix)
+            wanted = torch.cat([prefix[:, 1:], torch.tensor([[target.eos()]])], dim=1)
+            logprobs = logits.log_softmax(-1).gather(2, wanted[..., None]).sum()
+            assert found.score == pytest.approx(float(logprobs) / math.log(2) / wanted.size(1) ** 0.6, abs=1e-4)
+            assert found.alignment == extra["attn"][0][0, :-1].argmax(1).tolist()
+
+
+def test_order_empty_lines_and_batches(translator):
+    lines = [*SOURCES, "", "  ", *SOURCES[:3], "a\nred\r\ndog"]
+    alone = [translator.translate([line], **SEARCH)[0] for line in lines]
+    assert translator.translate(lines, **SEARCH) == alone
+    assert alone[12:14] == ["", ""]
+    assert alone[-1] == translator.translate(["a red dog"], **SEARCH)[0] != ""
+    assert translator.translate([]) == []
+    rows = list(batches([5, 0, 9, 2, 5], max_tokens=12))
+    assert rows == [(2,), (0, 4), (3,)]
+
+
+def test_the_command_keeps_order_and_names_what_it_leaves_out(exported, translator, tmp_path, capfdbinary, caplog):
+    lines = [*SOURCES[:5], "", *SOURCES[5:]]
+    text = [line.encode() for line in lines]
+    text[3:3] = [b"a \xff dog", b" ".join([b"the"] * 1100)]
+    file = tmp_path / "text"
+    file.write_bytes(b"\xef\xbb\xbf" + b"\n".join(text))  # with a byte order mark, without a last line break
+    expected = translator.translate(lines, **SEARCH)
+    expected[3:3] = ["", ""]
+    status, found, _ = translate(exported, file, *FLAGS, "--buffer", 4, capfdbinary=capfdbinary)
+    assert (status, found) == (1, expected)
+    assert "line 4 was not translated: it is not UTF-8 (byte 3)" in caplog.text
+    assert "line 5 was not translated: it has 1100 units, but the model takes at most 1023" in caplog.text
+    file.write_text("".join(f"{line}\n" for line in lines))
+    status, found, told = translate(exported, file, *FLAGS, "--scores", capfdbinary=capfdbinary)
+    assert (status, told) == (0, "")
+    best = translator.search(lines, **SEARCH)
+    assert found == [f"{b[0].score:.4f}\t{b[0].text}" for b in best]
+    status, found, _ = translate(exported, file, *FLAGS, "--nbest", 2, capfdbinary=capfdbinary)
+    best = translator.search(lines, nbest=2, **SEARCH)
+    assert found == [f"{n}\t{t.score:.4f}\t{t.text}" for n, b in enumerate(best, 1) for t in b]
+    assert "6\t0.0000\t" in found
+
+
+def test_standard_input_and_an_interruption(exported, translator, monkeypatch, capfdbinary, caplog, tmp_path):
+    done = run("collab", "translate", exported, *FLAGS, input="".join(f"{line}\n" for line in SOURCES[:3]))
+    expected = translator.translate(SOURCES, **SEARCH)
+    assert done.stdout.splitlines() == expected[:3]
+    engine, batches_left = type(translator.engine), [None, None]
+
+    def search(self, *given, original=engine.search):
+        if not batches_left:
+            raise KeyboardInterrupt
+        batches_left.pop()
+        return original(self, *given)
+
+    monkeypatch.setattr(engine, "search", search)
+    (tmp_path / "text").write_text("\n".join(SOURCES))
+    status, found, _ = translate(exported, tmp_path / "text", *FLAGS, "--buffer", 2, capfdbinary=capfdbinary)
+    assert (status, found) == (130, expected[:4])
+    assert "interrupted; 4 lines are translated" in caplog.text
+
+
+def test_half_precision_keeps_what_is_shared(models, exported, tmp_path):
+    tied = models.checkpoint("collaborative", share_all_embeddings=True)
+    model_folder.export(read_source(tied), tmp_path / "tied", half=True)
+    state = checkpoints.load(tmp_path / "tied" / "model.pt")["model"]
+    tied = [state[name].data_ptr() for name in ("encoder.embed_tokens.weight", "decoder.output_projection.weight")]
+    assert tied[0] == tied[1]
+    model_folder.export(read_source(exported), tmp_path / "half", half=True)
+    exact, rounded = (collab_fairseq.load(path).search(SOURCES, **SEARCH) for path in (exported, tmp_path / "half"))
+    gaps = [abs(a[0].score - b[0].score) for a, b in zip(exact, rounded, strict=True) if a[0].text == b[0].text]
+    assert 0 < max(gaps) < 0.05
+    assert len(gaps) > 8
+    for precision in ("bfloat16", "float16"):
+        low = collab_fairseq.load(exported, precision=precision)
+        assert low.search(SOURCES[:1], **SEARCH)[0][0].score == pytest.approx(exact[0][0].score, abs=0.2)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfdbinary, tiny_run, tiny_data):
+    def refused(checkpoint, *flags, to="folder"):
+        argv = ["export", str(checkpoint), "--to", to, "--output", str(tmp_path / "out"), *map(str, flags)]
+        assert main.main(argv) == 1
+        assert sorted(os.listdir(tmp_path)) == there
+        told = capfdbinary.readouterr().err.decode().splitlines()
+        assert len(told) == 1
+        return told[0]
+
+    good = models.checkpoint("collaborative")
+    other = write_data(tmp_path / "other")
+    state = checkpoints.load(good)
+    state["cfg"]["model"].update(_name="lstm", arch="lstm")
+    checkpoints.save(state, tmp_path / "lstm.pt")
+    torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
+    (tmp_path / "taken").mkdir()
+    there = sorted(os.listdir(tmp_path))
+    assert "expected a checkpoint of fairseq's transformer" in refused(tmp_path / "lstm.pt")
+    assert "posix.system" in refused(tmp_path / "hostile.pt")
+    assert "there is no checkpoint" in refused(tmp_path / "nothing.pt")
+    assert "has no dictionaries" in refused(good, "--data", tmp_path / "taken")
+    assert "the data of another model" in refused(good, "--data", tiny_data)
+    lines = (other / "dict.src.txt").read_text().replace("▁", "▁x")
+    for lang in ("src", "tgt"):
+        (other / f"dict.{lang}.txt").write_text(lines)
+    assert "is not the SentencePiece model of the source dictionary" in refused(good, "--data", other)
+    os.remove(tmp_path / "other" / "sentencepiece.model")
+    assert "name the SentencePiece model (--sentencepiece)" in refused(good, "--data", other)
+    assert "is no SentencePiece model" in refused(good, "--sentencepiece", good)
+    assert "have no such units" in refused(good, "--bpe-codes", good)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        assert "File too large" in refused(good)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "taken")]) == 1
+    assert "there is already something" in capfdbinary.readouterr().err.decode()
+
+
+def test_folders_that_are_not_whole(exported, models, tmp_path):
+    def broken(change, match):
+        copy = shutil.copytree(exported, tmp_path / "copy")
+        change(copy)
+        with pytest.raises(Exception, match=match) as caught:
+            collab_fairseq.load(copy)
+        assert caught.value.user_error
+        shutil.rmtree(copy)
+
+    broken(lambda path: os.remove(path / "dict.tgt.txt"), "has no dict.tgt.txt")
+    broken(lambda path: (path / "dict.src.txt").write_text("other 1\n"), "dict.src.txt is not the file that the model")
+    broken(lambda path: os.remove(path / "translation.json"), "has no translation.json: expected a folder that")
+    broken(lambda path: (path / "translation.json").write_text("[]"), "does not describe an exported model")
+    broken(lambda path: os.remove(path / "model.pt"), "there is no checkpoint")
+    broken(lambda path: write_checkpoint(path / "model.pt", models.data, encoder_layers=1, decoder_layers=1)
+           and (path / "dict.src.txt").write_text("x 1\n"), "dict.src.txt is not")  # fmt: skip
+    with pytest.raises(TranslationError, match="nothing is not there"):
+        collab_fairseq.load(tmp_path / "nothing")
+    translator = collab_fairseq.load(exported)
+    for given, match in (
+        ({"beam": 2, "nbest": 3}, "nbest between 1 and beam"), ({"beams": 2}, "but beams was given"),
+    ):  # fmt: skip
+        with pytest.raises(TranslationError, match=match):
+            translator.translate(["the"], **given)
+    with pytest.raises(TranslationError, match="got one string"):
+        translator.translate("the")
+    with pytest.raises(TranslationError, match="sentence 2: it has 1100 units"):
+        translator.translate(["the", " ".join(["the"] * 1100)])
+    with pytest.raises(TranslationError, match="the engine must be one of"):
+        collab_fairseq.load(exported, engine="marian")
+    with pytest.raises(TranslationError, match="but int4 was asked for"):
+        collab_fairseq.load(exported, precision="int4")
+
+
+def test_moses_and_lower_case(models, tmp_path):
+    source = read_source(models.checkpoint("collaborative"), moses=True, lowercase=True)
+    model_folder.export(source, tmp_path / "out")
+    units = collab_fairseq.load(tmp_path / "out").units
+    assert "".join(units.split("The RED dog's")).replace("▁", " ").strip() == "the red dog &apos; s"
+    assert units.join(["▁the", "▁", "o", "g", "▁."]) == "the og."
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "--tokenizer moses" in text
+    assert "lower-cased" in text
