@@ -4,3 +4,8 @@
 
 updates=4000
 optimisation_flags+=(--lr-scheduler cosine)
+
+# The rows of the table, after them pairs whose caches are equal
+runs=(none:128 none:32 encoder_cross_decoder:32
+    encoder_cross_decoder:64:values2 none:128:keys2
+    encoder_cross_decoder:32:values1 none:128:keys1 none:128:latent64)
