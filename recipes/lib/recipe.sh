@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # a sourced file: the sourcing script and config.sh assign what it uses
-# What the scripts of every recipe share: options, the run that they name, the steps. A script sets `recipe` and `step`
-# (train, average, evaluate; run: all of them; sweep: several runs) and sources this file with its own arguments.
+# What the scripts of every recipe share: options, the run that they name, the steps. A script is named for its step (train,
+# average, evaluate; run: all of them; sweep: several runs), its folder for the recipe; it sources this file, no more.
+set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
@@ -13,6 +14,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$root/recipes/lib/evaluate.sh"
 # shellcheck source=recipes/lib/sweep.sh
 . "$root/recipes/lib/sweep.sh"
+
+step=$(basename "$script" .sh)
 
 # what a config.sh may leave out
 stock_flags=()
@@ -100,7 +103,7 @@ END
 END
 }
 
-command_line="recipes/$recipe/$step.sh $*"
+command_line="$script $*"
 python=${PYTHON:-python}
 precision=${precision:-auto}
 nodes=${SLURM_JOB_NUM_NODES:-$nodes}

@@ -2,7 +2,6 @@
 # What it costs a trained translation model to get collaborative heads, with and without fine-tuning. See --help.
 set -euo pipefail
 
-recipe=reparam
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"

@@ -8,11 +8,26 @@ import torch
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, call, inputs, masks, reference, tensors
+from tests.unit.attention_cases import (
+    KINDS,
+    LAYERS,
+    MASKS,
+    SITES,
+    E,
+    H,
+    N,
+    T,
+    build,
+    call,
+    inputs,
+    masks,
+    reference,
+    tensors,
+)  # fmt: skip
 
 WAYS = [
     *((name, "auto") for name in LAYERS),
-    *((name, kernel) for name in ("collaborative-content", "collaborative-pruned") for kernel in COLLABORATIVE),
+    *((name, kernel) for name in ("collaborative-two-values", "collaborative-pruned") for kernel in COLLABORATIVE),
     *(("standard-narrow", kernel) for kernel in ("bmm", "sdpa")),
 ]
 
@@ -93,10 +108,10 @@ def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
     assert torch.autograd.gradgradcheck(function, arguments)
 
 
-@pytest.mark.parametrize("name", ["standard-narrow", "collaborative-content"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_plain_way_has_a_second_derivative(name):
     layer = build(name, "cross", kernel="bmm")
-    padding = masks("padding", 5, H)
+    padding = masks("padding", 5, layer.num_heads)
     tensors = [x[:2, :2].detach().clone().requires_grad_() for x in inputs("cross")]
 
     def function(*arguments):
