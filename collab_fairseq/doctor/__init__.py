@@ -31,6 +31,7 @@ def examine(data: Optional[str] = None, updates: bool = True) -> Iterator[Findin
     yield from checks.packages(sys.version_info[:3])
     torch, folder = trial.ask("torch"), os.path.dirname(os.path.abspath(collab_fairseq.__file__))
     yield from checks.cards(torch, driver=os.path.exists("/proc/driver/nvidia/version"))
+    yield checks.cpu()
     yield checks.hook(trial.ask("hook"))
     models = trial.ask("user_dir", folder)
     yield checks.user_dir(models)

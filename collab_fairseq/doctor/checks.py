@@ -6,6 +6,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Sequence
 
+from fairseq_modern import processor
+
 Facts = Dict[str, Any]
 
 FAIRSEQ = "0.12.2"
@@ -91,6 +93,12 @@ def cards(facts: Facts, driver: bool) -> Iterator[Finding]:
     if len({precision([card]) for card in facts["cards"]}) > 1:
         advice = "train with --fp16, or on cards of one kind (CUDA_VISIBLE_DEVICES)"
         yield Finding("precision", "warn", "some of the cards have no bf16", advice)
+
+
+def cpu() -> Finding:
+    """The CPU, and whether --amp trains faster on it."""
+    units = " and ".join(processor.bfloat16_units())
+    return Finding("CPU", "ok", f"{processor.name()}, {f'bf16 with {units}: --amp' if units else 'no units for bf16'}")
 
 
 def hook(facts: Facts) -> Finding:

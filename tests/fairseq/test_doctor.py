@@ -13,6 +13,7 @@ import pytest
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
 from collab_fairseq.doctor import checks, trial
+from fairseq_modern import processor
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 85051637760, "capability": [8, 0]}
 V100 = {"name": "Tesla V100-SXM2-32GB", "memory": 34079637504, "capability": [7, 0]}
@@ -39,7 +40,7 @@ def test_this_machine_can_run_a_recipe(data, tmp_path, capsys):
     assert found["able"] is True
     assert "this machine can run a recipe" in screen
     by_name = {finding["name"]: finding for finding in found["findings"]}
-    for name in ("Python", "packages", "fairseq", "torch", "hook", "user-dir", "data", "trial run"):
+    for name in ("Python", "packages", "fairseq", "torch", "CPU", "hook", "user-dir", "data", "trial run"):
         assert f"ok    {name:<10} {by_name[name]['text']}\n" in screen
     assert by_name["trial run"]["text"].startswith("5 updates on ")
     assert all(finding["advice"] for finding in found["findings"] if finding["status"] != "ok")
@@ -57,6 +58,12 @@ def test_what_is_missing_is_a_finding_with_advice(monkeypatch, capsys):
     monkeypatch.setattr(trial, "trial", lambda *_: doctor.Finding("trial run", "ok", "tried"))
     assert "trial run  tried" in screen()
     assert "trial run" not in screen("--no-trial")
+    for flags, text in (
+        (["avx2"], "no units for bf16"),
+        (["avx512_bf16", "amx_bf16"], "bf16 with AMX and AVX-512: --amp"),
+    ):
+        monkeypatch.setattr(processor, "flags", lambda flags=flags: frozenset(flags))
+        assert f", {text}\n" in screen("--no-trial")
     error = {"error": "ModuleNotFoundError: No module named 'fairseq'"}
     broken = screen(user_dir=error)
     assert re.search(r"fail  user-dir .*No module named 'fairseq'\n +-> mend the lines above", broken)
