@@ -8,6 +8,7 @@ R     query rows; R = N · B where B beams read the keys of one sentence
 T     query positions
 S     key positions
 H     heads
+G     groups of H / G heads that share values, or keys and values
 D̃k    shared key dim (``key_dim``)
 dk    key dim of one standard head, ``key_dim / H``
 dv    value dim of one head, ``embed_dim / H``
@@ -16,8 +17,8 @@ dv    value dim of one head, ``embed_dim / H``
 Between the steps of decoding a :class:`Cache` lies in fairseq's incremental state as a dict of optional tensors
 (:func:`store`, :func:`load`):
 
-``prev_key``               (N, C, D̃k) shared, or (N, H, C, dk) of standard heads, with C ≥ S
-``prev_value``             (N, H, C, dv)
+``prev_key``               (N, C, D̃k) shared, or (N, G, C, dk) of standard heads, with C ≥ S
+``prev_value``             (N, G, C, dv)
 ``prev_content``           (N, H, C) or None
 ``prev_length``            S as a scalar
 ``prev_written``           scalar that copies of the state share
@@ -36,8 +37,8 @@ class KeyValue(NamedTuple):
     """Projected keys and values of some positions: what :meth:`project` returns and :meth:`attend` reads.
 
     Attributes:
-        key: (N, S, D̃k) for collaborative heads, which share it; (N, H, S, dk) for standard heads.
-        value: (N, H, S, dv).
+        key: (N, S, D̃k) for collaborative heads, which share it; (N, G, S, dk) for standard heads.
+        value: (N, G, S, dv). G is H where no head shares them.
         content: (N, H, S), the content score ``Y v_i`` of every key position for every head (eq. 13), before the
             scale; None without content bias.
     """
@@ -55,6 +56,12 @@ def _parts(entry: KeyValue) -> List[Tensor]:
 
 def _whole(parts: List[Tensor]) -> KeyValue:
     return KeyValue(parts[0], parts[1], parts[2].squeeze(-1) if len(parts) > 2 else None)
+
+
+def of_each_head(shared: Tensor, heads: int) -> Tensor:
+    """(N, G, S, d) of groups of heads as (N, H, S, d); a view where G is 1 or H."""
+    share = heads // shared.size(1)
+    return shared if share == 1 else shared.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2)
 
 
 def extend(past: KeyValue, new: KeyValue) -> KeyValue:

@@ -1,7 +1,8 @@
 """Collaborative multi-head attention: heads share one query and one key projection.
 
 Cordonnier, Loukas, Jaggi (2020), "Multi-Head Attention: Collaborate Instead of Concatenate",
-https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 13.
+https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 13. New here: heads may share values as
+well, in groups as those of grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
 """
 
 from typing import Any, Optional, Tuple, Union
@@ -9,7 +10,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue
+from .cache import KeyValue, of_each_head
 from .kernels import COLLABORATIVE, check_name, choose, packed_bmm
 from .layer import AttentionLayer
 from .mixing import initial_mixing
@@ -25,6 +26,9 @@ class CollaborativeAttention(AttentionLayer):
         Y (N, S, ·) ── k_proj ─→ (N, S, D̃k) ────────────────────────── · ─→ softmax ─┐
         Y (N, S, ·) ── v_proj ─→ (N, H, S, dv) ────────────────────────────────────── · ─→ out_proj ─→ (N, T, E)
 
+    With ``value_heads`` G < H the values are (N, G, S, dv), and head i reads those of group ⌊i·G/H⌋: decoding then
+    caches D̃k + G·dv numbers per position.
+
     A drop-in replacement of ``torch.nn.MultiheadAttention(batch_first=True)``: called in the same way, it returns the
     same pair, also as ``self_attn`` and ``multihead_attn`` of torch's own encoder and decoder layers built with
     ``batch_first=True``. Inputs are always batched, there is no ``bias_kv`` or ``add_zero_attn``, and parameters have
@@ -38,10 +42,10 @@ class CollaborativeAttention(AttentionLayer):
         kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
             fused attention (``sdpa``, on a GPU also ``auto``) lacks.
         device, dtype: of the parameters.
-        options: ``kdim``, ``vdim``, ``head_dim``, ``dropout``, ``scale``, ``bias``, ``query_bias``, ``key_bias``,
-            ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
+        options: ``kdim``, ``vdim``, ``head_dim``, ``value_heads``, ``dropout``, ``scale``, ``bias``, ``query_bias``,
+            ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
 
-    Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
+    Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
     (H, D̃k), ``content_bias`` (H, kdim) or None.
 
     Raises:
@@ -86,12 +90,12 @@ class CollaborativeAttention(AttentionLayer):
             nn.init.zeros_(self.content_bias)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """Shared keys (N, S, D̃k), values (N, H, S, dv), content scores (N, H, S)."""
+        """Shared keys (N, S, D̃k), values (N, G, S, dv), content scores (N, H, S)."""
         content: Optional[Tensor] = None
         bias = self.content_bias
         if bias is not None:
             content = nn.functional.linear(key, bias).transpose(1, 2)
-        return KeyValue(keys, self.split_heads(values), content)
+        return KeyValue(keys, self.split_heads(values, self.value_heads), content)
 
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
@@ -99,4 +103,6 @@ class CollaborativeAttention(AttentionLayer):
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return packed_bmm.attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)
         attend = choose(self.kernel, query, self.mixing, entry, mask, need_weights)
+        if attend is not packed_bmm.attend:  # the others want values of every head
+            entry = KeyValue(entry.key, of_each_head(entry.value, self.num_heads), entry.content)
         return attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)

@@ -24,6 +24,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         key_dim: D̃k for collaborative heads, H · dk for standard heads: width of ``q_proj`` and ``k_proj``; default E.
         kdim, vdim: widths of the key and value inputs, as in torch; default E.
         head_dim: dv, value width of one head; default E / H.
+        value_heads: G, heads of the value projection, each read by H / G neighbouring heads; default H.
         dropout: probability of dropping an attention weight in training.
         scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
         bias: default of the four biases below.
@@ -43,6 +44,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         kdim: Optional[int] = None,
         vdim: Optional[int] = None,
         head_dim: Optional[int] = None,
+        value_heads: Optional[int] = None,
         dropout: float = 0.0,
         bias: bool = True,
         query_bias: Optional[bool] = None,
@@ -64,12 +66,16 @@ class AttentionLayer(WithoutFastPath, nn.Module):
                     f"but embed_dim is {embed_dim} and num_heads is {num_heads}"
                 )
             head_dim = embed_dim // num_heads
+        value_heads = num_heads if value_heads is None else value_heads
+        if value_heads < 1 or num_heads % value_heads != 0:
+            raise ValueError(f"value_heads must divide the {num_heads} heads, but is {value_heads}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.head_dim = head_dim
+        self.value_heads = value_heads
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout = dropout
@@ -77,7 +83,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
         self.k_proj = nn.Linear(self.kdim, key_dim, bias=bias if key_bias is None else key_bias)
-        self.v_proj = nn.Linear(self.vdim, num_heads * head_dim, bias=bias if value_bias is None else value_bias)
+        self.v_proj = nn.Linear(self.vdim, value_heads * head_dim, bias=bias if value_bias is None else value_bias)
         self.q_proj = nn.Linear(embed_dim, key_dim, bias=bias if query_bias is None else query_bias)
         self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias)
 
@@ -90,10 +96,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
 
-    def split_heads(self, joined: Tensor) -> Tensor:
-        """(N, T, H·d) → (N, H, T, d)"""
-        width = joined.size(2) // self.num_heads
-        return joined.view(joined.size(0), joined.size(1), self.num_heads, width).transpose(1, 2)
+    def split_heads(self, joined: Tensor, heads: Optional[int] = None) -> Tensor:
+        """(N, T, H·d) → (N, H, T, d); heads: another number in place of H."""
+        number = self.num_heads if heads is None else heads
+        return joined.view(joined.size(0), joined.size(1), number, joined.size(2) // number).transpose(1, 2)
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """Keys and values as attention reads them: the entry that decoding caches.
@@ -124,7 +130,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         return queries, self.project(key, value)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """The entry of key inputs (N, S, kdim), projected to (N, S, key_dim), and values projected to (N, S, H·dv)."""
+        """The entry of key inputs (N, S, kdim), projected to (N, S, key_dim), and values projected to (N, S, G·dv)."""
         raise NotImplementedError
 
     def _contexts(
@@ -275,7 +281,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         )
 
     def extra_repr(self) -> str:
+        shared = f"value_heads={self.value_heads}, " if self.value_heads < self.num_heads else ""
         return (
-            f"heads={self.num_heads}, key_dim={self.key_dim}, head_dim={self.head_dim}, "
+            f"heads={self.num_heads}, key_dim={self.key_dim}, head_dim={self.head_dim}, {shared}"
             f"scale={self.scale:.6g}, dropout={self.dropout}"
         )

@@ -48,6 +48,7 @@ def reference_attention(
     *,
     num_heads: int,
     scale: float,
+    value_heads: Optional[int] = None,
     key_padding_mask: Optional[Tensor] = None,
     attn_mask: Optional[Tensor] = None,
     causal: bool = False,
@@ -60,6 +61,7 @@ def reference_attention(
         query, key, value: (N, T, E), (N, S, kdim), (N, S, vdim).
         num_heads: H.
         scale: factor on the scores.
+        value_heads: G, groups of neighbouring heads that share values; default H.
         key_padding_mask: (N, S); attn_mask: (T, S), (N·H, T, S) or (N, H, T, S); boolean (True: hidden) or additive.
         causal: hide keys after the query's position.
         head_multiplier: (H), (N, H) or (N, T, H).
@@ -70,7 +72,8 @@ def reference_attention(
     q, k, v = (_affine(inputs, parameters, f"{name}_proj") for name, inputs in (("q", query), ("k", key), ("v", value)))
     mixing = parameters.get("mixing")
     content_bias = parameters.get("content_bias")
-    head_key, head_value = q.size(-1) // num_heads, v.size(-1) // num_heads
+    value_heads = num_heads if value_heads is None else value_heads
+    head_key, head_value = q.size(-1) // num_heads, v.size(-1) // value_heads
 
     if attn_mask is not None:
         if attn_mask.dim() == 3:
@@ -86,7 +89,8 @@ def reference_attention(
             else:
                 own = slice(h * head_key, (h + 1) * head_key)
                 q_head, k_head = q[n, :, own], k[n, :, own]
-            v_head = v[n, :, h * head_value : (h + 1) * head_value]
+            group = h * value_heads // num_heads
+            v_head = v[n, :, group * head_value : (group + 1) * head_value]
             head_weights = []
             for t in range(query_len):
                 scores = []

@@ -55,8 +55,8 @@ class StandardAttention(AttentionLayer):
         self.to(device=device, dtype=dtype)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """Keys (N, H, S, dk) and values (N, H, S, dv)."""
-        return KeyValue(self.split_heads(keys), self.split_heads(values), None)
+        """Keys (N, H, S, dk) and values (N, G, S, dv)."""
+        return KeyValue(self.split_heads(keys), self.split_heads(values, self.value_heads), None)
 
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool

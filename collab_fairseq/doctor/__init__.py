@@ -46,6 +46,7 @@ def examine(
     yield from checks.packages(sys.version_info[:3])
     torch, folder = trial.ask("torch"), os.path.dirname(os.path.abspath(collab_fairseq.__file__))
     yield from checks.cards(torch, driver=os.path.exists("/proc/driver/nvidia/version"))
+    yield checks.cpu()
     yield checks.hook(trial.ask("hook"))
     models = trial.ask("user_dir", folder, arch, (checks.types(data) if data else 0) or TYPES)
     yield checks.user_dir(models, arch)

@@ -45,6 +45,13 @@ class TransformerCollabConfig(TransformerConfig):
             "collaborate, divided among them where they do not (default: the embedding width)"
         },
     )
+    value_heads: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "collaborative heads share values, too, in this many groups of neighbouring heads, so that "
+            "decoding caches fewer numbers (default: every head has values of its own)"
+        },
+    )
     mixing_init: ChoiceEnum(list(MIXINGS)) = field(  # type: ignore[valid-type]
         default="xavier", metadata={"help": "initial mixing matrix of collaborative heads"}
     )
@@ -164,6 +171,7 @@ def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
     return AttentionSettings(
         collaborative=parse_sites(cfg.collaborative_heads),
         key_dim=cfg.key_dim,
+        value_heads=cfg.value_heads,
         mixing=str(cfg.mixing_init),
         content_bias=cfg.attention_content_bias,
         dropout=cfg.attention_dropout,
@@ -197,6 +205,10 @@ def _check_sizes(cfg: TransformerCollabConfig) -> None:
         )
     if cfg.key_dim is not None and cfg.key_dim < 1:
         raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
+    if cfg.value_heads is not None and not sites:
+        raise ConfigurationError(
+            f"--value-heads {cfg.value_heads} shares values of collaborative heads, but --collaborative-heads is none"
+        )
     numbers = 0  # in the query and key projections
     for site in SITES:
         side = "encoder" if site == "encoder" else "decoder"
@@ -215,6 +227,10 @@ def _check_sizes(cfg: TransformerCollabConfig) -> None:
             raise ConfigurationError(
                 f"--key-dim must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
                 f"choose a multiple of {heads}, or collaborative heads there (--collaborative-heads …{site}…)"
+            )
+        if site in sites and cfg.value_heads is not None and (cfg.value_heads < 1 or heads % cfg.value_heads != 0):
+            raise ConfigurationError(
+                f"--value-heads must divide the {heads} heads of {site} attention, but is {cfg.value_heads}"
             )
         if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
             raise ConfigurationError(

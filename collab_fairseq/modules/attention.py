@@ -202,7 +202,7 @@ def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str
     source_width = cfg.encoder.embed_dim if site == "cross" else None
     own = {name: value for name, value in vars(settings.shape(site, layer)).items() if value is not None}
     collaborative = own.pop("collaborative", site in settings.collaborative)
-    content_bias = own.pop("content_bias", settings.content_bias)
+    options = {"value_heads": settings.value_heads, "content_bias": settings.content_bias} if collaborative else {}
     arguments: Dict[str, Any] = {
         "embed_dim": side.embed_dim,
         "num_heads": side.attention_heads,
@@ -215,11 +215,11 @@ def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str
         "noise_block": cfg.quant_noise.pq_block_size,
         "masked": settings.masked.get(f"{site}.{layer}", ()),
         "gates": settings.gates_init if site in settings.gated else None,
+        **options,
         **own,
     }
     if not collaborative:
+        arguments.pop("content_bias", None)
         kernel = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
         return IncrementalStandardAttention(kernel=kernel, **arguments)
-    return IncrementalCollaborativeAttention(
-        mixing=settings.mixing, content_bias=content_bias, kernel=settings.kernel, **arguments
-    )
+    return IncrementalCollaborativeAttention(mixing=settings.mixing, kernel=settings.kernel, **arguments)

@@ -49,7 +49,7 @@ class AttentionShape:
     """What one attention layer may have of its own, where conversion or pruning made it differ (``attention_shapes``).
 
     None means: as the model's flags say. ``collaborative``: heads collaborate. ``num_heads``, ``head_dim``: heads and
-    the value width of each. ``key_dim``, ``scale``, ``*_bias``, ``content_bias``: as in
+    the value width of each. ``key_dim``, ``value_heads``, ``scale``, ``*_bias``, ``content_bias``: as in
     :class:`collab_fairseq.attention.CollaborativeAttention`.
     """
 
@@ -57,6 +57,7 @@ class AttentionShape:
     num_heads: Optional[int] = None
     head_dim: Optional[int] = None
     key_dim: Optional[int] = None
+    value_heads: Optional[int] = None
     scale: Optional[float] = None
     query_bias: Optional[bool] = None
     key_bias: Optional[bool] = None
@@ -72,6 +73,7 @@ class AttentionSettings:
     Attributes:
         collaborative: sites whose heads collaborate; the others have standard heads.
         key_dim: D̃k of every site; None: the embedding width of the site.
+        value_heads: groups of collaborative heads that share values; None: every head has its own.
         mixing: initial mixing matrix, see :func:`collab_fairseq.attention.initial_mixing`.
         content_bias: collaborative heads have content scores (eq. 13).
         dropout: probability of dropping an attention weight in training.
@@ -83,6 +85,7 @@ class AttentionSettings:
 
     collaborative: FrozenSet[str]
     key_dim: Optional[int] = None
+    value_heads: Optional[int] = None
     mixing: str = "xavier"
     content_bias: bool = False
     dropout: float = 0.0

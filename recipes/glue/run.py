@@ -10,124 +10,95 @@ record.json; table.md.
 
 import argparse
 import contextlib
-import hashlib
-import json
 import logging
 import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Dict, List, Optional
 
 try:
-    import rehearsal
     import torch
     import transformers
     from table import table
-    from tasks import GLUE, TASKS, fetch, read
+    from tasks import GLUE, TASKS, fetch, read, rehearsal
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
     import collab_fairseq.reparam.huggingface as hf
 except ImportError as error:
-    sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface]'")
+    sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
 
-from collab_fairseq.records import environment
-from collab_fairseq.records.files import write_json, write_text
-from collab_fairseq.records.record import without_paths
+from collab_fairseq.checkpoints import sha256
+from collab_fairseq.records.files import write_text
+from collab_fairseq.records.record import Record, RecordError, without_paths
 from collab_fairseq.reparam import ReparamError
 
 logger = logging.getLogger("glue")
 ROOT = Path(__file__).resolve().parents[2]
 #: of the paper, and of the rehearsal
-KEY_DIMS = {"rehearsal": "8,2", "distilbert": "384", "albert": "512,384", "bert": "768,384,256,128"}
+KEY_DIMS = {"rehearsal": [8, 2], "distilbert": [384], "albert": [512, 384], "bert": [768, 384, 256, 128]}
 
 
 class Study:
-    """One task, one model, one seed: stages, each a model and an entry of a record that grows."""
+    """One task, one model, one seed: stages, each a model and a part of the record."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
-        self.name, self.task, self.args, self.folder = name, TASKS[name], args, args.output / name
+        self.name, self.task, self.args = name, TASKS[name], args
         self.cpu = args.device == "cpu" or not torch.cuda.is_available()
         self.tokenizer = AutoTokenizer.from_pretrained(args.model)
         self.splits = {split: read(args.data / name / f"{split}.jsonl") for split in ("train", *self.task.validation)}
-        self.record = self.begin(self.folder / "record.json")
+        config = transformers.AutoConfig.from_pretrained(args.model)
+        (args.output / name).mkdir(parents=True, exist_ok=True)
+        settings = {
+            **{key: getattr(args, key) for key in ("seed", "lr", "batch_size", "max_length", "calibration")},
+            "task": name, "epochs": args.epochs or self.task.epochs, "transformers": transformers.__version__,
+            "model": {"name": Path(args.model).name, "type": config.model_type, "width": config.hidden_size},
+            "data": {file.name: sha256(file) for file in sorted((args.data / name).glob("*.jsonl"))},
+        }  # fmt: skip
+        self.record = Record(
+            "study", f"glue-{Path(args.model).name}-{name}-s{args.seed}",
+            without_paths(shlex.join(["recipes/glue/run.py", *sys.argv[1:]])), settings,
+            args.output / name / "record.json", device="cpu" if self.cpu else "gpu", threads=torch.get_num_threads(),
+        )  # fmt: skip
 
     def batch(self, examples: List[Dict[str, Any]]) -> Any:
         """What the model reads."""
         texts = [[example[field] for example in examples] for field in self.task.fields]
-        batch = self.tokenizer(
-            *texts, truncation=True, max_length=self.args.max_length, padding=True, return_tensors="pt"
-        )
+        options = {"truncation": True, "max_length": self.args.max_length, "padding": True, "return_tensors": "pt"}
         number = torch.float if self.task.labels == 1 else torch.long
-        return {**batch, "labels": torch.tensor([example["label"] for example in examples], dtype=number)}
+        labels = torch.tensor([example["label"] for example in examples], dtype=number)
+        return {**self.tokenizer(*texts, **options), "labels": labels}
 
-    def begin(self, path: Path) -> Dict[str, Any]:
-        """The record with the stages that an earlier run of the same command finished."""
-        args, config = self.args, transformers.AutoConfig.from_pretrained(self.args.model)
-        settings = {name: getattr(args, name) for name in ("lr", "batch_size", "max_length", "calibration")}
-        files = sorted((args.data / self.name).glob("*.jsonl"))
-        about = environment.circumstances(
-            str(ROOT), device="cpu" if self.cpu else "gpu", threads=torch.get_num_threads()
-        )
-        about["versions"]["transformers"] = transformers.__version__
-        record = {
-            "schema": 1, "kind": "glue", "name": f"glue-{Path(args.model).name}-{self.name}-s{args.seed}",
-            "command": without_paths(shlex.join(["recipes/glue/run.py", *sys.argv[1:]])), "seed": args.seed,
-            "task": self.name, "settings": {**settings, "epochs": args.epochs or self.task.epochs},
-            "model": {"name": without_paths(args.model), "type": config.model_type, "width": config.hidden_size},
-            "data": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}, **about, "stages": [],
-        }  # fmt: skip
-        if path.is_file():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if any(before[key] != record[key] for key in ("model", "seed", "settings", "data")):
-                fail(f"{self.folder} holds a run with other settings; choose another --output")
-            record["stages"] = before["stages"]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(record, path)
-        return record
+    def stage(self, name: str) -> None:
+        """`standard`: fine-tuned; `converted/16`: that one made collaborative; `tuned/16`: fine-tuned again."""
+        if name in self.record.parts:
+            logger.info("%s/%s: done before", self.name, name)
+        else:
+            found = self.record.part(name, lambda: self.run(name))
+            logger.info("%s/%s: %.2f", self.name, name, found["score"])
+        shutil.rmtree(self.folder(name) / "checkpoints", ignore_errors=True)
 
-    def stage(self, kind: str, key_dim: Optional[int] = None) -> None:
-        """`standard`: the model fine-tuned; `converted`: that one made collaborative; `tuned`: this one fine-tuned."""
-        place = f"{self.name}/{kind}" if key_dim is None else f"{self.name}/key-dim-{key_dim}/{kind}"
-        if any((stage["stage"], stage["key_dim"]) == (kind, key_dim) for stage in self.record["stages"]):
-            logger.info("%s: done before", place)
-            return
-        folder, args = self.args.output / place, self.args
+    def folder(self, stage: str) -> Path:
+        return Path(self.args.output, self.name, stage)
+
+    def run(self, name: str) -> Dict[str, Any]:
+        kind, _, key_dim = name.partition("/")
+        args, folder, found = self.args, self.folder(name), {}
         transformers.set_seed(args.seed)
-        found: Dict[str, Any] = {"stage": kind, "key_dim": key_dim}
         if kind == "standard":
             model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=self.task.labels)
             hf.check_convertible(model)
         elif kind == "tuned":
-            model = hf.from_pretrained(folder.parent / "converted")
+            model = hf.from_pretrained(self.folder(f"converted/{key_dim}"))
         else:
-            source = AutoModelForSequenceClassification.from_pretrained(self.folder / "standard")
+            source = AutoModelForSequenceClassification.from_pretrained(self.folder("standard"))
             train, errors = self.splits["train"], found.setdefault("errors", {})
             chosen = train[:: max(1, len(train) // args.calibration)] if args.calibration else []
             batches = [self.batch(chosen[i : i + args.batch_size]) for i in range(0, len(chosen), args.batch_size)]
             model = hf.to_collaborative(
-                source.to("cpu" if self.cpu else "cuda"), key_dim, calibration=batches or None, seed=args.seed,
-                progress=lambda name, fit: errors.update({name: fit.error}),
+                source.to("cpu" if self.cpu else "cuda"), int(key_dim), calibration=batches or None, seed=args.seed,
+                progress=lambda layer, fit: errors.update({layer: fit.error}),
             )  # fmt: skip
-        trainer = self.trainer(model, folder)
-        if kind != "converted":
-            last = last_whole(folder / "checkpoints")
-            if last:
-                logger.info("%s: going on from %s", place, last.name)
-            trainer.train(resume_from_checkpoint=str(last) if last else None)
-        predicted = {split: trainer.predict(self.splits[split]) for split in self.task.validation}
-        metrics = {split: self.task.measure(done.predictions, done.label_ids) for split, done in predicted.items()}
-        values = [value for split in metrics.values() for value in split.values()]
-        found.update(parameters=model.num_parameters(), metrics=metrics, score=100 * sum(values) / len(values))
-        model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        self.record["stages"].append(found)
-        write_json(self.record, self.folder / "record.json")
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        logger.info("%s: %.2f", place, found["score"])
-
-    def trainer(self, model: Any, folder: Path) -> Trainer:
-        args = self.args
         options = transformers.TrainingArguments(
             output_dir=str(folder / "checkpoints"), learning_rate=args.lr, weight_decay=0.0, seed=args.seed,
             num_train_epochs=args.epochs or self.task.epochs, per_device_train_batch_size=args.batch_size,
@@ -135,7 +106,19 @@ class Study:
             dataloader_pin_memory=not self.cpu, report_to="none", remove_unused_columns=False,
             disable_tqdm=not sys.stderr.isatty(),
         )  # fmt: skip
-        return Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
+        trainer = Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
+        if kind != "converted":
+            last = last_whole(folder / "checkpoints")
+            if last:
+                logger.info("%s/%s: going on from %s", self.name, name, last.name)
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
+        predicted = {split: trainer.predict(self.splits[split]) for split in self.task.validation}
+        metrics = {split: self.task.measure(done.predictions, done.label_ids) for split, done in predicted.items()}
+        values = [value for split in metrics.values() for value in split.values()]
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        score = 100 * sum(values) / len(values)
+        return {**found, "parameters": model.num_parameters(), "metrics": metrics, "score": score}
 
 
 def last_whole(folder: Path) -> Optional[Path]:
@@ -143,10 +126,6 @@ def last_whole(folder: Path) -> Optional[Path]:
     states = folder.glob("checkpoint-*/trainer_state.json")
     whole = [state.parent for state in states if state.read_text(encoding="utf-8").endswith("}\n")]
     return max(whole, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
-
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"recipes/glue/run.py: error: {message}")
 
 
 def numbers(text: str) -> List[int]:
@@ -181,16 +160,13 @@ def main() -> None:
     unknown = set(args.tasks.split(",")) - set(TASKS)
     if unknown:
         parser.error(f"--tasks must be among {', '.join(GLUE)}, but has {', '.join(sorted(unknown))}")
-    args.key_dims = args.key_dims or numbers(paper)
     args.lr = args.lr or (1e-3 if args.rehearse else 2e-5)
     args.output = (args.output or ROOT / "runs/glue" / Path(name).name / f"seed{args.seed}").absolute()
     if args.rehearse:
         torch.set_num_threads(1)
         made = args.output / f"input-{args.rehearse}-{args.sentences}"
         args.model, args.data, args.tasks = str(made / args.rehearse), made / "data", "toy"
-        args.output.mkdir(parents=True, exist_ok=True)
-        if not made.is_dir():
-            rehearsal.write(made, args.rehearse, args.sentences, args.seed)
+        rehearsal(made, args.rehearse, args.sentences, args.seed)
     records = []
     try:
         with contextlib.redirect_stdout(sys.stderr):  # of the Trainer
@@ -198,12 +174,12 @@ def main() -> None:
                 fetch(task, args.data)
                 study = Study(task, args)
                 study.stage("standard")
-                for key_dim in args.key_dims:
-                    study.stage("converted", key_dim)
-                    study.stage("tuned", key_dim)
-                records.append(study.record)
-    except (ReparamError, OSError) as error:
-        fail(" ".join(str(error).split()))
+                for key_dim in args.key_dims or paper:
+                    study.stage(f"converted/{key_dim}")
+                    study.stage(f"tuned/{key_dim}")
+                records.append(study.record.content)
+    except (ReparamError, RecordError, OSError) as error:
+        sys.exit(f"recipes/glue/run.py: error: {' '.join(str(error).split())}")
     write_text(table(records), args.output / "table.md")
     sys.stdout.write(table(records))
 

@@ -27,6 +27,7 @@ SMALL = {
 #: attention that decodes
 KINDS = {
     "collaborative": {"key_dim": 6},
+    "shared-values": {"key_dim": 6, "value_heads": 1},
     "content": {"key_dim": 6, "attention_content_bias": True},
     "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
     "standard": {"collaborative_heads": "none"},

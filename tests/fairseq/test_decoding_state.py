@@ -54,9 +54,12 @@ def test_padding_that_enters_while_decoding_stays_hidden(kind):
     assert (torch.cat(steps) - unmasked).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["content", "standard"])
-def test_shapes_of_the_caches(kind):
-    """The shared key has no head axis; with a beam size, cross-attention keeps one row per sentence."""
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [("content", [[], 6], [[2], 8]), ("shared-values", [[], 6], [[1], 8]), ("standard", [[2], 8], [[2], 8])],
+)
+def test_shapes_of_the_caches(kind, key, value):
+    """What is shared is cached once; with a beam size, cross-attention keeps one row per sentence."""
     model = model_of(kind)
     source, lengths, target = batch()
     beams = target.repeat_interleave(4, 0)
@@ -65,15 +68,11 @@ def test_shapes_of_the_caches(kind):
         encoder_out = model.encoder(source, lengths)
         encoder_out = model.encoder.reorder_encoder_out(encoder_out, torch.arange(3).repeat_interleave(4))
         _, state = step_by_step(model, encoder_out, beams)
-    head_axis = [] if kind == "content" else [2]
-    width = 6 if kind == "content" else 8
-    for kept in cached(model, state, "cross"):
-        assert list(kept["prev_key"].shape) == [3, *head_axis, 7, width]
-        assert list(kept["prev_value"].shape) == [3, 2, 7, 8]
-    for kept in cached(model, state, "self"):
-        assert kept["prev_length"] == 6
-        assert list(kept["prev_key"].narrow(-2, 0, 6).shape) == [12, *head_axis, 6, width]
-        assert list(kept["prev_value"].narrow(-2, 0, 6).shape) == [12, 2, 6, 8]
+    for site, rows, positions in (("cross", 3, 7), ("self", 12, 6)):
+        for kept in cached(model, state, site):
+            assert kept["prev_length"] == positions
+            for name, (heads, width) in (("prev_key", key), ("prev_value", value)):
+                assert list(kept[name].narrow(-2, 0, positions).shape) == [rows, *heads, positions, width]
 
 
 def test_a_beam_size_that_was_set_before_does_not_outlive_its_search():

@@ -14,6 +14,7 @@ import pytest
 from collab_fairseq import checkpoints, doctor
 from collab_fairseq.cli.main import main
 from collab_fairseq.doctor import checks, trial
+from fairseq_modern import processor
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 85051637760, "capability": [8, 0]}
 V100 = {"name": "Tesla V100-SXM2-32GB", "memory": 34079637504, "capability": [7, 0]}
@@ -50,7 +51,7 @@ def test_this_machine_can_run_a_recipe(data, tmp_path, monkeypatch, capsys):
     assert found["able"] is True
     assert "this machine can run a recipe" in screen
     by_name = {finding["name"]: finding for finding in found["findings"]}
-    for name in ("Python", "packages", "fairseq", "torch", "hook", "user-dir", "disk", "data", "trial run"):
+    for name in ("Python", "packages", "fairseq", "torch", "CPU", "hook", "user-dir", "disk", "data", "trial run"):
         assert f"ok    {name:<10} {by_name[name]['text']}\n" in screen
     # the base model with this dictionary: 60,989,440 parameters are those of 32,768 types (Table 3 of the paper)
     assert f" of {60989440 - (32768 - checks.types(data)) * 512:,} parameters" in by_name["disk"]["text"]
@@ -72,6 +73,12 @@ def test_what_is_missing_is_a_finding_with_advice(monkeypatch, capsys):
     monkeypatch.setattr(trial, "trial", lambda *_: doctor.Finding("trial run", "ok", "tried"))
     assert "trial run  tried" in screen()
     assert "trial run" not in screen("--no-trial")
+    for flags, text in (
+        (["avx2"], "no units for bf16"),
+        (["avx512_bf16", "amx_bf16"], "bf16 with AMX and AVX-512: --amp"),
+    ):
+        monkeypatch.setattr(processor, "flags", lambda flags=flags: frozenset(flags))
+        assert f", {text}\n" in screen("--no-trial")
     error = {"error": "ModuleNotFoundError: No module named 'fairseq'"}
     broken = screen(user_dir=error)
     assert re.search(r"fail  user-dir .*No module named 'fairseq'\n +-> mend the lines above", broken)
@@ -176,9 +183,9 @@ def test_data_is_checked_against_its_sums(data, tmp_path):
     assert checks.data(str(data)).status == "ok"
     whole = victim.read_bytes()
     victim.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name} has changed")
+    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name}: FAILED")
     victim.unlink()
-    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name} is missing")
+    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name}: FAILED open or read")
     listed.write_text("")
     assert checks.data(str(data)).status == "fail"
     listed.unlink()

@@ -13,8 +13,8 @@ import torch
 
 from tests.common import ROOT
 
-for package in ("transformers", "accelerate", "sklearn", "scipy"):
-    pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface]'")
+for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
+    pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
 RECIPE = ROOT / "recipes" / "glue"
 sys.path.insert(0, str(RECIPE))
 table, tasks, recipe = (importlib.import_module(name) for name in ("table", "tasks", "run"))
@@ -34,22 +34,21 @@ def test_metrics():
 
 
 def record(task, seed, scores):
-    stages = [{"stage": stage, "key_dim": dim, "score": score, "parameters": 10**8} for stage, dim, score in scores]
-    return {"task": task, "seed": seed, "model": {"name": "my/bert", "type": "bert", "width": 768}, "stages": stages}
+    parts = {stage: {"score": score, "parameters": 10**8} for stage, score in scores.items()}
+    return {"settings": {"task": task, "seed": seed, "model": {"name": "bert", "type": "bert", "width": 768}},
+            "parts": parts}  # fmt: skip
 
 
 def test_table():
-    records = [
-        record(task, seed, [("standard", None, 80 + n + seed), ("converted", 384, 60 + n), ("tuned", 384, 70 + n)])
-        for n, task in enumerate(tasks.GLUE) for seed in (1, 3)
-    ]  # fmt: skip
+    records = [record(task, seed, {"standard": 80 + n + seed, "converted/384": 60 + n, "tuned/384": 70 + n})
+               for n, task in enumerate(tasks.GLUE) for seed in (1, 3)]  # fmt: skip
     lines = table.table(records).splitlines()
     assert lines[2].startswith("| bert | standard | 768 | 100.0 | 82.0 |")
-    assert lines[2].endswith("| 85.5 |  | 108.3 | 83.0 |")
-    assert lines[3].endswith("| 73.5 | 63.5 | 101.4 | 82.5 |")
+    for line, end in zip(lines[2:5], ("85.5 | 108.3 | 83.0", "63.5 |  | ", "73.5 | 101.4 | 82.5"), strict=True):
+        assert line.endswith(f"| {end} |")
     assert "seeds 1, 3" in lines[-1]
     # where a task is missing there is no average
-    assert table.table(records[2:]).splitlines()[2].endswith("| – |  | 108.3 | 83.0 |")
+    assert table.table(records[2:]).splitlines()[2].endswith("| – | 108.3 | 83.0 |")
 
 
 @pytest.fixture
@@ -91,8 +90,8 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, monkeypatch, re
     assert rehearse(tmp_path / "whole") == printed
     assert "| bert | collaborative | 16 |" in printed
     found, expected = (json.loads((tmp_path / n / "toy" / "record.json").read_text()) for n in ("killed", "whole"))
-    assert found["stages"] == expected["stages"]
-    standard, converted, tuned = found["stages"]
+    assert found["parts"] == expected["parts"]
+    standard, converted, tuned = (found["parts"][stage] for stage in ("standard", "converted/16", "tuned/16"))
     # two layers: queries and keys of width 16, mixing and content bias in place of queries and keys with biases
     saved = 2 * (2 * (64 + 1) * 64 - (2 * 64 * 16 + 4 * 16 + 4 * 64))
     assert converted["parameters"] == tuned["parameters"] == standard["parameters"] - saved
@@ -101,5 +100,5 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, monkeypatch, re
 
     assert rehearse(tmp_path / "whole") == printed
     assert sum(message.endswith("done before") for message in caplog.messages) == 3
-    with pytest.raises(SystemExit, match="holds a run with other settings; choose another --output"):
+    with pytest.raises(SystemExit, match="holds a result with another batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")

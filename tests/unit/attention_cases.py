@@ -40,10 +40,16 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "collaborative-wide": (CollaborativeAttention, {"key_dim": 20, "mixing": "normal", "bias": False}),
     "collaborative-blocks": (CollaborativeAttention, {"key_dim": 7, "mixing": "blocks", "scale": 0.3}),
     "collaborative-pruned": (CollaborativeAttention, {**PRUNED, "key_dim": 5, "query_bias": False}),
+    "collaborative-one-value": (CollaborativeAttention, {"key_dim": 5, "value_heads": 1}),
+    "collaborative-two-values": (
+        CollaborativeAttention, {"num_heads": 4, "key_dim": 5, "value_heads": 2, "content_bias": True}
+    ),
     "standard": (StandardAttention, {}),
     "standard-narrow": (StandardAttention, {"key_dim": 6, "key_bias": False}),
     "standard-pruned": (StandardAttention, {**PRUNED, "key_dim": 6}),
 }
+#: one of each kind
+KINDS = ["collaborative-content", "collaborative-two-values", "standard-narrow"]
 
 
 def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **overrides: Any) -> AttentionLayer:
@@ -115,8 +121,9 @@ def reference(layer, query, key, value, arguments, parameters=None):
     causal = arguments.pop("is_causal", False)
     parameters = dict(layer.named_parameters()) if parameters is None else parameters
     return reference_attention(
-        parameters, query, key, value, num_heads=layer.num_heads, scale=layer.scale, causal=causal, **arguments
-    )
+        parameters, query, key, value, num_heads=layer.num_heads, value_heads=layer.value_heads, scale=layer.scale,
+        causal=causal, **arguments,
+    )  # fmt: skip
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

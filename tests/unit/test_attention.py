@@ -8,7 +8,7 @@ import torch
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, extend, select
 from collab_fairseq.attention.masks import combine
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import LAYERS, E, H, N, T, build, inputs, masks, reference
+from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, masks, reference
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -25,12 +25,12 @@ def test_a_wrong_parameter_is_noticed(name):
         assert error < FLOAT64 if parameter_name == "k_proj.bias" else error > 1e-4
 
 
-@pytest.mark.parametrize("name", ["collaborative", "collaborative-content", "standard-narrow"])
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("mask", ["causal-padding", "empty-rows"])
 def test_gradcheck(name, mask):
     layer = build(name)
     query, key, value = (x[:2, :3].detach().clone().requires_grad_() for x in inputs("cross"))
-    arguments = {k: v[:2, :3] if torch.is_tensor(v) else v for k, v in masks(mask, 5, H).items()}
+    arguments = {k: v[:2, :3] if torch.is_tensor(v) else v for k, v in masks(mask, 5, layer.num_heads).items()}
     parameters = list(layer.parameters())
 
     def function(*tensors):
@@ -45,12 +45,12 @@ def test_gradcheck(name, mask):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "padding-additive"])
-@pytest.mark.parametrize("name", ["collaborative", "collaborative-content", "collaborative-wide", "standard-narrow"])
+@pytest.mark.parametrize("name", [*KINDS, "collaborative", "collaborative-wide"])
 def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtype, device):
     """Both sides are given the same rounded parameters and inputs; the reference computes with those in float64."""
     layer = build(name, dtype=dtype)
     query, key, value = inputs("self", dtype)
-    arguments = masks(mask, T, H)
+    arguments = masks(mask, T, layer.num_heads)
     exact = reference(layer, query, key, value, arguments).output
     layer, query, key, value = (x.to(device) for x in (layer, query, key, value))
     arguments = {k: v.to(device) if torch.is_tensor(v) else v for k, v in arguments.items()}
@@ -64,7 +64,8 @@ def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtyp
 def plain_attention(layer, query, key, value, arguments):
     """The formula in torch as anyone would write it, in the type of the layer: per-head keys materialised, no care."""
     q, k, v = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
-    v = v.view(N, -1, layer.num_heads, layer.head_dim).transpose(1, 2)
+    v = v.view(N, -1, layer.value_heads, layer.head_dim).transpose(1, 2)
+    v = v.repeat_interleave(layer.num_heads // layer.value_heads, 1)
     if isinstance(layer, CollaborativeAttention):
         q = q.unsqueeze(1)
         k = k.unsqueeze(1) * layer.mixing.unsqueeze(1)
@@ -94,11 +95,11 @@ def test_finite_fills_keep_their_arithmetic_meaning():
     assert (plain - filled).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+@pytest.mark.parametrize("name", KINDS)
 def test_beams_read_the_keys_of_their_sentence(name):
     layer = build(name, "cross")
     query, key, value = inputs("cross")
-    arguments = masks("padding", 5, H)
+    arguments = masks("padding", 5, layer.num_heads)
     beams = torch.stack([query, query.flip(1), query * 0.5], dim=1).flatten(0, 1)  # (N·3, T, E)
     entry = layer.project(key, value)
     output, weights = layer.attend(beams, entry, average_attn_weights=False, **arguments)
@@ -113,13 +114,13 @@ def test_beams_read_the_keys_of_their_sentence(name):
     assert (weights - rowwise_weights).abs().max() < FLOAT64
 
 
-@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_mask_may_come_combined(name):
     """Padding and order combined once give what the two masks give; some queries see nothing."""
     layer = build(name)
     query, key, value = inputs("self")
-    masked = {**masks("empty-rows", T, H), "is_causal": True}
-    mask = combine(masked["key_padding_mask"], None, True, N, H, T, T, torch.float64, torch.device("cpu"))
+    masked = {**masks("empty-rows", T, layer.num_heads), "is_causal": True}
+    mask = combine(masked["key_padding_mask"], None, True, N, layer.num_heads, T, T, torch.float64, torch.device("cpu"))
     entry = layer.project(key, value)
     for got, expected in zip(layer.attend(query, entry, mask=mask), layer(query, key, value, **masked), strict=True):
         assert (got - expected).abs().max() < FLOAT64
@@ -130,7 +131,7 @@ def test_a_mask_may_come_combined(name):
         layer.attend(query.repeat_interleave(2, 0), entry, mask=mask)
 
 
-@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+@pytest.mark.parametrize("name", KINDS)
 def test_cache_entries_grow_and_follow_the_beam(name):
     layer = build(name)
     query, key, value = inputs("cross")

@@ -11,7 +11,7 @@ from collab_fairseq.attention import (
     StandardAttention,
 )
 from tests.common import FLOAT64
-from tests.unit.attention_cases import LAYERS, E, H, N, T, build, inputs, masks
+from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, masks
 
 
 @pytest.mark.parametrize("kdim", [None, 7])
@@ -135,12 +135,12 @@ def test_torchscript_gives_the_same(name):
         assert (got[1] - expected[1]).abs().max() < FLOAT64
 
 
-@pytest.mark.parametrize("name", ["collaborative-content", "standard-narrow"])
+@pytest.mark.parametrize("name", KINDS)
 def test_compile_gives_the_same_without_graph_breaks(name):
     layer = build(name, "cross")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     query, key, value = (x.detach().clone().requires_grad_() for x in inputs("cross"))
-    arguments = masks("padding", 5, H)
+    arguments = masks("padding", 5, layer.num_heads)
     got, expected = compiled(query, key, value, **arguments)[0], layer(query, key, value, **arguments)[0]
     assert (got - expected).abs().max() < FLOAT64
     gradients = [torch.autograd.grad(output.square().sum(), (query, key, value)) for output in (got, expected)]

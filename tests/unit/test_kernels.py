@@ -8,11 +8,26 @@ import torch
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import LAYERS, MASKS, SITES, E, H, N, T, build, call, inputs, masks, reference, tensors
+from tests.unit.attention_cases import (
+    KINDS,
+    LAYERS,
+    MASKS,
+    SITES,
+    E,
+    H,
+    N,
+    T,
+    build,
+    call,
+    inputs,
+    masks,
+    reference,
+    tensors,
+)  # fmt: skip
 
 WAYS = [
     *((name, "auto") for name in LAYERS),
-    *((name, kernel) for name in ("collaborative-content", "collaborative-pruned") for kernel in COLLABORATIVE),
+    *((name, kernel) for name in ("collaborative-two-values", "collaborative-pruned") for kernel in COLLABORATIVE),
     *(("standard-narrow", kernel) for kernel in ("bmm", "sdpa")),
 ]
 
@@ -93,10 +108,10 @@ def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
     assert torch.autograd.gradgradcheck(function, arguments)
 
 
-@pytest.mark.parametrize("name", ["standard-narrow", "collaborative-content"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_plain_way_has_a_second_derivative(name):
     layer = build(name, "cross", kernel="bmm")
-    padding = masks("padding", 5, H)
+    padding = masks("padding", 5, layer.num_heads)
     tensors = [x[:2, :2].detach().clone().requires_grad_() for x in inputs("cross")]
 
     def function(*arguments):
@@ -126,7 +141,8 @@ def entry_of(dtype=torch.float32):
 def test_the_choice_on_a_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "FEW_QUERIES", T)
     assert choose("auto", *entry_of(), None, False) is head_loop.attend
-    assert choose("auto", *entry_of(torch.bfloat16), None, False) is packed_bmm.attend
+    assert choose("auto", *entry_of(torch.bfloat16), None, False) is head_loop.attend
+    assert choose("auto", *entry_of(torch.float16), None, False) is packed_bmm.attend
     trainable = torch.zeros(T, 5, requires_grad=True)
     assert choose("auto", *entry_of(), trainable, False) is packed_bmm.attend
     query, mixing, entry = entry_of()
@@ -153,8 +169,13 @@ def test_the_choice_for_standard_heads_on_a_cpu():
 
 
 def test_an_impossible_choice_says_why():
-    with pytest.raises(KernelError, match=r"float32 or float64, but got torch\.bfloat16"):
-        choose("head_loop", *entry_of(torch.bfloat16), None, False)
+    with pytest.raises(KernelError, match=r"on a CPU, bfloat16, but got torch\.float16 on cpu"):
+        choose("head_loop", *entry_of(torch.float16), None, False)
+    query, mixing, entry = entry_of(torch.bfloat16)
+    with pytest.raises(KernelError, match=r"but got torch\.bfloat16, torch\.float64 on cpu"):
+        choose("head_loop", query, mixing.double(), entry, None, False)
+    with pytest.raises(KernelError, match=r"but got torch\.bfloat16, torch\.float32 on cpu"):
+        choose("head_loop", query.float(), mixing, entry, None, False)
     with pytest.raises(KernelError, match="no gradient for the mask"):
         choose("head_loop", *entry_of(), torch.zeros(T, 5, requires_grad=True), False)
     query, mixing, entry = entry_of()

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, block_mixing, initial_mixing
-from collab_fairseq.attention.cost import AttentionSize, cache_bytes, multiply_adds, parameters
+from collab_fairseq.attention.cost import AttentionSize, cache_bytes, cache_numbers, multiply_adds, parameters
 
 
 def test_blocks_are_standard_heads():
@@ -78,23 +78,39 @@ def test_table_1_of_the_paper(shape, millions, multiply_adds_of_128):
     assert f"{multiply_adds(shape, 128, 128):.2e}" == multiply_adds_of_128
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "content_bias"), [(s, c) for s in SHAPES for c in (False, True) if s.collaborative or not c]
-)
-def test_cost_equals_what_the_layer_has_and_does(shape, bias, content_bias):
-    shape = shape._replace(bias=bias, content_bias=content_bias)
-    if shape.collaborative:
-        layer = CollaborativeAttention(*shape[:3], bias=bias, content_bias=content_bias)
-    else:
-        layer = StandardAttention(*shape[:3], bias=bias)
-    assert sum(p.numel() for p in layer.parameters()) == parameters(shape)
+#: cache of a token in numbers, from the papers' formulas: width 512 and the tiny model's
+CACHES = [
+    (SHAPES[0], 1024),
+    (SHAPES[1], 128 + 512),
+    (SHAPES[1]._replace(value_heads=2), 128 + 128),
+    (AttentionSize(512, 8, 64, True, value_heads=1), 64 + 64),
+    (AttentionSize(128, 4, 32, True), 32 + 128),
+    (AttentionSize(128, 4, 32, True, value_heads=1), 32 + 32),
+    (AttentionSize(128, 4, 64, True, value_heads=2), 64 + 64),
+    (AttentionSize(128, 4, 32, True, content_bias=True, value_heads=2), 32 + 64 + 4),
+]
 
-    query, key = torch.randn(1, 20, shape.embed_dim), torch.randn(1, 31, shape.embed_dim)
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("size", "cache"), CACHES)
+def test_cost_equals_what_the_layer_has_and_does(size, cache, bias):
+    size = size._replace(bias=bias)
+    layer = layer_of(size)
+    assert sum(p.numel() for p in layer.parameters()) == parameters(size)
+
+    query, key = torch.randn(1, 20, size.embed_dim), torch.randn(1, 31, size.embed_dim)
     with FlopCounterMode(display=False) as counter:
         layer(query, key, key)
-    mixing = 20 * shape.num_heads * shape.key_dim if shape.collaborative else 0  # element-wise, torch counts products
-    assert counter.get_total_flops() // 2 + mixing == multiply_adds(shape, 20, 31)
+    mixing = 20 * size.num_heads * size.key_dim if size.collaborative else 0  # element-wise, torch counts products
+    assert counter.get_total_flops() // 2 + mixing == multiply_adds(size, 20, 31)
 
     entry = layer.project(key, key)
-    assert sum(x.numel() * 4 for x in entry if x is not None) == cache_bytes(shape, 31, 4)
+    assert cache_numbers(size) == cache
+    assert sum(x.numel() * 4 for x in entry if x is not None) == cache_bytes(size, 31, 4) == cache * 31 * 4
+
+
+def layer_of(size):
+    if size.collaborative:
+        own = {"content_bias": size.content_bias, "value_heads": size.value_heads, "kernel": "bmm"}
+        return CollaborativeAttention(*size[:3], bias=size.bias, **own)
+    return StandardAttention(*size[:3], bias=size.bias)

@@ -36,7 +36,7 @@ def attend(
     Args:
         query: (N, T, D̃k), shared queries, not mixed, not scaled (beams, if any, folded into T).
         mixing: (H, D̃k).
-        entry: key (N, S, D̃k), value (N, H, S, dv), content (N, H, S) or None.
+        entry: key (N, S, D̃k), value (N, G, S, dv) of G groups of heads, content (N, H, S) or None.
         mask: additive, broadcasts to (N, H, T, S), float32 or wider, no row wholly −inf; or None.
         scale: factor on the scores.
         dropout: probability with which an attention weight is dropped.
@@ -66,7 +66,7 @@ def attend_standard(
 
     Args:
         query: (N, H, T, dk), not scaled (beams, if any, folded into T).
-        entry: key (N, H, S, dk), value (N, H, S, dv).
+        entry: key (N, G, S, dk), value (N, G, S, dv) of G groups of heads.
         mask, scale, dropout, need_weights: as in :func:`attend`.
 
     Returns:
