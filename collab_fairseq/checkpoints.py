@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 PathLike = Union[str, "os.PathLike[str]"]
 Report = List[Dict[str, Any]]
 
-_EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
-_UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
+_NAMES = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_(\d+)_(\d+)\.pt")}
 
 
 def load(path: PathLike) -> Dict[str, Any]:
@@ -136,10 +135,7 @@ def select_checkpoints(
     """
     if (epochs is None) == (updates is None):
         raise ValueError("exactly one of epochs and updates must be given")
-    if updates is None:
-        wanted, kind, shape, pattern = epochs or 0, "epoch", "checkpointE.pt", _EPOCH_FILE
-    else:
-        wanted, kind, shape, pattern = updates, "update", "checkpoint_E_U.pt", _UPDATE_FILE
+    wanted, kind = (updates or 0, "update") if epochs is None else (epochs, "epoch")
     if wanted < 1:
         raise CheckpointError(f"the number of {kind} checkpoints must be at least 1, got {wanted}")
     folder = os.fspath(directory)
@@ -147,17 +143,16 @@ def select_checkpoints(
         raise CheckpointError(f"{folder} is not a directory, expected the folder that holds the {kind} checkpoints")
     found = []
     for name in os.listdir(folder):
-        match = pattern.fullmatch(name)
-        if match:
-            numbers = tuple(int(n) for n in match.groups())
-            if upper_bound is None or numbers[-1] <= upper_bound:
-                found.append((numbers[::-1], name))
+        match = _NAMES[kind].fullmatch(name)
+        numbers = tuple(int(number) for number in match.groups()[::-1]) if match else ()
+        if numbers and (upper_bound is None or numbers[0] <= upper_bound):
+            found.append((numbers, name))
     found.sort(reverse=True)
     if len(found) < wanted:
         bound = "" if upper_bound is None else f" up to {kind} {upper_bound}"
         names = ", ".join(name for _, name in found) or "none"
         raise CheckpointError(
-            f"{folder} has {len(found)} {kind} checkpoints ({shape}){bound}, expected at least {wanted}; found: {names}"
+            f"{folder} has {len(found)} {kind} checkpoints{bound}, expected at least {wanted}; found: {names}"
         )
     return [os.path.join(folder, name) for _, name in found[:wanted]]
 
@@ -186,93 +181,59 @@ def average(
     """
     if not paths:
         raise CheckpointError("there is nothing to average: no checkpoints were given")
-    total = _Sum()
+    sums: Dict[str, torch.Tensor] = {}
+    places: Dict[str, List[Any]] = {}  # key -> where its tensor lies in every input
     newest: Dict[str, Any] = {}
     report: Report = []
-    for path in paths:
+    for path in [os.fspath(path) for path in paths]:
         if progress:
-            progress(os.fspath(path))
+            progress(path)
         state = load_with_model(path)
-        total.add(state["model"], os.fspath(path))
-        entry: Dict[str, Any] = {
-            "file": os.path.basename(os.fspath(path)),
-            "sha256": sha256(path),
-            "num_updates": num_updates(state),
-        }
+        if newest:
+            _check_same(newest["model"], state["model"], os.fspath(paths[0]), path)
+        for key, tensor in state["model"].items():
+            places.setdefault(key, []).append(_place(tensor) if tensor.numel() else key)
+            if tensor.is_floating_point() or tensor.is_complex():
+                wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+                sums[key] = sums[key].add_(wide) if key in sums else wide.clone()
+        name, updates = os.path.basename(path), num_updates(state)
+        entry: Dict[str, Any] = {"file": name, "sha256": sha256(path), "num_updates": updates}
         if entry["sha256"] in [other["sha256"] for other in report]:
-            logger.warning("%s has the same content as an earlier input and counts twice", os.fspath(path))
+            logger.warning("%s has the same content as an earlier input and counts twice", path)
         report.append(entry)
-        if not newest or (entry["num_updates"] or 0) >= (num_updates(newest) or 0):
+        if not newest or (updates or 0) >= (num_updates(newest) or 0):
             newest = state
-    newest["model"] = total.mean(newest["model"])
+    shared: Dict[Any, torch.Tensor] = {}
+    model = type(newest["model"])()  # an OrderedDict stays one
+    for key, tensor in newest["model"].items():
+        mean = (sums.pop(key) / len(report)).to(tensor.dtype) if key in sums else tensor
+        model[key] = shared.setdefault(tuple(places[key]), mean)
+    newest["model"] = model
     newest["last_optimizer_state"] = None  # belongs to one of the inputs, not to their average
     newest["extra_state"] = {**(newest.get("extra_state") or {}), "averaged_from": report}
     return newest, report
 
 
-class _Sum:
-    """Running sum of the parameters of several models, once per shared tensor."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first_path = ""
-        self.shapes: Dict[str, torch.Size] = {}
-        self.owner: Dict[str, str] = {}  # key -> the key under which the sum of its tensor is kept
-        self.sums: Dict[str, torch.Tensor] = {}
-
-    def add(self, model: Dict[str, torch.Tensor], path: str) -> None:
-        if self.count == 0:
-            self.first_path, self.shapes = path, {key: tensor.shape for key, tensor in model.items()}
-            self.owner = dict.fromkeys(model, "")
-        self._check(model, path)
-        self._split(_views(model))
-        for key, tensor in model.items():
-            if self.owner[key] == key and (tensor.is_floating_point() or tensor.is_complex()):
-                wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-                self.sums[key] = self.sums[key].add_(wide) if key in self.sums else wide.clone()
-        self.count += 1
-
-    def _check(self, model: Dict[str, torch.Tensor], path: str) -> None:
-        for missing, here, there in (
-            (self.shapes.keys() - model.keys(), path, self.first_path),
-            (model.keys() - self.shapes.keys(), self.first_path, path),
-        ):
-            if missing:
-                names = sorted(missing)
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                raise CheckpointError(
-                    f"{here} lacks {', '.join(names[:3])}{more}, which {there} has: they are different models"
-                )
-        for key, tensor in model.items():
-            if tensor.shape != self.shapes[key]:
-                raise CheckpointError(
-                    f"{key} has shape {tuple(tensor.shape)} in {path}, "
-                    f"but {tuple(self.shapes[key])} in {self.first_path}"
-                )
-
-    def _split(self, views: Dict[str, Any]) -> None:
-        """Keep together only keys that share a tensor in this model as well."""
-        groups: Dict[Any, str] = {}
-        for key, old in list(self.owner.items()):
-            new = groups.setdefault((old, views[key]), key)
-            if self.count and new == key != old and old in self.sums:
-                self.sums[key] = self.sums[old].clone()
-            self.owner[key] = new
-
-    def mean(self, newest: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """The average in the key order and the types of `newest`."""
-        means = {key: (total / self.count).to(newest[key].dtype) for key, total in self.sums.items()}
-        result = type(newest)()  # an OrderedDict stays one
-        for key, tensor in newest.items():
-            result[key] = means.get(self.owner[key], tensor)
-        return result
+def _place(tensor: torch.Tensor) -> Tuple[Any, ...]:
+    """What identifies the memory that a tensor shows: equal for two exactly if they are one."""
+    pointer = tensor.untyped_storage().data_ptr()
+    return (pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _views(model: Dict[str, torch.Tensor]) -> Dict[str, Any]:
-    """What identifies the memory that each tensor shows: equal for two keys exactly if they are one tensor."""
-    return {
-        key: (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel()
-        else key
-        for key, tensor in model.items()
-    }
+def _check_same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor], path: str, other_path: str) -> None:
+    """Raise CheckpointError unless two models have the same parameters."""
+    for missing, here, there in (
+        (one.keys() - other.keys(), other_path, path),
+        (other.keys() - one.keys(), path, other_path),
+    ):
+        if missing:
+            names = sorted(missing)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(
+                f"{here} lacks {', '.join(names[:3])}{more}, which {there} has: they are different models"
+            )
+    for key, tensor in other.items():
+        if tensor.shape != one[key].shape:
+            raise CheckpointError(
+                f"{key} has shape {tuple(tensor.shape)} in {other_path}, but {tuple(one[key].shape)} in {path}"
+            )

@@ -10,6 +10,7 @@ scores, tokenised text is detokenised for sacreBLEU. Compare sacreBLEU across pa
 import argparse
 import os
 import sys
+from dataclasses import asdict
 
 from collab_fairseq.records.files import check_targets, write_json
 
@@ -37,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
     result = evaluate(args.logs, args.reference, target_lang=args.target_lang, tokenised=tokenised)
     form = "tokenised" if result.tokenised else "raw, not tokenised"
     names = ", ".join(os.path.basename(log) for log in args.logs)
-    lines = [f"{names}: {result.sentences} sentences, text is {form}{' (assumed)' if result.assumed else ''}"]
-    for score, compared in result.scores:
+    lines = [f"{names}: {result.sentences} sentences, text is {form}{' (assumed)' if result.tokenised_assumed else ''}"]
+    for score in result.scores:
         lines.append(f"{score.metric:<20} {score.line()}")
-        lines.append(f"{'':<20} {compared}")
+        lines.append(f"{'':<20} {score.compared}")
         if score.metric == "sacreBLEU":
             lines.append(f"{'':<20} signature {score.signature}")
     lines += result.remarks
     if args.json:
-        write_json(result.as_json(), args.json)
+        write_json(asdict(result), args.json)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

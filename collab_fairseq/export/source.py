@@ -175,8 +175,7 @@ def new_folder(path: PathLike) -> Iterator[str]:
         raise ExportError(f"there is already something under {os.fspath(path)}: choose another --output")
     if not os.path.isdir(os.path.dirname(name)):
         raise ExportError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
-    work = f"{name}.tmp"
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    work = f"{name}.{os.getpid()}.tmp"
     try:
         os.mkdir(work)
         yield work

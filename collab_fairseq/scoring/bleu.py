@@ -13,8 +13,8 @@ from typing import List, Optional, Sequence
 
 from sacrebleu.metrics import BLEU
 
-from collab_fairseq.scoring.compound_split import split_compounds
-
+# over bytes: a no-break space is no white space then, as for the scripts that define the protocol
+_HYPHEN = re.compile(rb"(\S)-(\S)")
 # white space to Python and so to sacrebleu, but not to the byte-wise scripts that define tokenised BLEU: U+00A0, ...
 _OTHER_SPACE = re.compile(r"[^\S \t\n\r\f\v]")
 _PRIVATE_USE = 0xF0000
@@ -31,6 +31,7 @@ class Score:
         brevity_penalty: between 0 and 1.
         hyp_len, ref_len: lengths in tokens of the metric.
         signature: sacrebleu's; for the first two it describes the arithmetic, not how the text was tokenised.
+        compared: what was compared with what, in words.
     """
 
     metric: str
@@ -40,6 +41,7 @@ class Score:
     hyp_len: int
     ref_len: int
     signature: str
+    compared: str = ""
 
     def line(self) -> str:
         """The score in the form of fairseq: `29.29, 60.3/35.0/22.8/15.3 (BP=1.000, ratio=1.004, syslen=…, …)`."""
@@ -68,6 +70,15 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) ->
         [split_compounds(text) for text in references],
         "compound-split BLEU",
     )
+
+
+def split_compounds(text: str) -> str:
+    """The compound split of tensor2tensor and fairseq: each hyphen between two non-space bytes is ` ##AT##-##AT## `.
+
+    Matches do not overlap: `A-B-C` becomes `A ##AT##-##AT## B-C`, where B belongs to the first.
+    """
+    split = _HYPHEN.sub(rb"\1 ##AT##-##AT## \2", text.encode("utf-8", "surrogateescape"))
+    return split.decode("utf-8", "surrogateescape")
 
 
 def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> Score:

@@ -8,14 +8,15 @@ files (shards), between other log lines.
 import codecs
 import os
 import re
-from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, DefaultDict, Dict, List, Optional, Sequence
 
-from collab_fairseq.scoring.errors import ScoringError
-
-PathLike = Union[str, "os.PathLike[str]"]
+from collab_fairseq.scoring.references import PathLike, ScoringError
 
 _LINE = re.compile(rb"([STHD])-(\d+)\t")
+#: letter → what its lines say of one sentence: texts, or for H and D (score, text)
+_Sentence = Dict[str, List[Any]]
 
 
 @dataclass
@@ -33,12 +34,6 @@ class GenerateLog:
     kind: str
 
 
-@dataclass
-class _Sentence:
-    plain: Dict[str, List[str]] = field(default_factory=lambda: {"S": [], "T": []})
-    scored: Dict[str, List[Tuple[float, str]]] = field(default_factory=lambda: {"H": [], "D": []})
-
-
 def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
     """Parse one log, or the shards of one.
 
@@ -46,31 +41,36 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
         ScoringError: a file cannot be read; there are no hypotheses; ids are missing; an id was translated twice with
             different results, as in the logs of two test sets or models put together; a line is cut off or not UTF-8.
     """
-    sentences: Dict[int, _Sentence] = {}
+    sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHD"})
     for path in paths:
         _read(os.fspath(path), sentences)
     where = ", ".join(os.fspath(path) for path in paths)
-    kind = "D" if any(sentence.scored["D"] for sentence in sentences.values()) else "H"
-    if not any(sentence.scored[kind] for sentence in sentences.values()):
+    present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THD"}
+    kind = "D" if present["D"] else "H"
+    if not present[kind]:
         raise ScoringError(
             f"{where}: no hypotheses, expected the output of fairseq-generate with lines H-0, D-0, ... "
             "(was it run with --quiet?)"
         )
-    _require_all(where, f"{kind}- lines", [n for n, s in sentences.items() if s.scored[kind]], sentences)
-    has_references = any(sentence.plain["T"] for sentence in sentences.values())
-    if has_references:
-        _require_all(where, "T- lines", [n for n, s in sentences.items() if s.plain["T"]], sentences)
+    for letter in (kind, "T") if present["T"] else (kind,):
+        missing = sorted(set(range(max(sentences) + 1)) - set(present[letter]))
+        if missing:
+            shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            raise ScoringError(
+                f"{where}: {len(missing)} of {max(sentences) + 1} sentences have no {letter}- lines (ids {shown}); "
+                "the log is incomplete, or further shards of it must be given too"
+            )
     ordered = sorted(sentences.items())
     for number, sentence in ordered:
-        _check_one_translation(where, number, sentence, kind)
+        _check_one_translation(f"{where}: id {number}", sentence, kind)
     return GenerateLog(
-        hypotheses=[max(sentence.scored[kind], key=lambda pair: pair[0])[1] for _, sentence in ordered],
-        references=[sentence.plain["T"][0] for _, sentence in ordered] if has_references else None,
+        hypotheses=[max(sentence[kind], key=lambda pair: pair[0])[1] for _, sentence in ordered],
+        references=[sentence["T"][0] for _, sentence in ordered] if present["T"] else None,
         kind=kind,
     )
 
 
-def _read(path: str, sentences: Dict[int, _Sentence]) -> None:
+def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> None:
     try:
         with open(path, "rb") as stream:
             content = stream.read().removeprefix(codecs.BOM_UTF8)
@@ -81,45 +81,33 @@ def _read(path: str, sentences: Dict[int, _Sentence]) -> None:
         match = _LINE.match(raw)
         if not match:
             continue
+        kind, number = match.group(1).decode(), int(match.group(2))
         try:
-            line = raw.decode("utf-8")
+            text = raw[match.end() :].decode("utf-8")
+            if kind in "HD":
+                score, text = text.split("\t", 1)
+                sentences[number][kind].append((float(score), text))
+            else:
+                sentences[number][kind].append(text)
         except UnicodeDecodeError as error:
             raise ScoringError(f"{path}, line {line_number}: not UTF-8 ({error.reason})") from error
-        kind, number = match.group(1).decode(), int(match.group(2))
-        sentence = sentences.setdefault(number, _Sentence())
-        if kind in "ST":
-            sentence.plain[kind].append(line.split("\t", 1)[1])
-            continue
-        fields = line.split("\t", 2)
-        try:
-            sentence.scored[kind].append((float(fields[1]), fields[2]))
-        except (ValueError, IndexError):
+        except ValueError:
             raise ScoringError(
-                f"{path}, line {line_number}: expected `{kind}-{number}<tab>score<tab>text`, got {line[:80]!r}"
+                f"{path}, line {line_number}: expected `{kind}-{number}<tab>score<tab>text`, got {raw[:80].decode()!r}"
             ) from None
 
 
-def _require_all(where: str, what: str, present: List[int], sentences: Iterable[int]) -> None:
-    missing = sorted(set(range(max(sentences) + 1)) - set(present))
-    if missing:
-        shown = ", ".join(str(number) for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise ScoringError(
-            f"{where}: {len(missing)} of {len(missing) + len(present)} sentences have no {what} (ids {shown}); "
-            "the log is incomplete, or further shards of it must be given too"
-        )
-
-
-def _check_one_translation(where: str, number: int, sentence: _Sentence, kind: str) -> None:
-    for letter, texts in sentence.plain.items():
-        if len(set(texts)) > 1:
+def _check_one_translation(where: str, sentence: _Sentence, kind: str) -> None:
+    for letter in "ST":
+        texts = sentence[letter]
+        other = next((text for text in texts if text != texts[0]), None)
+        if other is not None:
             raise ScoringError(
-                f"{where}: id {number} has two different {letter}- lines, {texts[0][:60]!r} and "
-                f"{next(t for t in texts if t != texts[0])[:60]!r}; give the logs of one test set only"
+                f"{where} has two different {letter}- lines, {texts[0][:60]!r} and {other[:60]!r}; "
+                "give the logs of one test set only"
             )
     # n-best lists repeat H- and D- lines, but S- and T- lines appear once per translation of the sentence
-    times = max(1, len(sentence.plain["S"]), len(sentence.plain["T"]))
-    hypotheses = sentence.scored[kind]
+    times = max(1, len(sentence["S"]), len(sentence["T"]))
+    hypotheses = sentence[kind]
     if times > 1 and len(set(hypotheses)) * times != len(hypotheses):
-        raise ScoringError(
-            f"{where}: id {number} was translated {times} times with different results; give the log of one run only"
-        )
+        raise ScoringError(f"{where} was translated {times} times with different results; give the log of one run only")

@@ -4,9 +4,14 @@ import os
 from typing import List, NamedTuple, Optional, Sequence, Union
 
 from collab_fairseq.scoring import bleu, text
-from collab_fairseq.scoring.errors import ScoringError
 
 PathLike = Union[str, "os.PathLike[str]"]
+
+
+class ScoringError(ValueError):
+    """A log or a reference cannot be scored. The message is one sentence: the file, what is wrong, what is expected."""
+
+    user_error = True  # shown to users without a traceback
 
 
 class RawScore(NamedTuple):

@@ -2,7 +2,6 @@
 # The whole job in minutes: a generated corpus, three small models, their scores side by side. See --help.
 set -euo pipefail
 
-recipe=demo
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"

@@ -2,7 +2,6 @@
 # See, rank, prune and gate the heads of one trained translation model: all analyses of `collab heads`. See --help.
 set -euo pipefail
 
-recipe=heads
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"

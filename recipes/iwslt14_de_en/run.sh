@@ -1,7 +1,4 @@
 #!/usr/bin/env bash
 # IWSLT14 German-English with SentencePiece. One run from data to record. See --help.
-set -euo pipefail
-
-recipe=iwslt14_de_en step=run
 # shellcheck source=recipes/lib/recipe.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/recipe.sh"

@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Shared by all recipes: the Python in use, the device, settings of a run, steps that are skipped once finished. Sourced,
-# not run. A recipe sets `root` (of the repository) and `recipe` (its name) before.
+# not run. A script sets `root` (of the repository) before; `recipe` is the name of its folder.
 
 # shellcheck source=recipes/lib/options.sh
 . "$root/recipes/lib/options.sh"
+recipe=$(basename "$(dirname "$script")")
 title=$recipe
 
 # before bash 4.4 an empty array counts as unset

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # a sourced file: the sourcing script and config.sh assign what it uses
-# What the scripts of every recipe share: options, the run that they name, the steps. A script sets `recipe` and `step`
-# (train, average, evaluate; run: all of them; sweep: several runs) and sources this file with its own arguments.
+# What the scripts of every recipe share: options, the run that they name, the steps. A script is named for its step (train,
+# average, evaluate; run: all of them; sweep: several runs), its folder for the recipe; it sources this file, no more.
+set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
@@ -14,10 +15,13 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/sweep.sh
 . "$root/recipes/lib/sweep.sh"
 
+step=$(basename "$script" .sh)
+
 # what a config.sh may leave out
 stock_flags=()
 sacrebleu_sets=()
 valid_tests=()
+blind=()
 runs=()
 with='' # name of more flags of fairseq-train
 declare -A with_flags=()
@@ -79,7 +83,8 @@ results
   --dry-run         print the training command and do nothing
 
 The same command continues what was interrupted; finished steps and runs are skipped.
-A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json.
+A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json${blind[*]:+, model/
+for collab translate, and with it blind/: translations of ${blind[*]}}.
 END
 }
 
@@ -100,7 +105,7 @@ END
 END
 }
 
-command_line="recipes/$recipe/$step.sh $*"
+command_line="$script $*"
 python=${PYTHON:-python}
 precision=${precision:-auto}
 nodes=${SLURM_JOB_NUM_NODES:-$nodes}
@@ -215,6 +220,7 @@ main() {
             translate
             score
             record
+            publish
             ;;
     esac
 }

@@ -1,7 +1,4 @@
 #!/usr/bin/env bash
 # Multi30K English-German: standard and collaborative heads at several key dimensions, and their table. See --help.
-set -euo pipefail
-
-recipe=multi30k step=sweep
 # shellcheck source=recipes/lib/recipe.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/recipe.sh"

@@ -3,9 +3,7 @@
 # Settings for `recipes/multi30k/run.sh --config recipes/multi30k/table.sh` and `sweep.sh`.
 
 updates=4000
-optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0
-    --lr 0.005 --lr-scheduler cosine --warmup-init-lr 1e-07
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1)
+optimisation_flags+=(--lr-scheduler cosine)
 
 # The rows of the table, after them pairs whose caches are equal
 runs=(none:128 none:32 encoder_cross_decoder:32

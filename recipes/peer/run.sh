@@ -3,7 +3,6 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-recipe=peer
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
 

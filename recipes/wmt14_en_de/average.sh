@@ -1,7 +1,4 @@
 #!/usr/bin/env bash
 # WMT14 English-German. Average the last checkpoints of a run. See --help.
-set -euo pipefail
-
-recipe=wmt14_en_de step=average
 # shellcheck source=recipes/lib/recipe.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/recipe.sh"

@@ -21,9 +21,6 @@ gpus=2
 batch_tokens=2048
 largest_tokens=1024
 
-shared_model_flags=(--share-all-embeddings --dropout 0.1
-    --encoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 4
+shared_model_flags+=(--encoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 4
     --decoder-layers 2 --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 --decoder-attention-heads 4)
-optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --weight-decay 0.0
-    --lr 0.005 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-07 --stop-min-lr 1e-09
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1)
+optimisation_flags+=(--lr 0.005)

@@ -9,4 +9,4 @@ data=$root/data/wmt14_en_de_spm
 prepare=$root/data_prep/wmt14_en_de_spm.sh
 source_option=--source
 sacrebleu_sets=() # the raw text of both sets is among the data
-generation_flags=(--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --max-tokens 8000 --remove-bpe sentencepiece)
+generation_flags+=(sentencepiece) # of --remove-bpe

@@ -1,7 +1,4 @@
 #!/usr/bin/env bash
 # WMT14 English-German, untokenised, with SentencePiece. One run from data to record. See --help.
-set -euo pipefail
-
-recipe=wmt14_en_de_spm step=run
 # shellcheck source=recipes/lib/recipe.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/recipe.sh"

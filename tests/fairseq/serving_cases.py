@@ -46,6 +46,11 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
                 parameter.mul_(3)
             elif "content_bias" in name or "output_projection" in name:
                 torch.nn.init.normal_(parameter, generator=random)
+        # sentences end before they are as long as they may be, and padding is as improbable as after training
+        model.decoder.output_projection.weight[2].mul_(1.7)
+        model.decoder.output_projection.weight[1] = -5
+        norm = model.decoder.layer_norm or model.decoder.layers[-1].final_layer_norm
+        norm.bias.add_(0.5)
     cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
     cfg["model"] = {"_name": arch, "arch": arch, **flags}
     cfg["task"] = {"_name": "translation", "data": str(data), "source_lang": "src", "target_lang": "tgt"}
@@ -59,10 +64,10 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
 
 def cases(folder):
     """Data and a way to a checkpoint of one of ``KINDS``."""
-    data = write_data(folder)
+    data, made = write_data(folder), {}
 
     def checkpoint(kind, **flags):
-        path = folder / f"{kind}-{'-'.join(map(str, flags.values()))}.pt"
+        path = made.setdefault((kind, repr(flags)), folder / f"{len(made)}.pt")
         return path if path.exists() else write_checkpoint(path, data, **{**KINDS[kind], **flags})
 
     return SimpleNamespace(data=data, checkpoint=checkpoint, sentencepiece=folder / "sentencepiece.model")

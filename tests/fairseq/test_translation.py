@@ -17,9 +17,8 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.reparam.text import text_of
-from collab_fairseq.scoring.errors import ScoringError
 from collab_fairseq.scoring.generate_log import read_generate_log
-from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.scoring.references import ScoringError, score_raw
 from collab_fairseq.translation import TranslationError, add_text, batches, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, ROOT, run

@@ -1,6 +1,7 @@
 """Records of trainings whose scores are known: what the tests of `collab table` share."""
 
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -30,7 +31,7 @@ def evaluation(folder, hypotheses, references):
     log, raw = folder / "generate.log", folder / "test.de"
     log.write_text("".join(f"D-{i}\t-0.5\t{line}\n" for i, line in enumerate(hypotheses)), encoding="utf-8")
     raw.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
-    return evaluate([log], raw).as_json()
+    return asdict(evaluate([log], raw))
 
 
 @pytest.fixture(scope="module")
