@@ -21,6 +21,7 @@ step=$(basename "$script" .sh)
 stock_flags=()
 sacrebleu_sets=()
 valid_tests=()
+blind=()
 runs=()
 with='' # name of more flags of fairseq-train
 declare -A with_flags=()
@@ -82,7 +83,8 @@ results
   --dry-run         print the training command and do nothing
 
 The same command continues what was interrupted; finished steps and runs are skipped.
-A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json.
+A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json${blind[*]:+, model/
+for collab translate, and with it blind/: translations of ${blind[*]}}.
 END
 }
 
@@ -218,6 +220,7 @@ main() {
             translate
             score
             record
+            publish
             ;;
     esac
 }
