@@ -73,10 +73,8 @@ def test_attention_weights_hidden_states_and_gradients_are_those_of_the_source(c
     # sdpa gives weights where they are asked for
     made.set_attn_implementation("sdpa")
     again = outputs(made, batch, output_attentions=True)
-    for kind in kinds:
-        if kind.endswith("attentions"):
-            for one, other in zip(got[kind], again[kind], strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    for kind in (kind for kind in kinds if kind.endswith("attentions")):
+        torch.testing.assert_close(got[kind], again[kind], rtol=0, atol=1e-10)
 
 
 def collaborative(case, name, dtype=torch.float64):
@@ -93,14 +91,12 @@ def collaborative(case, name, dtype=torch.float64):
 def reference_parameters(layer):
     """By the names of the reference, the output being left as it is where the layer has none of its own."""
     names = layer.names
-    renamed = {names.query: "q_proj", names.key: "k_proj", names.value: "v_proj"}
-    outputs = {"out_lin": "out_proj", "dense": "out_proj", "out_proj": "out_proj"}
+    renamed = {names.query: "q_proj", names.key: "k_proj", names.value: "v_proj", names.output: "out_proj"}
     found = {"out_proj.weight": torch.eye(WIDTH, dtype=torch.float64)}
     for name, parameter in layer.named_parameters():
-        first, _, rest = name.partition(".")
-        first = {**renamed, **outputs}.get(first, first)
+        first, dot, rest = name.partition(".")
         if first != "LayerNorm":
-            found[f"{first}.{rest}" if rest else first] = parameter
+            found[renamed.get(first, first) + dot + rest] = parameter
     return found
 
 
@@ -117,8 +113,7 @@ def test_a_layer_computes_the_equation(case, name, implementation):
     handle.remove()
     assert len(calls) == (3 if case == "albert" else 1)
     source = {"bert-decoder": "encoder_hidden_states", "marian": "key_value_states"}.get(case, "none")
-    decoder = case == "bert-decoder" or name.startswith("decoder")
-    cross = "cross" in name or "encoder_attn" in name
+    decoder, cross = case == "bert-decoder" or name.startswith("decoder"), "cross" in name or "encoder_attn" in name
     for args, kwargs, (output, weights) in calls:
         queries = args[0] if args else kwargs["hidden_states"]
         keys = kwargs[source] if cross else queries
@@ -129,9 +124,7 @@ def test_a_layer_computes_the_equation(case, name, implementation):
             reference_parameters(layer), queries, keys, keys, num_heads=HEADS, scale=0.37,
             key_padding_mask=None if padding is None else padding == 0, causal=decoder and not cross,
         )  # fmt: skip
-        wanted = expected.output
-        if case == "albert":
-            wanted = layer.LayerNorm(queries + wanted)
+        wanted = layer.LayerNorm(queries + expected.output) if case == "albert" else expected.output
         torch.testing.assert_close(output, wanted, rtol=0, atol=FLOAT64 * 100)
         assert (weights is None) == (implementation == "sdpa")
         if weights is not None:
@@ -205,12 +198,12 @@ def test_auto_classes_load_what_was_saved_and_damage_is_named(tmp_path):
     with pytest.raises(ReparamError, match=r"missing: bert\.encoder\.layer\.0\.attention\.self\.mixing"):
         hf.from_pretrained(tmp_path)
 
-    config = made.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}})
-    with pytest.raises(ReparamError, match=r"must have key_dim \(int\), scale \(float\).*but is \{'key_dim': 12\}"):
-        type(made)(config)
-    config = made.config_class(**BERT, attention_shapes={"encoder.layer.9": {}})
-    with pytest.raises(ReparamError, match=r"expected one of encoder\.layer\.0.*got encoder\.layer\.9"):
-        type(made)(config)
+    for shapes, message in (
+        ({"encoder.layer.0.attention.self": {"key_dim": 12}}, r"have key_dim \(int\), .* but is \{'key_dim': 12\}"),
+        ({"encoder.layer.9": {}}, r"expected one of encoder\.layer\.0.*got encoder\.layer\.9"),
+    ):
+        with pytest.raises(ReparamError, match=message):
+            type(made)(made.config_class(**BERT, attention_shapes=shapes))
 
     make("bert").save_pretrained(tmp_path / "standard")
     with pytest.raises(ReparamError, match="must hold a collaborative model, but its model_type is bert"):
@@ -274,35 +267,31 @@ def refused(name, **fields):
 
 
 def test_models_that_cannot_be_converted_are_refused_with_the_reason():
-    with pytest.raises(ReparamError, match=r"llama turns queries and keys by their positions \(RoPE\) between"):
-        to_collaborative(refused("Llama"), 16)
-    reason = r"qwen3 turns .* \(RoPE\) and normalises queries and keys \(QK-norm\)"
-    with pytest.raises(ReparamError, match=reason):
-        to_collaborative(refused("Qwen3", head_dim=8), 16)
-    known = "must be one of bert, distilbert, albert, marian, but is "
-    with pytest.raises(ReparamError, match=known + "roberta"):
-        to_collaborative(refused("Roberta"), 16)
+    for model, message in (
+        (refused("Llama"), r"llama turns queries and keys by their positions \(RoPE\) between"),
+        (refused("Qwen3", head_dim=8), r"qwen3 turns .* \(RoPE\) and normalises queries and keys \(QK-norm\)"),
+        (refused("Roberta"), "must be one of bert, distilbert, albert, marian, but is roberta"),
+        (nn.Linear(2, 2), "expected a model of transformers, but got Linear"),
+    ):
+        with pytest.raises(ReparamError, match=message):
+            to_collaborative(model, 16)
     with pytest.raises(ReparamError, match=r"must be built on BertConfig, .* but RobertaModel is built on Roberta"):
         hf.collaborative_class(transformers.RobertaModel)
-    with pytest.raises(ReparamError, match="expected a model of transformers, but got Linear"):
-        to_collaborative(nn.Linear(2, 2), 16)
 
 
 def test_bad_requests_are_named():
-    model = make("bert")
-    with pytest.raises(ReparamError, match="must be between 1 and 32, the key dim of the source, but is 33"):
-        to_collaborative(model, 33)
-    with pytest.raises(ReparamError, match=r"key_dim names bert\.encoder$"):
-        to_collaborative(model, {"bert.encoder": 16})
-    with pytest.raises(ReparamError, match=r"calibration must be a list of batches .* but is one batch"):
-        to_collaborative(model, 16, calibration=inputs("bert"))
-    with pytest.raises(ReparamError, match="calibration batch 0 must be a dictionary, but is a Tensor"):
-        to_collaborative(model, 16, calibration=[torch.ones(2, 2)])
-    with pytest.raises(ReparamError, match="at least one query position that is not masked, but saw none"):
-        to_collaborative(model, 16, calibration=[])
-    model.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
-    with pytest.raises(ReparamError, match=r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear, but"):
-        to_collaborative(model, 16)
+    model, broken = make("bert"), make("bert")
+    broken.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    for source, key_dim, calibration, message in (
+        (model, 33, None, "must be between 1 and 32, the key dim of the source, but is 33"),
+        (model, {"bert.encoder": 16}, None, r"key_dim names bert\.encoder$"),
+        (model, 16, inputs("bert"), r"calibration must be a list of batches .* but is one batch"),
+        (model, 16, [torch.ones(2, 2)], "calibration batch 0 must be a dictionary, but is a Tensor"),
+        (model, 16, [], "at least one query position that is not masked, but saw none"),
+        (broken, 16, None, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear, but"),
+    ):
+        with pytest.raises(ReparamError, match=message):
+            to_collaborative(source, key_dim, calibration=calibration)
 
 
 def test_flash_and_flex_attention_are_refused():
