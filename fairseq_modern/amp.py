@@ -8,7 +8,7 @@ end up divided twice by the scale.
 from types import ModuleType
 from typing import Any
 
-from fairseq_modern.defects import names
+from fairseq_modern.patching import names
 
 
 def step(self: Any) -> None:

@@ -7,8 +7,6 @@
 . "$root/recipes/multi30k/table.sh"
 
 about="Micro-WMT English-German (190,591 pairs, mostly Tatoeba) with a tiny transformer"
-data=$root/data/micro_wmt
-prepare=$root/data_prep/micro_wmt.sh
 tests=(test:tatoeba_test)
 valid_tests=(valid:tatoeba_valid valid1:newstest2013)
 updates=6000

@@ -21,8 +21,8 @@ from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import batches, loss, translate
 from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
-from tests.fairseq.test_training import USER_DIR
 
 KINDS = ["standard", "collaborative", "content-bias"]
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -165,21 +164,3 @@ def test_a_failing_model_is_named(finished, tmp_path):
     assert "recipes/demo/run.sh: error: not finished: standard-16" in done.stderr
     assert "demo: standard-16: failed" in done.stderr
     assert "| model" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--updates", "0"], "--updates must be at least 1, got 0"),
-        (["--seed", "one"], "--seed must be a whole number, got 'one'"),
-        (["--sauce", "x"], "unknown argument '--sauce'"),
-        (["--output"], "--output needs a value"),
-    ],
-)
-def test_wrong_options_leave_nothing(tmp_path, flags, message):
-    done = run("bash", RECIPE, "--python", sys.executable, "--output", tmp_path / "run", *flags, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert not (tmp_path / "run").exists()
-    assert "--seed N" in run("bash", RECIPE, "--help").stdout
-    assert RECIPE.stat().st_mode & stat.S_IXUSR
