@@ -105,11 +105,12 @@ def main() -> int:
         "",
     ]
     text = "\n".join(lines)
-    page = folder / "summary.md"
-    if not page.is_file() or page.read_text(encoding="utf-8") != text:
+    page, drawing = folder / "summary.md", folder / "validation.svg"
+    told = f"Figure: {drawing}"
+    if not (page.is_file() and page.read_text(encoding="utf-8") == text and drawing.is_file()):
         write_text(text, page)
-    figure = draw(list(records.values()), folder / "validation.svg")
-    sys.stdout.write(f"\n{text}\nThis text: {page}\n{figure}\n")
+        told = draw(list(records.values()), drawing)
+    sys.stdout.write(f"\n{text}\nThis text: {page}\n{told}\n")
     return 0
 
 
