@@ -26,7 +26,7 @@ $(VENV)/ready: setup.py pyproject.toml constraints.txt fairseq_modern/fairseq_mo
 	$(PIP) torch
 	$(PIP) "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" "numpy>=1.26"
 	$(PIP) --no-deps fairseq==0.12.2
-	$(PIP) --editable ".[test,plots,reparam,slurm,huggingface]"
+	$(PIP) --editable ".[test,plots,reparam,slurm,huggingface,serve]"
 	$(BIN)/python -c "import fairseq, collab_fairseq.models"
 	@touch $@
 

@@ -28,7 +28,8 @@ def load(
 
     Args:
         folder: made by ``collab export CHECKPOINT --to folder``, or to ``ctranslate2``.
-        engine: ``torch`` or, several times as fast on a CPU, ``ctranslate2``; a folder of another engine has its own.
+        engine: ``torch`` or, faster on a CPU, ``ctranslate2``, which a model folder is converted for the first time; a
+            folder of another engine has its own.
         device: ``cpu``, ``cuda``, …, or ``auto``: a GPU if there is one.
         precision: ``float32``, ``float16`` or ``bfloat16``; of CTranslate2 also ``int8``.
         threads: of the CPU; default: the engine's.
@@ -41,4 +42,8 @@ def load(
     """
     from collab_fairseq.translation.open import open_folder
 
+    if engine == "ctranslate2":
+        from collab_fairseq.export.cached import for_ctranslate2
+
+        folder = for_ctranslate2(folder)
     return open_folder(folder, engine=engine, device=device, precision=precision, threads=threads)

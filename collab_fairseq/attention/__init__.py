@@ -1,4 +1,4 @@
-"""The layer of the paper, in torch alone: collaborative heads, standard heads with a free key dim, and what they share.
+"""The layer of the paper, in torch alone: collaborative heads, the baselines beside them, and what they share.
 
 >>> import torch
 >>> from collab_fairseq.attention import CollaborativeAttention
@@ -9,9 +9,11 @@
 
 from .cache import KeyValue, extend, select
 from .collaborative import CollaborativeAttention
+from .grouped import GroupedAttention
 from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
 from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
+from .latent import LatentAttention
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, MIXING_WITH_BLOCKS, block_mixing, initial_mixing
 from .standard import StandardAttention
@@ -23,8 +25,10 @@ __all__ = [
     "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",
+    "GroupedAttention",
     "KernelError",
     "KeyValue",
+    "LatentAttention",
     "StandardAttention",
     "block_mixing",
     "extend",

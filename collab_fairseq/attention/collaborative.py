@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue, of_each_head
-from .kernels import COLLABORATIVE, check_name, choose, packed_bmm
+from .kernels import COLLABORATIVE, choose, packed_bmm
 from .layer import AttentionLayer
 from .mixing import initial_mixing
 
@@ -68,14 +68,11 @@ class CollaborativeAttention(AttentionLayer):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, key_dim, **options)
-        check_name(kernel, COLLABORATIVE)
-        self.kernel = kernel
         self._initial_mixing = mixing
         self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
         # not a parameter that is None: fairseq takes those of several layers for one shared parameter
         self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim)) if content_bias else None
-        self.reset_parameters()
-        self.to(device=device, dtype=dtype)
+        self._finish(kernel, COLLABORATIVE, device, dtype)
 
     def reset_parameters(self) -> None:
         """Xavier projections, the chosen mixing matrix, content bias zero."""

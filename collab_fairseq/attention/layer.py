@@ -1,12 +1,13 @@
 """What collaborative and standard heads have in common: values, output, masks, beams, and the two public steps."""
 
 import math
-from typing import Optional, Tuple
+from typing import Iterable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue
+from .kernels import check_name
 from .masks import AttentionMask, combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
@@ -25,6 +26,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         kdim, vdim: widths of the key and value inputs, as in torch; default E.
         head_dim: dv, value width of one head; default E / H.
         value_heads: G, heads of the value projection, each read by H / G neighbouring heads; default H.
+        key_heads: the same of the key projection, of standard heads; default H.
         dropout: probability of dropping an attention weight in training.
         scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
         bias: default of the four biases below.
@@ -45,6 +47,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         vdim: Optional[int] = None,
         head_dim: Optional[int] = None,
         value_heads: Optional[int] = None,
+        key_heads: Optional[int] = None,
         dropout: float = 0.0,
         bias: bool = True,
         query_bias: Optional[bool] = None,
@@ -67,8 +70,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
                 )
             head_dim = embed_dim // num_heads
         value_heads = num_heads if value_heads is None else value_heads
-        if value_heads < 1 or num_heads % value_heads != 0:
-            raise ValueError(f"value_heads must divide the {num_heads} heads, but is {value_heads}")
+        key_heads = num_heads if key_heads is None else key_heads
+        for name, number in (("value_heads", value_heads), ("key_heads", key_heads)):
+            if number < 1 or num_heads % number != 0:
+                raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
         self.embed_dim = embed_dim
@@ -76,13 +81,15 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         self.key_dim = key_dim
         self.head_dim = head_dim
         self.value_heads = value_heads
+        self.key_heads = key_heads
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout = dropout
         self.scale = float(head_dim**-0.5 if scale is None else scale)
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
-        self.k_proj = nn.Linear(self.kdim, key_dim, bias=bias if key_bias is None else key_bias)
+        keys = key_dim * key_heads // num_heads
+        self.k_proj = nn.Linear(self.kdim, keys, bias=bias if key_bias is None else key_bias)
         self.v_proj = nn.Linear(self.vdim, value_heads * head_dim, bias=bias if value_bias is None else value_bias)
         self.q_proj = nn.Linear(embed_dim, key_dim, bias=bias if query_bias is None else query_bias)
         self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias)
@@ -95,6 +102,15 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
+
+    def _finish(
+        self, kernel: str, known: Iterable[str], device: Optional[torch.device], dtype: Optional[torch.dtype]
+    ) -> None:
+        """The end of a subclass's ``__init__``: all parameters are there, and may be set and moved."""
+        check_name(kernel, known)
+        self.kernel = kernel
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
 
     def split_heads(self, joined: Tensor, heads: Optional[int] = None) -> Tensor:
         """(N, T, H·d) → (N, H, T, d); heads: another number in place of H."""
@@ -130,7 +146,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         return queries, self.project(key, value)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """The entry of key inputs (N, S, kdim), projected to (N, S, key_dim), and values projected to (N, S, G·dv)."""
+        """The entry of key inputs (N, S, kdim), projected to (N, S, ·), and values projected to (N, S, G·dv)."""
         raise NotImplementedError
 
     def _contexts(

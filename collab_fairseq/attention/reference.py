@@ -32,6 +32,10 @@ def _visible_score(score: Tensor, mask: Optional[Tensor]) -> Tensor:
     return score + mask.double()
 
 
+def _slice(number: int, width: int) -> slice:
+    return slice(number * width, (number + 1) * width)
+
+
 def _softmax(scores: Tensor) -> Tensor:
     """softmax of (S,), zero where no key is visible."""
     if bool((scores == -math.inf).all()):
@@ -49,6 +53,7 @@ def reference_attention(
     num_heads: int,
     scale: float,
     value_heads: Optional[int] = None,
+    key_heads: Optional[int] = None,
     key_padding_mask: Optional[Tensor] = None,
     attn_mask: Optional[Tensor] = None,
     causal: bool = False,
@@ -56,12 +61,15 @@ def reference_attention(
 ) -> ReferenceOutput:
     """Collaborative heads where ``parameters`` has a ``mixing`` matrix, standard heads where it has none.
 
+    With a ``latent_proj`` keys and values are projections of latents, which are projections of ``key`` alone.
+
     Args:
         parameters: ``state_dict`` (or named parameters, to differentiate) of a layer; used in float64.
         query, key, value: (N, T, E), (N, S, kdim), (N, S, vdim).
         num_heads: H.
         scale: factor on the scores.
-        value_heads: G, groups of neighbouring heads that share values; default H.
+        value_heads: groups of neighbouring heads that share values; default H. key_heads: the same of standard heads'
+            keys.
         key_padding_mask: (N, S); attn_mask: (T, S), (N·H, T, S) or (N, H, T, S); boolean (True: hidden) or additive.
         causal: hide keys after the query's position.
         head_multiplier: (H), (N, H) or (N, T, H).
@@ -69,10 +77,12 @@ def reference_attention(
     parameters = {name: tensor.double() for name, tensor in parameters.items()}
     query, key, value = query.double(), key.double(), value.double()
     rows, query_len, key_len = query.size(0), query.size(1), key.size(1)
+    if "latent_proj.weight" in parameters:
+        key = value = _affine(key, parameters, "latent_proj")
     q, k, v = (_affine(inputs, parameters, f"{name}_proj") for name, inputs in (("q", query), ("k", key), ("v", value)))
     mixing = parameters.get("mixing")
     content_bias = parameters.get("content_bias")
-    value_heads = num_heads if value_heads is None else value_heads
+    value_heads, key_heads = value_heads or num_heads, key_heads or num_heads
     head_key, head_value = q.size(-1) // num_heads, v.size(-1) // value_heads
 
     if attn_mask is not None:
@@ -87,10 +97,8 @@ def reference_attention(
             if mixing is not None:
                 q_head, k_head = q[n] * mixing[h], k[n]
             else:
-                own = slice(h * head_key, (h + 1) * head_key)
-                q_head, k_head = q[n, :, own], k[n, :, own]
-            group = h * value_heads // num_heads
-            v_head = v[n, :, group * head_value : (group + 1) * head_value]
+                q_head, k_head = q[n, :, _slice(h, head_key)], k[n, :, _slice(h * key_heads // num_heads, head_key)]
+            v_head = v[n, :, _slice(h * value_heads // num_heads, head_value)]
             head_weights = []
             for t in range(query_len):
                 scores = []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .cache import KeyValue
-from .kernels import STANDARD, check_name, choose_standard, packed_bmm
+from .kernels import STANDARD, choose_standard, packed_bmm
 from .layer import AttentionLayer
 
 
@@ -49,19 +49,21 @@ class StandardAttention(AttentionLayer):
                 "standard heads split the key dim evenly: key_dim must be divisible by num_heads, "
                 f"but key_dim is {self.key_dim} and num_heads is {num_heads}"
             )
-        check_name(kernel, STANDARD)
-        self.kernel = kernel
-        self.reset_parameters()
-        self.to(device=device, dtype=dtype)
+        self._finish(kernel, STANDARD, device, dtype)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Keys (N, H, S, dk) and values (N, G, S, dv)."""
-        return KeyValue(self.split_heads(keys), self.split_heads(values, self.value_heads), None)
+        return KeyValue(self.split_heads(keys, self.key_heads), self.split_heads(values, self.value_heads), None)
 
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        query = self.split_heads(query)
+        return self._attend_heads(self.split_heads(query), entry, mask, dropout, need_weights)
+
+    def _attend_heads(
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """As :meth:`_contexts`, of queries (N, H, T, dk)."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return packed_bmm.attend_standard(query, entry, mask, self.scale, dropout, need_weights)
         attend = choose_standard(self.kernel, query, entry, dropout, need_weights)

@@ -2,7 +2,6 @@
 
 import fnmatch
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -29,7 +28,6 @@ class Options:
         clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
         rounds: at most so many per row. seconds: no new round after so many, once there are ``least`` rounds.
         seed: of parameters, inputs and the order of turns. quick: miniatures that show that everything runs.
-        lengths: of sentences, see :func:`draw`; None: each row's own.
         vocabulary: symbols of the models; None: each row's own.
         sentences: to translate; None: 1000. batch: sentences of a batch; None: 64. data: data-bin to take them from.
     """
@@ -43,7 +41,6 @@ class Options:
     least: int = 5
     seed: int = 1
     quick: bool = False
-    lengths: Optional[str] = None
     vocabulary: Optional[int] = None
     sentences: Optional[int] = None
     batch: Optional[int] = None
@@ -52,10 +49,6 @@ class Options:
     def __post_init__(self) -> None:
         if not 0.0 < self.seconds < float("inf"):
             raise BenchError(f"--seconds must be a positive number of seconds, got {self.seconds:g}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise BenchError(
-                "--device cuda needs a GPU that torch can use, but torch finds none here; use --device cpu"
-            )
         if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
             raise BenchError("--clock processor is for one thread of a CPU; use --threads 1 and --device cpu")
 
@@ -110,30 +103,15 @@ LENGTHS: Dict[str, Sequence[float]] = {
 }
 
 
-def draw(lengths: str, number: int, seed: int, longest: int = 0) -> List[int]:
-    """Lengths of ``number`` sentences, distributed as in :data:`LENGTHS` or as in a file with one length per line.
+def draw(corpus: str, number: int, seed: int, longest: int = 0) -> List[int]:
+    """Lengths of ``number`` sentences, distributed as in a corpus of :data:`LENGTHS`.
 
     With ``longest``, none is longer and the first is as long; lengths are stretched where all of them are shorter.
-
-    Raises:
-        BenchError: ``lengths`` is no such name or file.
     """
-    percentiles: Any = _PERCENTILES
-    known: Any = LENGTHS.get(lengths)
-    if known is None:
-        try:
-            known = sorted(map(int, Path(lengths).read_text(encoding="utf-8").split()))
-        except (OSError, ValueError) as error:
-            raise BenchError(
-                f"--lengths must be {' or '.join(LENGTHS)} or a file with one sentence length per line, "
-                f"but {lengths} cannot be read so: {error}"
-            ) from error
-        if not known or known[0] < 1:
-            raise BenchError(f"--lengths {lengths} must hold positive lengths, one per line")
-        percentiles = np.linspace(0, 100, len(known))
+    known = LENGTHS[corpus]
     random = torch.Generator().manual_seed(seed)
     shares = torch.rand(max(10_000, 20 * number), generator=random, dtype=torch.float64).numpy()
-    drawn = np.interp(100 * shares, percentiles, known) * max(1.0, longest / round(known[-1]))
+    drawn: Any = np.interp(100 * shares, _PERCENTILES, known) * max(1.0, longest / round(known[-1]))
     drawn = drawn.round().clip(2)
     if longest:  # at the end for a corpus whose sentences are nearly all longer than that
         drawn = np.append(drawn[drawn <= longest], np.full(number, longest))

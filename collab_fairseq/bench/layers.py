@@ -36,7 +36,7 @@ def layer_case(
         check_against_reference(found, shape)
         for contestant in found.values():
             contestant.module.to(options.device, options.torch_dtype)
-        lengths = draw(options.lengths or "newstest2014", sentences, options.seed, length)
+        lengths = draw("newstest2014", sentences, options.seed, length)
         inputs = make_inputs(shape, length, lengths, options.device, options.torch_dtype, options.seed)
         check(found, inputs)
         for contestant in found.values():
@@ -103,7 +103,7 @@ def decode_case(
         if cross:
             source = torch.randn(length, sentences, embed_dim, generator=random)
             key = source.repeat_interleave(beams, dim=1).to(*where)
-            lengths = draw(options.lengths or "multi30k", sentences, options.seed, length)
+            lengths = draw("multi30k", sentences, options.seed, length)
             padding = padding_mask(lengths, True, options.device).repeat_interleave(beams, dim=0)
         queries = torch.randn(1 if cross else length, sentences * beams, embed_dim, generator=random).to(*where)
         order = new_order(sentences, beams, random).to(options.device)

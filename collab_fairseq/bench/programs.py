@@ -38,8 +38,7 @@ def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
         def loss(model: nn.Module, batch: Dict[str, Any]) -> Any:
             return criterion(model, batch)[0] / batch["ntokens"]
 
-        usual = "multi30k" if size == "tiny" else "newstest2014"
-        lengths = draw(options.lengths or usual, sentences, options.seed, length)
+        lengths = draw("multi30k" if size == "tiny" else "newstest2014", sentences, options.seed, length)
         sources, targets = (task.sentences(lengths, options.seed + side) for side in (0, 1))
         batch = make_batch(sources, targets, task, options.device)
         for model in found.values():
@@ -80,7 +79,7 @@ def translate_case(size: str, key_dim: int, sentences: int) -> Case:
             task, sources = read_sources(options.data, sentences)
         else:
             task = Task(options, "tiny")
-            sources = task.sentences(draw(options.lengths or "multi30k", sentences, options.seed), options.seed)
+            sources = task.sentences(draw("multi30k", sentences, options.seed), options.seed)
         sources.sort(key=len)
         searches = {
             name: SequenceGenerator([model], task.target_dictionary, beam_size=BEAM, len_penalty=0.6)

@@ -61,8 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="wall time, or processor time of this process, which other programs on the machine disturb less "
             "(one thread, no GPU; default: wall)")  # fmt: skip
         add("--seed", type=int, default=1, help="of parameters, inputs and turns (default: 1)")
-        add("--lengths", metavar="NAME",
-            help="of sentences: newstest2014, multi30k or a file with a length per line (default: by row)")  # fmt: skip
         if what != "layer":
             add("--vocabulary", type=positive, help="symbols of the models (default: by row)")
         if what == "decode":

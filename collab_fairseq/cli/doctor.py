@@ -1,46 +1,35 @@
 """Tell whether this machine can run a recipe, and what to do where it cannot.
 
     collab doctor
-    collab doctor --data data/multi30k/data-bin --save-dir /scratch/runs --checkpoints 12
+    collab doctor --data data/multi30k/data-bin
     collab doctor --no-trial --json doctor.json
 
-Looks at Python, packages, fairseq, torch, cards and the precision that fits them, the start-up hook, --user-dir, disk
-space and data; then binarises a made-up corpus and makes five updates on it. Each line is ok, warn or fail, with what
-to do below it; the exit status is 1 where one fails.
+Looks at Python, packages, fairseq, torch, cards and the precision that fits them, the start-up hook, --user-dir and
+data; then binarises a made-up corpus and makes five updates on it. Each line is ok, warn or fail, with what to do below
+it; the exit status is 1 where one fails. Whether the disk has room, a training says before it begins.
 """
 
 import argparse
 import sys
 
 from collab_fairseq import doctor
-
-from .options import Renamed, positive
+from collab_fairseq.records.files import check_targets, write_json
 
 HELP = "can this machine run a recipe?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What a recipe is going to ask of the machine."""
-    kept = "how many must find room there at once (default: %(default)s: 5 kept, last, best, a new one and its copy)"
-    size = f"their size in parameters (default: that of --arch with the dictionary of --data, or {doctor.TYPES} types)"
     parser.add_argument("--data", metavar="DATA_BIN", help="also check this folder of fairseq-preprocess")
-    parser.add_argument("--save-dir", default=".", metavar="DIR", help="where checkpoints will go (default: here)")
-    parser.add_argument("--output", action=Renamed, const="--save-dir")
-    parser.add_argument("--checkpoints", type=positive, default=doctor.CHECKPOINTS, metavar="N", help=kept)
-    parser.add_argument("--arch", default="transformer_collab", help="at its defaults (default: %(default)s)")
-    parser.add_argument("--parameters", type=positive, metavar="N", help=size)
     parser.add_argument("--no-trial", action="store_true", help="leave the trial run out")
     parser.add_argument("--json", metavar="FILE", help="also write the findings to FILE")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each finding as it is made; 1 where any fails."""
-    from collab_fairseq.records.files import write_json
-
+    check_targets(args.json)
     found = []
-    for finding in doctor.examine(
-        args.data, args.save_dir, args.checkpoints, args.arch, args.parameters, updates=not args.no_trial
-    ):
+    for finding in doctor.examine(args.data, updates=not args.no_trial):
         found.append(finding)
         sys.stdout.write(f"{finding.status:<5} {finding.name:<10} {finding.text}\n")
         if finding.advice:

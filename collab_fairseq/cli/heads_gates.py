@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
-    from collab_fairseq.heads import figures, removal
+    from collab_fairseq.heads import removal
 
     state = checkpoints.load_with_model(args.checkpoint)
     gates = removal.read_gates(state)
@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
         own = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]
         counts.append(f"{letter} {sum(own)} of {len(own)}" if own else f"{letter} has no gates")
     sys.stdout.write(f"\nopen: {', '.join(counts)}\n")
-    if args.figure:
-        values = {head: gate.open_probability for head, gate in gates.items()}
-        figures.draw_grids({"": values}, args.figure, label="P(open)", limits=(0.0, 1.0))
+    shared.draw_heads(args, {head: gate.open_probability for head, gate in gates.items()}, "P(open)")
     if args.output:
         result = removal.finalise(state, empty_layers=args.empty_layers)
         checkpoints.save(result.state, args.output)

@@ -89,8 +89,6 @@ def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
 
 
 def _show(result: Dict[str, Any], args: argparse.Namespace) -> int:
-    from collab_fairseq.heads import figures
-
     heads = result["heads"]
     rows = sorted(heads, key=lambda name: -heads[name]["normalised"])
     cells = [[name, f"{heads[name]['normalised']:.4f}", f"{heads[name]['raw']:.5g}"] for name in rows]
@@ -99,8 +97,6 @@ def _show(result: Dict[str, Any], args: argparse.Namespace) -> int:
         f"\n{result['sentences']:,} sentences, {result['source_tokens']:,} source and {result['target_tokens']:,} "
         "target tokens\n"
     )
-    if args.figure:
-        values = {name: head["normalised"] for name, head in heads.items()}
-        label = "importance, normalised in the layer"
-        figures.draw_grids({"": values}, args.figure, label=label, limits=(0.0, 1.0))
+    values = {name: head["normalised"] for name, head in heads.items()}
+    shared.draw_heads(args, values, "importance, normalised in the layer")
     return 0

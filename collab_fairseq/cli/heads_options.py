@@ -193,6 +193,14 @@ def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], d
     return Record("heads", name, command(), settings, args.json, device=kind, threads=torch.get_num_threads())
 
 
+def draw_heads(args: argparse.Namespace, values: Dict[str, float], label: str) -> None:
+    """Heat maps of numbers between 0 and 1 by head, where there is a --figure."""
+    from collab_fairseq.heads import figures
+
+    if args.figure:
+        figures.draw_grids({"": values}, args.figure, label=label, limits=(0.0, 1.0))
+
+
 def show_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows, the first being the header, in Markdown."""
     from collab_fairseq.records import pages

@@ -1,7 +1,7 @@
 """BLEU and loss as ever more heads go, least important first (Michel et al. 2019); --remove makes the cut real.
 
     collab heads prune averaged.pt --data data-bin --reference test=test.de --json pruning.json --figure pruning.svg
-    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference … --json profile.json     # when does it happen
+    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de --figure profile.svg     # and when
     collab heads prune averaged.pt --remove 40 --output pruned.pt                             # percent, or heads:
     collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
 

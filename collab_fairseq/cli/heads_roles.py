@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         options.refuse(args, ("epsilon",), "is of relevance, which --relevance-sentences 0 leaves out")
     trained = shared.load(args)
     from collab_fairseq.checkpoints import file_setting
-    from collab_fairseq.heads import figures, importance, role_table
+    from collab_fairseq.heads import importance, role_table
     from collab_fairseq.modules.heads import LETTERS
 
     settings: Dict[str, Any] = {
@@ -75,9 +75,7 @@ def run(args: argparse.Namespace) -> int:
         part = record.parts["syntax"]
         skipped = f"{part['skipped']:,} skipped, whose text is another"
         sys.stdout.write(f"\nsyntax: {part['sentences']:,} parsed sentences; {skipped}\n")
-    if args.figure:
-        values = {head: numbers["confidence"] for head, numbers in found.items()}
-        figures.draw_grids({"": values}, args.figure, label="confidence", limits=(0.0, 1.0))
+    shared.draw_heads(args, {head: numbers["confidence"] for head, numbers in found.items()}, "confidence")
     for number in chosen:
         drawn = role_table.sentence_maps(trained, args.split, number)
         for letter, site in LETTERS.items():

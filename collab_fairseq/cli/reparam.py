@@ -66,15 +66,15 @@ def run(args: argparse.Namespace) -> int:
         if not args.calibration:
             options.refuse(args, ("max_tokens",), "needs --calibration or --evaluate")
     args.device = options.choose_device(args)
-    from collab_fairseq.reparam import convert_model
+    from collab_fairseq.reparam.pipeline import convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     names = ("key_dim", "budget", "sites", "calibration", "data", "evaluate", "seed", "threads", "device", "max_tokens")
-    report = convert_model(
+    record = convert_model(
         args.checkpoint, args.output, distill_steps=args.distill, references=dict(args.reference),
         **{name: getattr(args, name) for name in names},
     )  # fmt: skip
     if args.json:
-        write_json(report.as_json(), args.json)
-    sys.stdout.write(report.table())
+        write_json(record.content, args.json)
+    sys.stdout.write(table(record.parts))
     return 0

@@ -42,6 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "lines read, translated and written at a time (default: 256; 1 at a terminal)"
     add("--buffer", type=options.positive, metavar="N", help=text)
 
+    def intermixed(argv: Any, namespace: Any) -> Any:
+        """Before Python 3.12 an optional FILE could not stand behind flags."""
+        del parser.parse_known_args
+        try:
+            return parser.parse_known_intermixed_args(argv, namespace)
+        finally:
+            setattr(parser, "parse_known_args", intermixed)  # noqa: B010  (a method, to mypy)
+
+    setattr(parser, "parse_known_args", intermixed)  # noqa: B010
+
 
 def run(args: argparse.Namespace) -> int:
     """Translate line by line."""
@@ -72,6 +82,7 @@ def _translate(translator: Any, stream: BinaryIO, args: argparse.Namespace) -> i
     from tqdm import tqdm
 
     search = {"beam": args.beam, "lenpen": args.lenpen, "max_length": args.max_length, "nbest": args.nbest or 1}
+    search["scores"] = bool(args.scores or args.nbest)
     typed = stream.isatty()
     number, out = 0, sys.stdout.buffer
     with tqdm(total=_lines(stream), unit="line", disable=typed or not sys.stderr.isatty()) as bar:

@@ -1,17 +1,16 @@
 """The checks: each judges facts of `probe.py`, or looks for itself, and says what to do. Needs the standard library."""
 
 import os
-import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, NamedTuple, Sequence
+
+from fairseq_modern import processor
 
 Facts = Dict[str, Any]
 
 FAIRSEQ = "0.12.2"
-#: of a checkpoint for each parameter: itself and Adam's two moments, 4 bytes each; with --fp16 or --bf16 it is less
-BYTES_PER_PARAMETER = 12
 MEND = "mend the lines above that fail"
 PREPARE = "prepare the data again (data_prep)"
 
@@ -23,11 +22,6 @@ class Finding(NamedTuple):
     status: str  # ok, warn or fail
     text: str
     advice: str = ""  # what to do; empty where nothing is to be done
-
-
-def gib(size: float) -> str:
-    """Bytes as GiB, small numbers with more digits."""
-    return f"{size / 2**30:.{1 if size >= 2**30 else 3}f} GiB"
 
 
 def packages(python: Sequence[int]) -> Iterator[Finding]:
@@ -88,7 +82,7 @@ def cards(facts: Facts, driver: bool) -> Iterator[Finding]:
         yield Finding("cards", "warn", "; ".join(["torch sees none", *facts["warnings"]]), advice)
     for number, card in enumerate(facts["cards"]):
         capability, flag = ".".join(map(str, card["capability"])), precision([card])
-        text = f"{card['name']}, {gib(card['memory'])}, compute capability {capability}, {flag[2:]}"
+        text = f"{card['name']}, {card['memory'] / 2**30:.1f} GiB, compute capability {capability}, {flag[2:]}"
         if "error" not in card:
             yield Finding(f"card {number}", "ok", text)
             continue
@@ -101,6 +95,12 @@ def cards(facts: Facts, driver: bool) -> Iterator[Finding]:
         yield Finding("precision", "warn", "some of the cards have no bf16", advice)
 
 
+def cpu() -> Finding:
+    """The CPU, and whether --amp trains faster on it."""
+    units = " and ".join(processor.bfloat16_units())
+    return Finding("CPU", "ok", f"{processor.name()}, {f'bf16 with {units}: --amp' if units else 'no units for bf16'}")
+
+
 def hook(facts: Facts) -> Finding:
     """fairseq_modern, without which fairseq 0.12.2 does not run on today's Python."""
     if facts.get("active"):
@@ -111,34 +111,13 @@ def hook(facts: Facts) -> Finding:
     return Finding("hook", "fail", facts.get("error", "fairseq_modern was not started with Python"), advice)
 
 
-def user_dir(facts: Facts, arch: str) -> Finding:
+def user_dir(facts: Facts) -> Finding:
     """--user-dir must make the models known."""
     known = ", ".join(facts.get("registered", []))
     if "error" in facts or "transformer_collab" not in known:
         text = facts.get("error", "transformer_collab is not registered")
         return Finding("user-dir", "fail", text, f"{MEND}; or reinstall this project")
-    if "parameters" not in facts:
-        return Finding("user-dir", "fail", f"there is no --arch {arch}", f"name another one, such as {known}")
     return Finding("user-dir", "ok", f"registers {known}")
-
-
-def disk(save_dir: str, parameters: Optional[int], checkpoints: int) -> Finding:
-    """Room for the checkpoints of a run, each with the state of Adam."""
-    folder = Path(save_dir).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return Finding("disk", "fail", f"{folder} is no folder that can be written to", "name another --save-dir")
-    free = shutil.disk_usage(folder).free
-    if parameters is None:
-        text = f"{gib(free)} free at {save_dir}; what a run needs is unknown, since the model could not be built"
-        return Finding("disk", "warn", text, f"{MEND}, or give --parameters")
-    need = BYTES_PER_PARAMETER * parameters * checkpoints
-    text = f"{gib(free)} free at {save_dir}, {checkpoints} checkpoints of {parameters:,} parameters take {gib(need)}"
-    if free >= need:
-        return Finding("disk", "ok", text)
-    advice = "free space, name another --save-dir, or keep fewer checkpoints (--keep-interval-updates)"
-    return Finding("disk", "fail", text, advice)
 
 
 def types(data_bin: str) -> int:

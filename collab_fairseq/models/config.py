@@ -4,7 +4,6 @@ The model is registered *without* this dataclass: fairseq loses nested flags (``
 with one. Flags, presets and Hydra configs all become a flat namespace first (:func:`flatten`), then this config.
 """
 
-import os
 from argparse import Namespace
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -15,12 +14,10 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.heads import check_heads, parse_heads
+from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.settings import (
     KERNELS,
-    KERNELS_OF_STANDARD_HEADS,
     MIXINGS,
-    MIXINGS_OF_BLOCKS,
     SITES,
     AttentionSettings,
     ConfigurationError,
@@ -29,6 +26,7 @@ from collab_fairseq.modules.settings import (
 )
 from collab_fairseq.modules.stock import SUB_CONFIGS
 
+from .checks import check_flags, check_sizes
 from .kept_layers import keep_layers
 
 
@@ -50,6 +48,20 @@ class TransformerCollabConfig(TransformerConfig):
         metadata={
             "help": "collaborative heads share values, too, in this many groups of neighbouring heads, so that "
             "decoding caches fewer numbers (default: every head has values of its own)"
+        },
+    )
+    kv_heads: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "standard heads share keys and values in this many groups of neighbouring heads: grouped-query "
+            "attention; 1: multi-query attention (default: every head has its own)"
+        },
+    )
+    kv_latent_dim: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "standard heads make keys and values from a latent of this width for each position, which is all "
+            "that decoding caches: multi-head latent attention (default: no latents)"
         },
     )
     mixing_init: ChoiceEnum(list(MIXINGS)) = field(  # type: ignore[valid-type]
@@ -154,7 +166,7 @@ def resolve(args: Any) -> TransformerCollabConfig:
         return args
     if OmegaConf.is_config(args):
         args = Namespace(**dict(OmegaConf.to_container(args, resolve=True)))  # type: ignore[arg-type]
-    _check_flags(args)
+    check_flags(args)
     args = Namespace(**vars(args))
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         keep = getattr(args, name, None)
@@ -162,7 +174,7 @@ def resolve(args: Any) -> TransformerCollabConfig:
             setattr(args, name, ",".join(map(str, keep)))
     cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(args)
     keep_layers(cfg)
-    _check_sizes(cfg)
+    check_sizes(cfg, attention_settings(cfg))
     return cfg
 
 
@@ -172,6 +184,8 @@ def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
         collaborative=parse_sites(cfg.collaborative_heads),
         key_dim=cfg.key_dim,
         value_heads=cfg.value_heads,
+        kv_heads=cfg.kv_heads,
+        kv_latent_dim=cfg.kv_latent_dim,
         mixing=str(cfg.mixing_init),
         content_bias=cfg.attention_content_bias,
         dropout=cfg.attention_dropout,
@@ -181,83 +195,3 @@ def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
         gated=parse_sites(cfg.head_gates, "--head-gates"),
         gates_init=cfg.head_gates_init,
     )
-
-
-def _check_flags(args: Namespace) -> None:
-    mixing = getattr(args, "mixing_init", "xavier")
-    if mixing not in MIXINGS:
-        raise ConfigurationError(f"--mixing-init must be one of {', '.join(MIXINGS)}, but is {mixing!r}")
-    kernel = getattr(args, "attention_kernel", "auto")
-    if kernel not in KERNELS:
-        raise ConfigurationError(f"--attention-kernel must be one of {', '.join(KERNELS)}, but is {kernel!r}")
-    for side in ("encoder", "decoder"):
-        if getattr(args, f"{side}_xformers_att_config", None) is not None:
-            raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
-
-
-def _check_sizes(cfg: TransformerCollabConfig) -> None:
-    """Sizes that no layer could be built with, said in the words of the command line."""
-    sites = parse_sites(cfg.collaborative_heads)
-    if not sites and not cfg.attention_shapes and str(cfg.attention_kernel) not in KERNELS_OF_STANDARD_HEADS:
-        raise ConfigurationError(
-            f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
-            f"but --collaborative-heads is none; choose one of {', '.join(KERNELS_OF_STANDARD_HEADS)}"
-        )
-    if cfg.key_dim is not None and cfg.key_dim < 1:
-        raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
-    if cfg.value_heads is not None and not sites:
-        raise ConfigurationError(
-            f"--value-heads {cfg.value_heads} shares values of collaborative heads, but --collaborative-heads is none"
-        )
-    numbers = 0  # in the query and key projections
-    for site in SITES:
-        side = "encoder" if site == "encoder" else "decoder"
-        sub = cfg.encoder if site == "encoder" else cfg.decoder
-        heads, width = sub.attention_heads, sub.embed_dim
-        for name, value in (("attention-heads", heads), ("embed-dim", width)):
-            if value < 1:
-                raise ConfigurationError(f"--{side}-{name} must be positive, but is {value}")
-        key_dim = width if cfg.key_dim is None else cfg.key_dim
-        numbers += sub.layers * 2 * width * key_dim
-        if width % heads != 0:
-            raise ConfigurationError(
-                f"--{side}-embed-dim must be divisible by --{side}-attention-heads, but they are {width} and {heads}"
-            )
-        if site not in sites and key_dim % heads != 0:
-            raise ConfigurationError(
-                f"--key-dim must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
-                f"choose a multiple of {heads}, or collaborative heads there (--collaborative-heads …{site}…)"
-            )
-        if site in sites and cfg.value_heads is not None and (cfg.value_heads < 1 or heads % cfg.value_heads != 0):
-            raise ConfigurationError(
-                f"--value-heads must divide the {heads} heads of {site} attention, but is {cfg.value_heads}"
-            )
-        if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
-            raise ConfigurationError(
-                f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
-                f"but --key-dim is {key_dim}"
-            )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if cfg.key_dim is not None and not cfg.attention_shapes and 4 * numbers > memory:
-        raise ConfigurationError(
-            f"--key-dim {cfg.key_dim} makes query and key projections of {4 * numbers / 2**30:,.0f} GiB, "
-            f"but this machine has {memory / 2**30:,.0f} GiB of memory"
-        )
-    _check_heads(cfg)
-
-
-def _check_heads(cfg: TransformerCollabConfig) -> None:
-    """Masked heads are there, and gates do not freeze what they are in."""
-    settings = attention_settings(cfg)
-    counts = {}
-    for site in SITES:
-        side = cfg.encoder if site == "encoder" else cfg.decoder
-        for layer in range(side.layers):
-            own = settings.shape(site, layer).num_heads
-            counts[f"{site}.{layer}"] = side.attention_heads if own is None else own
-    check_heads(settings.masked, counts)
-    frozen = settings.gated - {"encoder"}
-    if cfg.head_gates_freeze_decoder and (frozen or not settings.gated):
-        raise ConfigurationError(
-            f"--head-gates-freeze-decoder goes with --head-gates encoder, but that is {cfg.head_gates!r}"
-        )

@@ -9,7 +9,10 @@ from collab_fairseq import checkpoints
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
-_INHERITED = ("collaborative_heads", "key_dim", "value_heads", "attention_content_bias", "attention_shapes")
+_INHERITED = (
+    "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "attention_content_bias",
+    "attention_shapes",
+)  # fmt: skip
 
 
 def inherit_attention(args: Any) -> None:

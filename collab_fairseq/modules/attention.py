@@ -11,11 +11,11 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention
+from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
 from collab_fairseq.attention.cache import Cache, append, load, one_row_per_sentence, reorder, start, store, visible
 
 from .gates import HeadGates
-from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings
+from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings, ConfigurationError
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -49,8 +49,8 @@ class IncrementalAttention(FairseqIncrementalState):
         self.cross = cross
         self.beam_size = 1
         self.dropout_in_inference = False
-        for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
-            setattr(self, name, quant_noise(getattr(self, name), noise, noise_block))
+        for projection in [child for child in self.children() if isinstance(child, torch.nn.Linear)]:
+            quant_noise(projection, noise, noise_block)
         mask = torch.tensor([float(head not in masked) for head in range(self.num_heads)]) if masked else None
         self.register_buffer("head_multiplier", mask, persistent=False)
         self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
@@ -192,6 +192,14 @@ class IncrementalStandardAttention(IncrementalAttention, StandardAttention):  # 
     """Standard heads with a free key dim under fairseq's signature."""
 
 
+class IncrementalGroupedAttention(IncrementalAttention, GroupedAttention):  # type: ignore[misc]
+    """Standard heads that share keys and values in groups, under fairseq's signature."""
+
+
+class IncrementalLatentAttention(IncrementalAttention, LatentAttention):  # type: ignore[misc]
+    """Standard heads with keys and values made from latents, under fairseq's signature."""
+
+
 def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str) -> IncrementalAttention:
     """The attention of one layer (counted from 0) and site (``encoder``, ``cross`` or ``decoder``).
 
@@ -202,7 +210,13 @@ def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str
     source_width = cfg.encoder.embed_dim if site == "cross" else None
     own = {name: value for name, value in vars(settings.shape(site, layer)).items() if value is not None}
     collaborative = own.pop("collaborative", site in settings.collaborative)
-    options = {"value_heads": settings.value_heads, "content_bias": settings.content_bias} if collaborative else {}
+    sharing, others = ("value_heads", "content_bias"), ("kv_heads", "kv_latent_dim")
+    if not collaborative:
+        own.pop("content_bias", None)
+        sharing, others = others, sharing
+    for name in set(own).intersection(others):
+        kind = "collaborative" if collaborative else "standard"
+        raise ConfigurationError(f"attention_shapes[{site}.{layer}] has {name!r}, but its heads are {kind}")
     arguments: Dict[str, Any] = {
         "embed_dim": side.embed_dim,
         "num_heads": side.attention_heads,
@@ -215,11 +229,15 @@ def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str
         "noise_block": cfg.quant_noise.pq_block_size,
         "masked": settings.masked.get(f"{site}.{layer}", ()),
         "gates": settings.gates_init if site in settings.gated else None,
-        **options,
+        **{name: getattr(settings, name) for name in sharing},
         **own,
     }
-    if not collaborative:
-        arguments.pop("content_bias", None)
-        kernel = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
-        return IncrementalStandardAttention(kernel=kernel, **arguments)
-    return IncrementalCollaborativeAttention(mixing=settings.mixing, kernel=settings.kernel, **arguments)
+    if collaborative:
+        return IncrementalCollaborativeAttention(mixing=settings.mixing, kernel=settings.kernel, **arguments)
+    arguments["kernel"] = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
+    kv_heads, latent_dim = arguments.pop("kv_heads"), arguments.pop("kv_latent_dim")
+    if latent_dim is not None:
+        return IncrementalLatentAttention(latent_dim=latent_dim, **arguments)
+    if kv_heads is not None:
+        return IncrementalGroupedAttention(kv_heads=kv_heads, **arguments)
+    return IncrementalStandardAttention(**arguments)

@@ -50,7 +50,7 @@ class AttentionShape:
 
     None means: as the model's flags say. ``collaborative``: heads collaborate. ``num_heads``, ``head_dim``: heads and
     the value width of each. ``key_dim``, ``value_heads``, ``scale``, ``*_bias``, ``content_bias``: as in
-    :class:`collab_fairseq.attention.CollaborativeAttention`.
+    :class:`collab_fairseq.attention.CollaborativeAttention`; ``kv_heads``, ``kv_latent_dim``: of standard heads.
     """
 
     collaborative: Optional[bool] = None
@@ -58,6 +58,8 @@ class AttentionShape:
     head_dim: Optional[int] = None
     key_dim: Optional[int] = None
     value_heads: Optional[int] = None
+    kv_heads: Optional[int] = None
+    kv_latent_dim: Optional[int] = None
     scale: Optional[float] = None
     query_bias: Optional[bool] = None
     key_bias: Optional[bool] = None
@@ -74,6 +76,8 @@ class AttentionSettings:
         collaborative: sites whose heads collaborate; the others have standard heads.
         key_dim: D̃k of every site; None: the embedding width of the site.
         value_heads: groups of collaborative heads that share values; None: every head has its own.
+        kv_heads: groups of standard heads that share keys and values; None: every head has its own.
+        kv_latent_dim: width of the latents that standard heads make keys and values from; None: there are none.
         mixing: initial mixing matrix, see :func:`collab_fairseq.attention.initial_mixing`.
         content_bias: collaborative heads have content scores (eq. 13).
         dropout: probability of dropping an attention weight in training.
@@ -86,6 +90,8 @@ class AttentionSettings:
     collaborative: FrozenSet[str]
     key_dim: Optional[int] = None
     value_heads: Optional[int] = None
+    kv_heads: Optional[int] = None
+    kv_latent_dim: Optional[int] = None
     mixing: str = "xavier"
     content_bias: bool = False
     dropout: float = 0.0

@@ -1,5 +1,6 @@
 """The software and hardware of this machine, without its name or paths."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -45,13 +46,11 @@ def commit(folder: str) -> Dict[str, Any]:
 
     A folder that git does not track, such as a virtual environment within a checkout, counts as outside.
     """
-    try:
-        if not _git(folder, "ls-files"):
-            return {"id": None, "modified": None}
-        head = _git(folder, "rev-parse", "HEAD")
-        return {"id": head, "modified": _git(folder, "status", "--porcelain", "--untracked-files=no") != ""}
-    except (OSError, subprocess.CalledProcessError):
-        return {"id": None, "modified": None}
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        if _git(folder, "ls-files"):
+            changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+            return {"id": _git(folder, "rev-parse", "HEAD"), "modified": changes != ""}
+    return {"id": None, "modified": None}
 
 
 def _git(folder: str, *arguments: str) -> str:
@@ -73,11 +72,8 @@ def hardware() -> Dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            for line in stream:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        for line in stream:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

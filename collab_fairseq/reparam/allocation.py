@@ -7,10 +7,12 @@ costs least divergence per dimension or parameter saved. On the lower convex hul
 is the best one (Fox 1966, "Discrete optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
 """
 
-import itertools
 import logging
+import math
+import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -48,15 +50,10 @@ class Budget(NamedTuple):
         Raises:
             ReparamError: anything else.
         """
-        kind, _, number = text.partition(":")
-        try:
-            if kind == "mean" and float(number) >= 1:
-                return cls(mean=float(number))
-            if kind == "parameters" and int(number) >= 1:
-                return cls(parameters=int(number))
-        except ValueError:
-            pass
-        raise ReparamError(f"the budget must be mean:KEY_DIM or parameters:NUMBER, but is {text!r}")
+        match = re.fullmatch(r"mean:(\d+\.?\d*)|parameters:(\d+)", text)
+        if match is None or float(match[1] or match[2]) < 1:
+            raise ReparamError(f"the budget must be mean:KEY_DIM or parameters:NUMBER, but is {text!r}")
+        return cls(mean=float(match[1])) if match[1] else cls(parameters=int(match[2]))
 
 
 def parameters_of(state: Mapping[str, Any]) -> int:
@@ -67,11 +64,6 @@ def parameters_of(state: Mapping[str, Any]) -> int:
         if not name.endswith((".version", "._float_tensor"))
     }
     return sum(sizes.values())
-
-
-def per_dimension(source: ScoreWeights) -> int:
-    """Parameters of one shared dimension: a row of both projections and one weight per head."""
-    return source.heads.query.size(1) + source.heads.key.size(1) + source.heads.num_heads
 
 
 @torch.no_grad()
@@ -112,8 +104,7 @@ def divergences(
                 other = predict(before)
             totals[name] += float((reference.exp() * (reference - other)).sum(dtype=torch.float64))
         tokens += int(counted.sum())
-    bit = float(torch.log(torch.tensor(2.0)))
-    return {name: total / tokens / bit for name, total in totals.items()}
+    return {name: total / tokens / math.log(2) for name, total in totals.items()}
 
 
 def measure_curves(
@@ -125,7 +116,6 @@ def measure_curves(
     grid: Sequence[float] = GRID,
     sentences: Optional[int] = 100,
     max_tokens: int = 4000,
-    fits: Optional[Dict[Tuple[str, int], ScoreWeights]] = None,
     **options: Any,
 ) -> Dict[str, Curve]:
     """For each layer: key dim → divergence of the predictions where that layer alone has so many dimensions.
@@ -133,18 +123,14 @@ def measure_curves(
     Args:
         names: of the layers. split, sentences, max_tokens: the text.
         calibrations: for the fits. grid: parts of a layer's key dim.
-        fits: (layer, key dim) → scores; the fits that are made are added, those that are there are taken from it.
         options: of :func:`.fit_layers`.
     """
-    cache = {} if fits is None else fits
     origin = sources(trained, names)
     curves: Dict[str, Curve] = {name: {origin[name].heads.rank: 0.0} for name in names}
     for number, part in enumerate(sorted(grid)):
         dims = {name: max(1, round(part * origin[name].heads.rank)) for name in names}
-        missing = {name: origin[name] for name in names if (name, dims[name]) not in cache}
-        found = fit_layers(missing, dims, calibrations, progress=lambda *_: None, **options)
-        cache.update({(name, dims[name]): fit.weights for name, fit in found.items()})
-        model = with_state(trained, converted(trained, {name: cache[name, dims[name]] for name in names})).model
+        fits = fit_layers(origin, dims, calibrations, progress=lambda *_: None, **options)
+        model = with_state(trained, converted(trained, {name: fit.weights for name, fit in fits.items()})).model
         variants = {name: {name: layer} for name, layer in attention_layers(model).items() if name in dims}
         measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
         for name, value in measured.items():
@@ -155,16 +141,15 @@ def measure_curves(
 
 def convex(curve: Curve) -> List[Tuple[int, float]]:
     """Lower convex hull of a curve, made to fall, from the smallest key dim to the largest."""
-    falling: List[Tuple[int, float]] = []
-    lowest = float("inf")
-    for dim in sorted(curve):  # noise can make a larger key dim look worse
-        lowest = min(lowest, curve[dim])
-        falling.append((dim, lowest))
+    dims = sorted(curve)
+    # noise can make a larger key dim look worse
+    lowest = numpy.minimum.accumulate([curve[dim] for dim in dims]).tolist()
     hull: List[Tuple[int, float]] = []
-    for dim, value in falling:
-        while len(hull) > 1 and (value - hull[-1][1]) * (hull[-1][0] - hull[-2][0]) <= (hull[-1][1] - hull[-2][1]) * (
-            dim - hull[-1][0]
-        ):
+    for dim, value in zip(dims, lowest, strict=True):
+        while len(hull) > 1:
+            (before, high), (middle, low) = hull[-2:]
+            if (value - low) * (middle - before) > (low - high) * (dim - middle):
+                break
             hull.pop()
         hull.append((dim, value))
     return hull
@@ -191,25 +176,15 @@ def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: floa
     while spent > budget:
         options = []
         for name, hull in hulls.items():
-            dim = dims[name]
-            if dim > hull[0][0]:
-                lower = max(hull[0][0], (dim - 1) // step * step)
-                loss = _at(hull, lower) - _at(hull, dim)
-                options.append((loss / ((dim - lower) * costs[name]), name, lower))
+            dim, smallest = dims[name], hull[0][0]
+            if dim > smallest:
+                lower = max(smallest, (dim - 1) // step * step)
+                after, before = numpy.interp([lower, dim], [d for d, _ in hull], [v for _, v in hull])
+                options.append((float(after - before) / ((dim - lower) * costs[name]), name, lower))
         _, name, lower = min(options)
         spent -= (dims[name] - lower) * costs[name]
         dims[name] = lower
     return dims
-
-
-def _at(hull: Sequence[Tuple[int, float]], dim: int) -> float:
-    """The value between the corners of a hull."""
-    if len(hull) == 1:
-        return hull[0][1]
-    for (low, left), (high, right) in itertools.pairwise(hull):
-        if low <= dim <= high:
-            return left + (right - left) * (dim - low) / (high - low)
-    raise ValueError(f"{dim} lies outside of {hull[0][0]} to {hull[-1][0]}")
 
 
 def spend(
@@ -224,11 +199,12 @@ def spend(
         ReparamError: the budget is too small.
     """
     origin = sources(trained, list(curves))
-    if step is None:
-        step = max(1, max(max(curve) for curve in curves.values()) // 32)
+    step = step or max(1, max(max(curve) for curve in curves.values()) // 32)
     if budget.mean is not None:
         return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
-    costs = {name: per_dimension(origin[name]) for name in curves}
+    # a shared dimension is a row of both projections and one weight per head
+    factors = {name: origin[name].heads for name in curves}
+    costs = {name: f.query.size(1) + f.key.size(1) + f.num_heads for name, f in factors.items()}
     smallest = {name: min(curve) for name, curve in curves.items()}
     # what the model has apart from the dimensions: from a model whose scores have some number of dimensions and no more
     cut = {name: truncated(origin[name], smallest[name]) for name in curves}

@@ -58,8 +58,9 @@ class Calibrator:
 
     def __init__(self, scores: Optional[ScoreWeights] = None) -> None:
         self._scores = None if scores is None else scores.to(torch.float64)
+        self._widths = None if scores is None else (scores.heads.query.size(1), scores.heads.key.size(1))
         self._queries = 0
-        self._sums: Optional[Tuple[Tensor, ...]] = None
+        self._sums: Tuple[Tensor, ...] = ()
 
     @torch.no_grad()
     def update(
@@ -92,14 +93,13 @@ class Calibrator:
                 "query and key must have shapes (N, T, Dq) and (N, S, Dk) with the same N, "
                 f"but are {list(query.shape)} and {list(key.shape)}"
             )
-        if self._scores is not None:
-            widths = self._scores.heads.query.size(1), self._scores.heads.key.size(1)
-            if (query.size(2), key.size(2)) != widths:
-                raise ReparamError(
-                    f"queries and keys must be {widths[0]} and {widths[1]} wide as those of the scores, "
-                    f"but are {query.size(2)} and {key.size(2)}"
-                )
         rows, query_len, key_len = query.size(0), query.size(1), key.size(1)
+        widths = (query.size(2), key.size(2))
+        if self._widths not in (None, widths):
+            raise ReparamError(
+                f"queries and keys must be {' and '.join(map(str, self._widths or ()))} wide as those of the scores "
+                f"and those before, but are {widths[0]} and {widths[1]}"
+            )
         counted = torch.ones(rows, query_len, dtype=torch.bool, device=query.device)
         if query_padding_mask is not None:
             if query_padding_mask.dtype != torch.bool or query_padding_mask.shape != counted.shape:
@@ -128,14 +128,8 @@ class Calibrator:
                 raise ReparamError(f"{name} must be finite where it is not masked, but holds NaN or infinity")
         scores = additive if self._scores is None else additive + self._scores.logits(x, y)
         new = _moments(x, y, torch.softmax(scores, dim=-1) * visible)
-        if self._sums is not None:
-            if [s.shape for s in self._sums] != [s.shape for s in new]:
-                raise ReparamError(
-                    f"queries and keys must be {self._sums[0].size(0)} and {self._sums[2].size(0)} wide as before, "
-                    f"but are {query.size(2)} and {key.size(2)}"
-                )
-            new = tuple(old + more for old, more in zip(self._sums, new, strict=True))  # type: ignore[assignment]
-        self._sums = new
+        self._sums = tuple(old + more for old, more in zip(self._sums, new, strict=True)) if self._sums else new
+        self._widths = widths
         self._queries += int(counted.sum())
 
     def result(self) -> Calibration:
@@ -144,7 +138,7 @@ class Calibrator:
         Raises:
             ReparamError: no query was counted.
         """
-        if self._sums is None or self._queries == 0:
+        if self._queries == 0:
             raise ReparamError("calibration needs at least one query position that is not masked, but saw none")
         mean, square, spread = (s / self._queries for s in self._sums)
         weight = spread.trace()

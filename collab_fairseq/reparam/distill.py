@@ -67,42 +67,35 @@ def divergence(source: ScoreWeights, scores: ScoreWeights, call: Call) -> Tensor
 class _Student:
     """One layer's scores as trainable tensors, with an optimizer of their own."""
 
-    def __init__(self, source: ScoreWeights, scores: ScoreWeights, rate: float, steps: int) -> None:
-        heads = scores.heads.to(torch.float32).balanced()
-        content = scores.content_bias
-        if content is None:
-            content = heads.key.new_zeros(heads.num_heads, heads.key.size(1))
-        self.source, self.given = source, scores
-        tensors = [*heads, content.detach().float()]
-        self.tensors = [tensor.clone().requires_grad_() for tensor in tensors]
+    def __init__(self, source: ScoreWeights, given: ScoreWeights, rate: float, steps: int) -> None:
+        heads = given.heads.to(torch.float32).balanced()
+        content = heads.key.new_zeros(heads.num_heads, heads.key.size(1))
+        if given.content_bias is not None:
+            content = given.content_bias.detach().float()
+        self.source, self.dtype = source, given.heads.query.dtype
+        query, key, mixing, bias = (tensor.clone().requires_grad_() for tensor in (*heads, content))
+        self.scores = ScoreWeights(HeadFactors(query, key, mixing), given.scale, None, bias)
         # steps as large as the numbers they change; a content bias that is zero is as large as its neighbours
-        sizes = [float(tensor.square().mean().sqrt()) for tensor in tensors]
+        sizes = [float(tensor.square().mean().sqrt()) for tensor in (*heads, content)]
         groups = [
             {"params": [tensor], "lr": rate * (size or max(sizes))}
-            for tensor, size in zip(self.tensors, sizes, strict=True)
+            for tensor, size in zip((query, key, mixing, bias), sizes, strict=True)
         ]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
         )
 
-    def scores(self) -> ScoreWeights:
-        query, key, mixing, content = self.tensors
-        return ScoreWeights(HeadFactors(query, key, mixing), self.given.scale, None, content)
-
     def step(self, call: Call) -> None:
         self.optimizer.zero_grad()
         with torch.enable_grad():
-            loss = divergence(self.source, self.scores(), call)
-            loss.backward()
+            divergence(self.source, self.scores, call).backward()
         self.optimizer.step()
         self.schedule.step()
 
     def result(self) -> ScoreWeights:
-        dtype = self.given.heads.query.dtype
-        found = self.scores()
-        assert found.content_bias is not None
-        return ScoreWeights(found.heads.to(dtype).balanced(), found.scale, None, found.content_bias.detach().to(dtype))
+        found = self.scores.to(self.dtype)
+        return found._replace(heads=found.heads.balanced())
 
 
 def _shuffled(text: Sequence[Any], steps: int, seed: int) -> Iterator[Any]:
@@ -149,9 +142,7 @@ def distill(
     biased = [name for name in weights if name not in exact and weights[name].query_bias is not None]
     if biased:
         raise ReparamError(f"scores with a query bias cannot be distilled, but {', '.join(biased)} have one")
-    students = {
-        name: _Student(origin[name], scores, rate, steps) for name, scores in weights.items() if name not in exact
-    }
+    students = {name: _Student(origin[name], weights[name], rate, steps) for name in weights if name not in exact}
     found = {name: Distilled(scores, 0.0, 0.0) for name, scores in weights.items()}
     if not students:
         return found
@@ -166,8 +157,7 @@ def distill(
     after = _mean_divergences(trained, learnt, text, list(students))
     for name in students:
         closer = after[name] < before[name]  # else so close from the start that steps led away
-        kept = learnt[name] if closer else weights[name]
-        found[name] = Distilled(kept, before[name], min(before[name], after[name]))
+        found[name] = Distilled(learnt[name] if closer else weights[name], before[name], min(before[name], after[name]))
     return found
 
 

@@ -2,20 +2,26 @@
 
 import logging
 import os
+import shlex
+import sys
 import time
 from typing import Any, Dict, Mapping, Optional
 
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.attention.factors import ReparamError
-from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.checkpoints import PathLike, file_setting
+from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.records import pages
 from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.record import Record
 
 from . import allocation, fairseq
+from .allocation import parameters_of
 from .distill import Distilled, distill
-from .report import Report, compare
-from .text import text_of
+from .scores import ScoreFit
+from .text import Text, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +45,7 @@ def convert_model(
     threads: Optional[int] = None,
     device: str = "cpu",
     max_tokens: int = 4000,
-) -> Report:
+) -> Record:
     """Convert a trained translation model of fairseq, as `collab reparam` does.
 
     Args:
@@ -54,16 +60,18 @@ def convert_model(
         references: test split → file of raw references, for ``evaluate``.
         seed: of random starts and batches. threads: of the CPU; None: torch's. max_tokens: per batch.
 
+    Returns:
+        A record of kind ``conversion`` for :func:`table`. Its parts: ``output`` (file and sum), ``layers`` (a list),
+        ``parameters`` (of the model), ``divergences`` (that the budget was spread by), ``seconds`` (of calibration,
+        allocation, fit and distillation) and ``evaluation`` (by name).
+
     Raises:
         ReparamError: settings that do not go together, or a model that they do not fit. TargetError: ``output`` cannot
         be written. CheckpointError, TranslationError, ConfigurationError: as of :func:`.load_model`.
     """
     references = references or {}
-    settings = {
-        "key_dim": key_dim, "budget": budget, "sites": sites, "distill": distill_steps, "seed": seed,
-        "threads": threads, "device": device,
-    }  # fmt: skip
-    _check({**settings, "max_tokens": max_tokens}, calibration, evaluate, references)
+    settings = {"key_dim": key_dim, "budget": budget, "sites": sites, "distill": distill_steps, "seed": seed}
+    _check({**settings, "threads": threads, "max_tokens": max_tokens}, calibration, evaluate, references)
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
@@ -78,9 +86,9 @@ def convert_model(
     if evaluate:
         translation.test_splits(trained, references)
 
-    text = calibrations = curves = None
+    text: Optional[Text] = None
+    calibrations = curves = None
     tokens: Dict[str, Any] = {"max_tokens": max_tokens}
-    some = 0
     if calibration:
         text = text_of(calibration, trained, max_tokens)
         some = min(_MEASURED, text.sentences)
@@ -94,7 +102,7 @@ def convert_model(
     key_dims: Any = dict.fromkeys(names, key_dim)
     if spending and text:
         curves = allocation.measure_curves(
-            trained, names, text.split, calibrations or {}, sentences=some, seed=seed, **tokens
+            trained, names, text.split, calibrations, sentences=some, seed=seed, **tokens
         )
         key_dims = allocation.spend(trained, curves, spending)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
@@ -107,19 +115,28 @@ def convert_model(
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))
 
-    report = Report(
-        {"source": checkpoint, "output": output}, settings, trained.state, state,
-        {name: scores.heads.rank for name, scores in fairseq.sources(trained, names).items()}, fits, distilled,
-        seconds, text.as_json() if text else None, curves,
+    record = Record(
+        "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]),
+        {**settings, "checkpoint": file_setting(checkpoint), "calibration": text and text.setting()},
+        device="gpu" if device.startswith("cuda") else "cpu", threads=threads,
     )  # fmt: skip
+    errors, evaluation = {}, {}
     if text or evaluate:
         after = translation.with_state(trained, state)
         if text:
-            report.output_errors = fairseq.output_errors(trained, after, text.split, names, sentences=some, **tokens)
+            errors = fairseq.output_errors(trained, after, text.split, names, sentences=some, **tokens)
         if evaluate:
             logger.info("evaluating on valid and the test splits")
-            report.evaluation = compare(*(translation.evaluate(m, references, **tokens) for m in (trained, after)))
-    return report
+            evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
+    record.parts.update(
+        output=file_setting(output), layers=[
+            _layer(name, source, fits[name], distilled.get(name), errors.get(name), trained.state, state)
+            for name, source in fairseq.sources(trained, names).items()
+        ],
+        parameters={"before": parameters_of(trained.state), "after": parameters_of(state)}, divergences=curves,
+        seconds=seconds, evaluation=evaluation,
+    )  # fmt: skip
+    return record
 
 
 def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bool, references: Any) -> None:
@@ -134,3 +151,54 @@ def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bo
             raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
     if references and not evaluate:
         raise ReparamError("--reference needs --evaluate")
+
+
+def _layer(
+    name: str, source: ScoreWeights, fit: ScoreFit, distilled: Optional[Distilled], error: Optional[float],
+    before: Mapping[str, Any], after: Mapping[str, Any],
+) -> Dict[str, Any]:  # fmt: skip
+    """What the record says of one layer; ``before`` and ``after`` are the checkpoints."""
+    own = tuple(parameter_prefix(name) + part for part in fairseq.SCORE_PARAMETERS)
+    sizes = [sum(t.numel() for key, t in state["model"].items() if key.startswith(own)) for state in (before, after)]
+    entry = {
+        "layer": name,
+        "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
+        "relative_error": fit.error,
+        "weighted_error": fit.weighted_error,
+        "output_error": error,
+        "parameters": {"before": sizes[0], "after": sizes[1]},
+        "start": fit.start,
+        "sweeps": fit.sweeps,
+        "seconds": fit.seconds,
+    }
+    if distilled is not None:
+        entry["attention_kl"] = {"before": distilled.before, "after": distilled.after}
+    return entry
+
+
+def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, Any]:
+    """Two results of :func:`collab_fairseq.translation.evaluate`, by name: loss on ``valid``, BLEU of each split."""
+    found: Dict[str, Any] = {"valid loss": {"before": before["valid"]["loss"], "after": after["valid"]["loss"]}}
+    for name, scored in before["bleu"].items():
+        kept = {key: scored[key] for key in ("signature", "references")}
+        found[f"BLEU {name}"] = {"before": scored["score"], "after": after["bleu"][name]["score"], **kept}
+    return found
+
+
+def table(parts: Mapping[str, Any]) -> str:
+    """The record of :func:`convert_model` for people, in Markdown: a line per layer, sums, evaluation."""
+    rows = [["layer", "key dim", "error", "output error", "parameters", "seconds"]]
+    for layer in parts["layers"]:
+        output, dims, sizes = layer["output_error"], layer["key_dim"], layer["parameters"]
+        rows.append([
+            layer["layer"], f"{dims['before']} → {dims['after']}", f"{layer['relative_error']:.4f}",
+            "–" if output is None else f"{output:.4f}", f"{sizes['before']:,} → {sizes['after']:,}",
+            f"{layer['seconds']:.1f}",
+        ])  # fmt: skip
+    sizes = parts["parameters"]
+    rows.append(["model", "", "", "", f"{sizes['before']:,} → {sizes['after']:,}", f"{parts['seconds']:.1f}"])
+    text = pages.table(rows, numbers=True) + "\n"
+    for name, values in parts["evaluation"].items():
+        digits, before, after = 4 if name == "valid loss" else 2, values["before"], values["after"]
+        text += f"\n{name}: {before:.{digits}f} → {after:.{digits}f} ({after - before:+.{digits}f})"
+    return text + "\n" * bool(parts["evaluation"])

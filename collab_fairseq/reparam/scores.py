@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Uni
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
+from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, StandardAttention
 from collab_fairseq.attention.factors import (
     HeadFactors,
     ReparamError,
@@ -111,16 +111,15 @@ def fit_scores(
 
 def _content_bias(source: ScoreWeights, fit: HeadFactors, calibration: Optional[Calibration]) -> Optional[Tensor]:
     """v', (H, Dk), for the factors as they were rounded; None where there is nothing to add."""
-    heads, rounded = source.heads.to(torch.float64), fit.to(torch.float64)
-    bias = None if source.content_bias is None else source.content_bias.to(torch.float64)
-    parts = [bias]
-    if source.query_bias is not None:
-        parts.append(heads.content(source.query_bias.to(torch.float64)))
+    wide = source.to(torch.float64)
+    heads, rounded = wide.heads, fit.to(torch.float64)
+    parts = [] if wide.content_bias is None else [wide.content_bias]
+    if wide.query_bias is not None:
+        parts.append(heads.content(wide.query_bias))
     if calibration is not None:
         mean = calibration.query_mean
         parts.append(heads.content(heads.query @ mean) - rounded.content(rounded.query @ mean))
-    given = [part for part in parts if part is not None]
-    return torch.stack(given).sum(0).to(fit.key.dtype) if given else None
+    return torch.stack(parts).sum(0).to(fit.key.dtype) if parts else None
 
 
 def fit_layers(
@@ -151,10 +150,9 @@ def fit_layers(
     fits: Dict[str, ScoreFit] = {}
     for name, source in sources.items():
         try:
-            fit = fit_scores(source, wanted[name], calibrations[name] if calibrations else None, **options)
+            fits[name] = fit = fit_scores(source, wanted[name], calibrations[name] if calibrations else None, **options)
         except ReparamError as error:
             raise ReparamError(f"{name}: {error}") from error
-        fits[name] = fit
         if progress is not None:
             progress(name, fit)
         else:
@@ -166,13 +164,19 @@ def fit_layers(
 
 
 def scores_of(layer: AttentionLayer) -> ScoreWeights:
-    """The scores of a layer of :mod:`collab_fairseq.attention`, standard or collaborative."""
+    """The scores of a layer of :mod:`collab_fairseq.attention`; every conversion asks here which layers it can convert.
+
+    Raises:
+        ReparamError: a kind of layer that is not known here, by name.
+    """
     query, key = layer.q_proj.weight.detach(), layer.k_proj.weight.detach()
     bias = None if layer.q_proj.bias is None else layer.q_proj.bias.detach()
     if isinstance(layer, CollaborativeAttention):
         content = None if layer.content_bias is None else layer.content_bias.detach()
         return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
-    return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
+    if isinstance(layer, StandardAttention):
+        return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
+    raise ReparamError(f"{type(layer).__name__} cannot be converted; expected standard or collaborative heads")
 
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:

@@ -1,8 +1,7 @@
 """What calibration text may be given as: a split of the data-bin, or text files."""
 
 import os
-from dataclasses import dataclass
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple
 
 from collab_fairseq import translation
 from collab_fairseq.translation import TrainedModel, TranslationError
@@ -11,8 +10,7 @@ _SENTENCES = 400
 _NAME = "calibration"
 
 
-@dataclass
-class Text:
+class Text(NamedTuple):
     """Text in the model's units.
 
     Attributes:
@@ -25,7 +23,8 @@ class Text:
     sentences: int
     description: str
 
-    def as_json(self) -> Any:
+    def setting(self) -> Dict[str, Any]:
+        """What a record says of it."""
         return {"text": self.description, "sentences": self.sentences}
 
 

@@ -25,6 +25,10 @@ def open_folder(
         from .torch_engine import TorchEngine
 
         computes = TorchEngine(folder, device, precision, threads)
+    elif card.engine == "ctranslate2":
+        from .ctranslate2_engine import CTranslate2Engine
+
+        computes = CTranslate2Engine(folder, device, precision, threads)
     else:
         raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
     return Translator(computes, TextUnits(folder, card), card)

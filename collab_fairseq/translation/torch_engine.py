@@ -71,8 +71,8 @@ class TorchEngine:
             alignment = None
             if search.alignments:  # (S, T), padding included
                 weights = best["attention"][:, : len(units)]
-                own = weights[-len(row) :] if task.cfg.left_pad_source else weights[: len(row)]
-                alignment = own.argmax(dim=0).tolist()
+                own = weights[-len(row) :] if task.cfg.left_pad_source else weights
+                alignment = own[: len(row) - 1].argmax(dim=0).tolist()
             return Hypothesis(units, float(best["score"]) / math.log(2), alignment)
 
         return [

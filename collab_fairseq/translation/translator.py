@@ -18,6 +18,7 @@ class Search(NamedTuple):
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
         max_length: units of the longest translation.
         alignments: also say what each unit looked at.
+        scores: exact; without, an engine that would compute them anew says what its search has found.
     """
 
     beam: int = 5
@@ -25,6 +26,7 @@ class Search(NamedTuple):
     lenpen: float = 1.0
     max_length: int = 200
     alignments: bool = False
+    scores: bool = True
 
 
 class Hypothesis(NamedTuple):
@@ -49,8 +51,8 @@ class Translation(NamedTuple):
         text: raw text.
         score: log-probability, base 2, divided by (length with </s>) ** lenpen: fairseq-generate's.
         source, target: units of both sides.
-        alignment: for every target unit the source unit (from 0; ``len(source)`` is </s>) that the last layer's
-            cross-attention, averaged over heads, weighs most; None unless asked for.
+        alignment: for every target unit the source unit, from 0, that the last layer's cross-attention, averaged over
+            heads, weighs most; None unless asked for.
     """
 
     text: str
@@ -83,7 +85,7 @@ class Translator:
         Raises:
             TranslationError: a sentence longer than the model's positions; nothing is translated then.
         """
-        return [found[0].text for found in self.search(sentences, progress=progress, **search)]
+        return [found[0].text for found in self.search(sentences, progress=progress, **{"scores": False, **search})]
 
     def search(
         self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object

@@ -100,3 +100,21 @@ record() { # one JSON of everything that was done and seen
     finish "record$what"
     say "record: $file"
 }
+
+publish() { # $output/model for `collab translate`, and with it $output/blind: $blind, whose references are elsewhere
+    [ ${#blind[@]} -gt 0 ] && [ -z "${variant:-}${result:-}" ] || return 0
+    local name text corpus=${source_option#--}
+    corpus=${!corpus:-$blind_sources}
+    [ -d "$output/model" ] || "$scripts/collab" export "$output/averaged.pt" --to folder --half --data "$data_bin" \
+        --record "$output/record.json" --output "$output/model" || die "the model folder could not be written"
+    mkdir -p "$output/blind"
+    for name in "${blind[@]}"; do
+        text=$output/blind/$name.$target_lang.gz
+        [ ! -f "$text" ] || { say "translating $name: done before"; continue; }
+        [ -f "$corpus/$name.$source_lang.gz" ] || { say "translating $name: there is no $corpus/$name.$source_lang.gz"; continue; }
+        say "translating $name"
+        gzip -dc "$corpus/$name.$source_lang.gz" | "$scripts/collab" translate "$output/model" --beam 5 --threads "$threads" \
+            --device "${device/gpu/cuda}" | gzip -n >"$text.tmp" || die "translating $name failed"
+        mv "$text.tmp" "$text"
+    done
+}

@@ -24,6 +24,7 @@ heads=encoder_cross_decoder seed=1 average=5
 stock_flags=()
 sacrebleu_sets=()
 valid_tests=()
+blind=()
 runs=()
 with='' # name of more flags of fairseq-train
 declare -A with_flags=()
@@ -87,7 +88,8 @@ results
   --dry-run         print the training command and do nothing
 
 The same command continues what was interrupted; finished steps and runs are skipped.
-A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json.
+A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json${blind[*]:+, model/
+for collab translate, and with it blind/: translations of ${blind[*]}}.
 END
 }
 
@@ -223,6 +225,7 @@ main() {
             translate
             score
             record
+            publish
             ;;
     esac
 }

@@ -8,6 +8,8 @@
 
 about="Micro-WMT English-German (190,591 pairs, mostly Tatoeba) with a tiny transformer"
 tests=(test:tatoeba_test)
+blind=(newstest2014 tatoeba_blind)
+blind_sources=${MICRO_WMT_DIR:-}
 valid_tests=(valid:tatoeba_valid valid1:newstest2013)
 updates=6000
 optimisation_flags+=(--valid-subset valid,valid1)

@@ -3,6 +3,8 @@
 
 about="Multi30K English-German with a tiny transformer"
 tests=(test:test_2016_flickr test1:test_2017_flickr)
+blind=(blind_2017_mscoco blind_2018_flickr) # sources without references, translated where they are at hand
+blind_sources=${MULTI30K_DIR:-}
 
 # flags by name, for `--with NAME`: other attentions of equal cache, and other initial mixing matrices
 declare -A with_flags=(

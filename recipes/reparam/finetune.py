@@ -1,29 +1,30 @@
 #!/usr/bin/env python3
-"""What fine-tuning of converted checkpoints needs besides fairseq-train.
+"""What fine-tuning of converted checkpoints needs besides fairseq-train; the record grows with each call.
 
-    finetune.py score CHECKPOINT --data DIR --output FILE
-                                               loss on valid, sacreBLEU of the test splits (beam 5), as JSON
-    finetune.py equal ONE OTHER --output FILE  what differs between model and optimizer of two checkpoints, as JSON;
-                                               status 1 where anything does
+    finetune.py score CHECKPOINT --data DIR --name NAME --updates N --output RECORD
+                                   loss on valid, sacreBLEU of the test splits (beam 5), under the folder's name
+    finetune.py equal CHECKPOINT OTHER --name NAME --updates N --output RECORD
+                                   notes that model and optimizer of two are the same; status 1 where they are not
 """
 
 import argparse
 import logging
+import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List
 
 import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli.options import pair
-from collab_fairseq.records.files import write_json
+from collab_fairseq.records.record import Record
 
 
-def score(path: Path, data: str, references: Mapping[str, str]) -> Dict[str, Any]:
-    trained = translation.load_model(path, data)
+def score(args: argparse.Namespace) -> Dict[str, Any]:
+    trained = translation.load_model(args.checkpoint, args.data)
     updates = checkpoints.num_updates(trained.state)
-    return {"file": path.name, "updates": updates, **translation.evaluate(trained, references)}
+    return {"file": args.checkpoint.name, "updates": updates, **translation.evaluate(trained, dict(args.reference))}
 
 
 def differences(one: Any, other: Any, name: str = "") -> List[str]:
@@ -39,25 +40,29 @@ def differences(one: Any, other: Any, name: str = "") -> List[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("score", "equal"):
-        command = commands.add_parser(name)
-        command.add_argument("checkpoint", type=Path)
-        command.add_argument("--output", required=True, type=Path)
-        if name == "score":
-            command.add_argument("--data", required=True, help="data-bin")
-            command.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
-        if name == "equal":
-            command.add_argument("other", type=Path)
+    parser.add_argument("command", choices=("score", "equal"))
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("other", type=Path, nargs="?")
+    parser.add_argument("--data", help="data-bin")
+    parser.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--updates", type=int, required=True, help="of the fine-tuning")
+    parser.add_argument("--output", required=True, type=Path, metavar="RECORD")
     args = parser.parse_args()
     logging.getLogger("fairseq").setLevel(logging.WARNING)
+    command = shlex.join(["recipes/reparam/finetune.py", *sys.argv[1:]])
+    folder = Path(__file__).parent
+    record = Record("study", args.name, command, {"updates": args.updates}, args.output, repository=folder)
+    name = args.checkpoint.parent.name
     if args.command == "score":
-        write_json(score(args.checkpoint, args.data, dict(args.reference)), args.output)
-    else:
-        states = (checkpoints.load(path) for path in (args.checkpoint, args.other))
-        found = differences(*({key: state[key] for key in ("model", "last_optimizer_state")} for state in states))
-        write_json({"checkpoint": args.other.parent.name, "different": found}, args.output)
-        return 1 if found else 0
+        record.part(f"finetuned/{name}", lambda: score(args))
+        return 0
+    states = (checkpoints.load(path) for path in (args.checkpoint, args.other))
+    found = differences(*({key: state[key] for key in ("model", "last_optimizer_state")} for state in states))
+    if found:
+        sys.stderr.write(f"finetune.py: error: the checkpoints differ in {', '.join(found[:5])}\n")
+        return 1
+    record.part("resumed", lambda: name)
     return 0
 
 

@@ -2,7 +2,6 @@
 """Tables and figures from the records of run.sh: the same records give the same files.
 
     report.py RECORD... [--table FILE] [--time FILE.svg] [--quality FILE.svg]
-    report.py --collect FOLDER --name NAME --updates N --output FILE    one record of the fine-tuned models
 
 Records are NAME.json of study.py, NAME.finetuned.json, and that of benchmark.py; several models may be given. --time
 draws the CPU time of the decomposition against the rank (Figure 4 of the paper), --quality the validation loss against
@@ -10,19 +9,17 @@ the rank with and without fine-tuning (Figure 5). Without files the table is pri
 """
 
 import argparse
-import json
-import shlex
-import statistics
 import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+import pandas
+
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
-from collab_fairseq.records.files import write_json, write_text
-from collab_fairseq.records.record import Record as Envelope
-from collab_fairseq.records.record import load as load_record
+from collab_fairseq.records.files import write_text
+from collab_fairseq.records.record import load
 
 METHODS = {
     "authors": "paper's method, scale of its code",
@@ -35,171 +32,140 @@ METHODS = {
 Record = Dict[str, Any]
 
 
-def load(paths: List[Path]) -> Tuple[List[Record], Dict[str, Record], List[Record]]:
-    """Records of studies in order, of fine-tuned models by name, of benchmarks."""
-    studies, tuned, benchmarks = [], {}, []
-    for path in paths:
-        record = load_record(path, "study")
-        record = {**record, **record["parts"]}
-        if "finetuned" in record:
-            tuned[record["name"]] = record
-        elif "race" in record:
-            benchmarks.append(record)
-        else:
-            results = [part for name, part in record["parts"].items() if name.startswith("conversion/")]
-            studies.append({**record, "results": results})
-    return studies, tuned, benchmarks
+def conversions(record: Record) -> pandas.DataFrame:
+    """A row for each conversion of a study: method, part (of the key dim), seed, loss, increase, cpu_seconds, BLEU."""
+    before = record["parts"]["source"]["valid"]["loss"]
+    rows = []
+    for name, found in record["parts"].items():
+        if name.startswith("conversion/"):
+            bleu = {split: scored["score"] for split, scored in found.get("bleu", {}).items()}
+            loss, part = found["valid"]["loss"], Fraction(found["part"])
+            about = {key: found[key] for key in ("method", "seed", "cpu_seconds")}
+            rows.append({**about, "part": part, "loss": loss, "increase": loss - before, **bleu})
+    return pandas.DataFrame(rows)
 
 
-def parts(record: Record) -> List[str]:
-    return sorted({result["part"] for result in record["results"]}, key=Fraction, reverse=True)
+def spread(values: pandas.Series, digits: int) -> str:
+    """Mean and standard deviation over the seeds, where they make a difference."""
+    mean = f"{values.mean():.{digits}f}"
+    return mean if values.nunique() < 2 else f"{mean} ± {values.std():.{digits}f}"
 
 
-def chosen(record: Record, method: str, part: str) -> List[Record]:
-    return [r for r in record["results"] if r["method"] == method and r["part"] == part]
+def grid(frame: pandas.DataFrame, value: str, digits: int) -> str:
+    """A row for each method, a column for each rank."""
+    cells = frame.groupby(["method", "part"])[value].agg(lambda values: spread(values, digits)).unstack("part")
+    cells = cells.reindex([method for method in METHODS if method in cells.index]).fillna("–")
+    ranks = sorted(cells, reverse=True)
+    rows = [[METHODS[method], *row] for method, row in zip(cells.index, cells[ranks].values.tolist(), strict=True)]
+    return pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
 
 
-def increases(record: Record, method: str, part: str) -> List[float]:
-    """Of the validation loss, one for each seed."""
-    before = record["source"]["valid"]["loss"]
-    return [result["valid"]["loss"] - before for result in chosen(record, method, part)]
-
-
-def spread(values: List[float], digits: int) -> str:
-    if not values:
-        return "–"
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) < 2 or max(values) == min(values) else f"{mean} ± {statistics.stdev(values):.{digits}f}"
-
-
-def exactness(record: Record) -> str:
+def exactness(source: Record) -> str:
     """What a decomposition of full rank changed, in a sentence."""
-    full = record["source"]["full"]
-    gap = abs(full["valid"]["loss"] - record["source"]["valid"]["loss"])
-    same = all(full["bleu"][s]["translations"] == b["translations"] for s, b in record["source"]["bleu"].items())
-    error = max(full["errors"].values())
+    full = source["full"]
+    gap = abs(full["valid"]["loss"] - source["valid"]["loss"])
+    same = all(full["bleu"][s]["translations"] == b["translations"] for s, b in source["bleu"].items())
     return (
-        f"At full rank the largest relative error is {error:.0e}, the loss differs by {gap:.0e} and the translations "
-        f"{'are equal' if same else 'differ'}."
+        f"At full rank the largest relative error is {max(full['errors'].values()):.0e}, the loss differs by {gap:.0e} "
+        f"and the translations {'are equal' if same else 'differ'}."
     )
 
 
 def solver(record: Record) -> str:
-    """What benchmark.py measured, as a table."""
-    settings, sweeps, layers = record["settings"], record["sweeps"], record["layers"]
+    """What benchmark.py measured."""
+    settings, parts = record["settings"], record["parts"]
+    sweeps, layers, errors = parts["sweeps"], parts["layers"], pandas.DataFrame(parts["errors"])
     size = f"{settings['heads']}×{settings['width']}×{settings['width']}"
-    rows = [[f"CPU per sweep, {size}, R = {sweeps['key_dim']}", f"{sweeps['ratio_of_medians']:.1f} times less"]]
-    for kind in sorted({race["heads"] for race in record["race"]}):
-        races = [race for race in record["race"] if race["heads"] == kind]
-        least, reached = min(race["ratio"] for race in races), all(r["ours_to_that_error"]["reached"] for r in races)
-        rows.append([
-            f"time to TensorLy's error after {settings['iterations']} iterations, {size}, R = {races[0]['key_dim']}, "
-            f"{kind} heads",
-            f"at least {least:.0f} times less in {len(races)} runs" if reached else "not reached",
-        ])  # fmt: skip
-    below = [entry["ours"] <= entry["tensorly"] + 1e-5 for entry in record["errors"]]
-    rows.append(["error at every tested R not above TensorLy's", f"in {sum(below)} of {len(below)}"])
-    rows.append([
-        f"{layers['layers']} layers of {size} at R = {layers['key_dim']}",
-        f"{layers['cpu_seconds']:.1f} CPU s, {layers['peak_memory_bytes'] / 1e6:.0f} MB",
-    ])  # fmt: skip
-    rows.append(["error at full rank", f"{record['full_rank_error']:.0e}"])
-    return pages.table([["what", "measured"], *rows], numbers=True) + "\n\n"
+    rows = [["what", "measured"]]
+    rows.append([f"CPU per sweep, {size}, R = {sweeps['key_dim']}", f"{sweeps['ratio_of_medians']:.1f} times less"])
+    for kind in sorted({race["heads"] for race in parts["race"]}):
+        races = [race for race in parts["race"] if race["heads"] == kind]
+        rank, reached = races[0]["key_dim"], all(race["ours_to_that_error"]["reached"] for race in races)
+        least = f"at least {min(race['ratio'] for race in races):.0f} times less in {len(races)} runs"
+        what = f"time to TensorLy's error after {settings['iterations']} iterations, {size}, R = {rank}, {kind} heads"
+        rows.append([what, least if reached else "not reached"])
+    below = errors["ours"] <= errors["tensorly"] + 1e-5
+    memory = f"{layers['cpu_seconds']:.1f} CPU s, {layers['peak_memory_bytes'] / 1e6:.0f} MB"
+    rows += [
+        ["error at every tested R not above TensorLy's", f"in {below.sum()} of {len(below)}"],
+        [f"{layers['layers']} layers of {size} at R = {layers['key_dim']}", memory],
+        ["error at full rank", f"{parts['full_rank_error']:.0e}"],
+    ]
+    trained = f" and those of {settings['checkpoint']}" if settings["checkpoint"] else ""
+    title = f"### The solver\n\nAgainst TensorLy {settings['tensorly']}, one CPU thread, generated heads{trained}.\n\n"
+    return title + pages.table(rows, numbers=True) + "\n\n"
 
 
-def page(studies: List[Record], tuned: Dict[str, Record], benchmarks: List[Record]) -> str:
-    """All tables, in Markdown."""
-    text = ""
-    for record in benchmarks:
-        text += f"### The solver\n\nAgainst TensorLy {record['settings']['tensorly']}, one CPU thread, generated heads"
-        text += f" and those of {record['settings']['checkpoint']}" if record["settings"]["checkpoint"] else ""
-        text += ".\n\n" + solver(record)
-    for record in studies:
-        model, source, ranks = record["settings"]["model"], record["source"], parts(record)
-        sizes = model["sizes"]
-        text += (
-            f"### {record['name']}: {sizes['encoder_layers']}+{sizes['decoder_layers']} layers, width "
-            f"{sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads\n\n"
-            f"{model['updates']:,} updates, validation loss {source['valid']['loss']:.4f}. Increase of the loss by "
-            f"conversion, calibrated on {record['settings']['sentences']} sentences: mean and standard deviation over "
-            f"the seeds {', '.join(map(str, record['settings']['seeds']))} of the decomposition, where they make a "
-            "difference.\n\n"
-        )
-        there = {result["method"] for result in record["results"]}
-        methods = {method: label for method, label in METHODS.items() if method in there}
-        rows = [[label, *(spread(increases(record, m, part), 4) for part in ranks)] for m, label in methods.items()]
-        text += pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
-        rows = [
-            [label, *(spread([r["cpu_seconds"] for r in chosen(record, m, part)], 1) for part in ranks)]
-            for m, label in methods.items() if m != "authors"
-        ]  # fmt: skip
-        text += "CPU seconds for the whole model, calibration and allocation not counted:\n\n"
-        text += pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
-        part, splits = record["settings"]["bleu_rank"], list(source["bleu"])
-        rows = [["source", *(f"{source['bleu'][split]['score']:.2f}" for split in splits)]]
-        for method, label in methods.items():
-            found = [r["bleu"] for r in chosen(record, method, part) if "bleu" in r]
-            if found:
-                rows.append([label, *(spread([bleu[split]["score"] for bleu in found], 2) for split in splits)])
-        signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
-        text += f"sacreBLEU at R = {part}, without any training (`{signature}`):\n\n"
-        text += pages.table([["model", *splits], *rows], numbers=True) + "\n\n"
-        if record["name"] in tuned:
-            text += f"After fine-tuning for {tuned[record['name']]['settings']['updates']} updates:\n\n"
-            rows = [
-                [label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][split]['score']:.2f}" for split in splits)]
-                for label, run in tuned_runs(tuned[record["name"]])
-            ]
-            text += pages.table([["model", "validation loss", *splits], *rows], numbers=True) + "\n\n"
-            resumed = tuned[record["name"]]["resumed"]
-            text += (
-                "Interrupted half-way and continued, the first of them ended "
-                f"{'the same, bit for bit' if not resumed['different'] else 'differently'}.\n\n"
-            )
-        text += exactness(record) + "\n\n"
-    return text
+def study(record: Record, tuned: Optional[Record]) -> str:
+    """The tables of one model."""
+    settings, source, frame = record["settings"], record["parts"]["source"], conversions(record)
+    model, sizes = settings["model"], settings["model"]["sizes"]
+    text = (
+        f"### {record['name']}: {sizes['encoder_layers']}+{sizes['decoder_layers']} layers, width "
+        f"{sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads\n\n"
+        f"{model['updates']:,} updates, validation loss {source['valid']['loss']:.4f}. Increase of the loss by "
+        f"conversion, calibrated on {settings['sentences']} sentences: mean and standard deviation over the seeds "
+        f"{', '.join(map(str, settings['seeds']))} of the decomposition, where they make a difference.\n\n"
+    )
+    text += grid(frame, "increase", 4)
+    text += "CPU seconds for the whole model, calibration and allocation not counted:\n\n"
+    text += grid(frame[frame["method"] != "authors"], "cpu_seconds", 1)
+    part, splits = settings["bleu_rank"], list(source["bleu"])
+    rows = [["model", *splits], ["source", *(f"{source['bleu'][split]['score']:.2f}" for split in splits)]]
+    chosen = frame[frame["part"] == Fraction(part)]
+    for method in (method for method in METHODS if method in set(chosen["method"])):
+        own = chosen[chosen["method"] == method]
+        rows.append([METHODS[method], *(spread(own[split], 2) for split in splits)])
+    signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
+    text += f"sacreBLEU at R = {part}, without any training (`{signature}`):\n\n"
+    text += pages.table(rows, numbers=True) + "\n\n"
+    if tuned:
+        rows = [["model", "validation loss", *splits]]
+        for rank, run in tuned_runs(tuned):
+            label = f"calibrated, R = {rank}" if rank else "unchanged"
+            rows.append([label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][s]['score']:.2f}" for s in splits)])
+        text += f"After fine-tuning for {tuned['settings']['updates']} updates:\n\n"
+        text += pages.table(rows, numbers=True) + "\n\n"
+        text += f"Interrupted half-way and continued, {tuned['parts']['resumed']} ended the same, bit for bit.\n\n"
+    return text + exactness(source) + "\n\n"
 
 
-def tuned_runs(record: Record) -> List[Tuple[str, Record]]:
-    """Label and scores of every fine-tuned model, the unchanged one first."""
-    runs = record["finetuned"].items()
-    ordered = sorted(runs, key=lambda item: -(rank_of(item[0]) or Fraction(2)))
-    return [("unchanged" if rank_of(n) is None else f"calibrated, R = {rank_of(n)}", run) for n, run in ordered]
-
-
-def rank_of(name: str) -> Optional[Fraction]:
-    """3/4 of ``tiny-calibrated-3of4``; None of ``tiny-full``."""
-    last = name.rsplit("-", 1)[-1]
-    return None if last == "full" else Fraction(last.replace("of", "/"))
+def tuned_runs(record: Record) -> List[Tuple[Optional[Fraction], Record]]:
+    """Rank (None: unchanged) and scores of every fine-tuned model, the unchanged one first, then large ranks."""
+    found = []
+    for name, run in record["parts"].items():
+        last = name.rsplit("-", 1)[-1]  # of finetuned/tiny-full, finetuned/tiny-calibrated-3of4
+        if name.startswith("finetuned/"):
+            found.append((None if last == "full" else Fraction(last.replace("of", "/")), run))
+    return sorted(found, key=lambda pair: -(pair[0] or Fraction(2)))
 
 
 def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: bool) -> None:
     """Figure 5 of the paper, or 4: one panel for each model."""
+    shown = ("paper", "plain", "calibrated", *(("allocated", "distilled") if quality else ()))
     with drawing(path, (4.2 * len(studies), 3.6)) as figure:
         for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
-            ranks = parts(record)
-            shown = ("paper", "plain", "calibrated", "allocated", "distilled")
-            for number, method in enumerate(shown):
-                points = [(Fraction(part), [r["valid"]["loss"] if quality else r["cpu_seconds"]
-                                            for r in chosen(record, method, part)]) for part in ranks]  # fmt: skip
-                points = [(part, values) for part, values in points if values]
-                if points and (quality or method in ("paper", "plain", "calibrated")):
+            frame = conversions(record)
+            for method, colour, mark in zip(shown, COLOURS, MARKS, strict=False):
+                own = frame[frame["method"] == method].groupby("part")["loss" if quality else "cpu_seconds"]
+                if len(own):
                     axis.errorbar(
-                        [float(part) for part, _ in points], [statistics.mean(values) for _, values in points],
-                        yerr=[statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in points],
-                        label=METHODS[method], color=COLOURS[number], marker=MARKS[number],
+                        [float(part) for part in own.groups], own.mean(), yerr=own.std().fillna(0.0),
+                        label=METHODS[method], color=colour, marker=mark,
                     )  # fmt: skip
             if quality:
-                runs = tuned.get(record["name"], {}).get("finetuned", {})
-                after = sorted((rank_of(name), run["valid"]["loss"]) for name, run in runs.items() if rank_of(name))
+                runs = tuned_runs(tuned[record["name"]]) if record["name"] in tuned else []
+                after = [(float(rank), run["valid"]["loss"]) for rank, run in runs if rank]
                 if after:
                     axis.plot(*zip(*after, strict=True), label="calibrated, fine-tuned", color="black", marker="x")
-                axis.axhline(record["source"]["valid"]["loss"], color="#777777", linestyle=":", label="source")
+                loss = record["parts"]["source"]["valid"]["loss"]
+                axis.axhline(loss, color="#777777", linestyle=":", label="source")
             else:
                 axis.set_yscale("log")
                 for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
                     formatter("{x:g}")
-            axis.set_xticks([float(Fraction(part)) for part in ranks], ranks)
+            ranks = sorted(set(frame["part"]))
+            axis.set_xticks([float(part) for part in ranks], [str(part) for part in ranks])
             axis.set_title(record["name"], fontsize="medium")
             axis.set_xlabel("key dim, as a part of the source's")
             axis.set_ylabel("validation loss" if quality else "CPU seconds, whole model")
@@ -207,47 +173,27 @@ def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: b
         figure.legend(*handles, loc="outside upper center", ncols=len(studies), fontsize="small")
 
 
-def collect(folder: Path, name: str, updates: int) -> Record:
-    command = shlex.join(["recipes/reparam/report.py", *sys.argv[1:]])
-    record = Envelope("study", name, command, {"updates": updates}, repository=Path(__file__).parent)
-    files = sorted(folder.glob("*.json"))
-    record.parts["finetuned"] = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
-    record.parts["resumed"] = json.loads((folder / "resumed" / "equal.json").read_text(encoding="utf-8"))
-    return record.content
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", nargs="*", type=Path, metavar="RECORD")
-    for name in ("table", "time", "quality", "output"):
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
+    for name in ("table", "time", "quality"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE")
-    parser.add_argument("--collect", type=Path, metavar="FOLDER")
-    parser.add_argument("--name")
-    parser.add_argument("--updates", type=int)
     args = parser.parse_args()
-    if args.collect:
-        if not (args.name and args.updates and args.output):
-            parser.error("--collect needs --name, --updates and --output")
-        write_json(collect(args.collect, args.name, args.updates), args.output)
-        return 0
-    studies, tuned, benchmarks = load(args.records)
-    if not (studies or benchmarks):
-        parser.error("no record of a study or benchmark was given")
-    if (args.time or args.quality) and not studies:
-        parser.error("--time and --quality need the record of a study")
-    for path in (args.time, args.quality):
-        if path and path.suffix != ".svg":
-            parser.error(f"figures are SVG files, got {path}")
+    records = [load(path, "study") for path in args.records]
+    benchmarks = [record for record in records if "race" in record["parts"]]
+    studies = [record for record in records if "source" in record["parts"]]
+    tuned = {record["name"]: record for record in records if "resumed" in record["parts"]}
+    if not studies and (args.time or args.quality or not benchmarks):
+        parser.error("no record of a study was given")
+    text = "".join([*map(solver, benchmarks), *(study(record, tuned.get(record["name"])) for record in studies)])
     if args.table:
-        write_text(page(studies, tuned, benchmarks), args.table)
-    if args.time:
-        draw(args.time, studies, tuned, quality=False)
-    if args.quality:
-        draw(args.quality, studies, tuned, quality=True)
+        write_text(text, args.table)
+    for path, quality in ((args.time, False), (args.quality, True)):
+        if path:
+            draw(path, studies, tuned, quality)
     if not (args.table or args.time or args.quality):
-        sys.stdout.write(page(studies, tuned, benchmarks))
-    return 0
+        sys.stdout.write(text)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -39,7 +39,7 @@ interrupted ends like one that is not. Needs the extras reparam and plots of thi
 Options of study.py: --ranks, --seeds, --sentences, --distill, ... (see its --help).
 The same command continues an interrupted run; what is finished is skipped.
 OUTPUT: NAME.json and NAME.finetuned.json (the records), table.md, time.svg and quality.svg (Figures 4 and 5 of the
-paper) made from them, converted and fine-tuned checkpoints, parts/. Several models in one table and figure:
+paper) made from them, converted and fine-tuned checkpoints. Several models in one table and figure:
   python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --table table.md --time time.svg --quality quality.svg
 EOF
 }
@@ -70,27 +70,25 @@ fine_tune() { # CHECKPOINT FOLDER UPDATES
     train_on "$@" "${optimisation_flags[@]}" --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
 }
 
-if [ "$finetune_updates" -gt 0 ] && ! finished finetune; then
+if [ "$finetune_updates" -gt 0 ]; then
     mkdir -p "$output/finetuned"
+    noted=(--name "$name" --updates "$finetune_updates" --output "$output/$name.finetuned.json")
     for checkpoint in "$output/$name"-full.pt "$output/$name"-calibrated-*.pt; do
         run=$(basename "$checkpoint" .pt)
-        folder=$output/finetuned/$run
-        [ ! -f "$folder.json" ] || continue
-        fine_tune "$checkpoint" "$folder" "$finetune_updates"
-        "$python" "$root/recipes/reparam/finetune.py" score "$folder/checkpoint_last.pt" --data "$data" \
-            "${references[@]}" --output "$folder.json"
+        ! finished "finetune-$run" || continue
+        fine_tune "$checkpoint" "$output/finetuned/$run" "$finetune_updates"
+        "$python" "$root/recipes/reparam/finetune.py" score "$output/finetuned/$run/checkpoint_last.pt" --data "$data" \
+            "${references[@]}" "${noted[@]}"
+        finish "finetune-$run"
     done
-    # interrupted half-way and continued: the same as in one go
-    checkpoint=$(printf '%s\n' "$output/$name"-calibrated-*.pt | head -n 1)
-    resumed=$output/finetuned/resumed
-    fine_tune "$checkpoint" "$resumed" $((finetune_updates / 2))
-    fine_tune "$checkpoint" "$resumed" "$finetune_updates"
-    "$python" "$root/recipes/reparam/finetune.py" equal "$resumed/checkpoint_last.pt" \
-        "$output/finetuned/$(basename "$checkpoint" .pt)/checkpoint_last.pt" --output "$resumed/equal.json" ||
-        die "a fine-tuning that was interrupted differs from one that was not"
-    "$python" "$root/recipes/reparam/report.py" --collect "$output/finetuned" --name "$name" \
-        --updates "$finetune_updates" --output "$output/$name.finetuned.json"
-    finish finetune
+    if ! finished finetune; then # interrupted half-way and continued: the same as in one go
+        resumed=$output/finetuned/resumed
+        fine_tune "$checkpoint" "$resumed" $((finetune_updates / 2))
+        fine_tune "$checkpoint" "$resumed" "$finetune_updates"
+        "$python" "$root/recipes/reparam/finetune.py" equal "$output/finetuned/$run/checkpoint_last.pt" \
+            "$resumed/checkpoint_last.pt" "${noted[@]}" || die "an interrupted fine-tuning differs from one that was not"
+        finish finetune
+    fi
 fi
 
 records=("$output/$name.json")

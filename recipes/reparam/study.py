@@ -19,6 +19,7 @@ NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative he
 """
 
 import argparse
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -27,7 +28,7 @@ import sys
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 
@@ -79,17 +80,7 @@ class Study:
             "study", args.name, shlex.join(["recipes/reparam/study.py", *sys.argv[1:]]), self.settings(),
             args.output / f"{args.name}.json", threads=args.threads, repository=Path(__file__).parent,
         )  # fmt: skip
-        self._text: Any = None
-        self._curves: Any = None
-        self._fits: Dict[Tuple[str, int], ScoreWeights] = {}
-        self._dense: Dict[Tuple[Fraction, int], Tuple[Weights, float]] = {}
-
-    def part(self, name: str, make: Callable[[], Any]) -> Any:
-        """What the record says, or what ``make`` finds now."""
-        began = time.perf_counter()
-        result = self.record.part(name, make)
-        logger.info("%s: %.0f s", name, time.perf_counter() - began)
-        return result
+        self.dense = functools.cache(self.parafacs)
 
     def settings(self) -> Dict[str, Any]:
         """All that the results depend on."""
@@ -112,53 +103,42 @@ class Study:
     def ranks(self, part: Fraction) -> Dict[str, int]:
         return {name: round(self.origin[name].heads.rank * part) for name in self.names}
 
+    @functools.cached_property
     def calibrations(self) -> Any:
-        if self._text is None:
-            self._text = calibrate(self.trained, "train", self.names, sentences=self.args.sentences)
-        return self._text
+        return calibrate(self.trained, "train", self.names, sentences=self.args.sentences)
 
+    @functools.cached_property
     def curves(self) -> Any:
-        if self._curves is None:
-            made = self.part("divergences", lambda: measure_curves(
-                self.trained, self.names, "train", self.calibrations(), sentences=MEASURED, fits=self._fits
-            ))  # fmt: skip
-            self._curves = {name: {int(dim): value for dim, value in curve.items()} for name, curve in made.items()}
-        return self._curves
+        made = self.record.part("divergences", lambda: measure_curves(
+            self.trained, self.names, "train", self.calibrations, sentences=MEASURED
+        ))  # fmt: skip
+        return {name: {int(dim): value for dim, value in curve.items()} for name, curve in made.items()}
 
-    def dense(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
+    def parafacs(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
         """The paper's decomposition of all layers and its CPU seconds; `authors` has another scale."""
-        if (part, seed) not in self._dense:
-            began = time.process_time()
-            found = {name: parafac(self.origin[name], rank, seed) for name, rank in self.ranks(part).items()}
-            self._dense[part, seed] = found, time.process_time() - began
-        return self._dense[part, seed]
+        began = time.process_time()
+        found = {name: parafac(self.origin[name], rank, seed) for name, rank in self.ranks(part).items()}
+        return found, time.process_time() - began
 
     def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float]:
         """The scores that a method makes, and its CPU seconds."""
-        if method == "paper":
-            return self.dense(part, seed)
-        if method == "authors":
+        if method in ("paper", "authors"):
             found, seconds = self.dense(part, seed)
-            scaled = {n: w._replace(scale=(w.heads.rank / w.heads.num_heads) ** -0.5) for n, w in found.items()}
-            return scaled, seconds
+            if method == "authors":
+                found = {n: w._replace(scale=(w.heads.rank / w.heads.num_heads) ** -0.5) for n, w in found.items()}
+            return found, seconds
         # the same text for all of them: not in anybody's time
-        calibrations = None if method == "plain" else self.calibrations()
-        curves = self.curves() if method in ("allocated", "distilled") else None
-        began = time.process_time()
-        found = self.fitted(method, part, seed, calibrations, curves)
-        return found, time.process_time() - began
-
-    def fitted(self, method: str, part: Fraction, seed: int, calibrations: Any, curves: Any) -> Weights:
-        """The scores of one of our methods."""
-        dims = self.ranks(part)
-        if method in ("allocated", "distilled"):
+        calibrations = None if method == "plain" else self.calibrations
+        curves = self.curves if method in ("allocated", "distilled") else None
+        began, dims = time.process_time(), self.ranks(part)
+        if curves:
             dims = spend(self.trained, curves, Budget(mean=sum(dims.values()) / len(dims)))
         fits = fit_layers(self.origin, dims, calibrations, progress=lambda *_: None, seed=seed)
         found = {name: fit.weights for name, fit in fits.items()}
         if method == "distilled":
             done = distill(self.trained, found, "train", self.args.distill, sentences=UNLABELLED, seed=seed)
             found = {name: one.weights for name, one in done.items()}
-        return found
+        return found, time.process_time() - began
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
         """One conversion and what it loses."""
@@ -170,7 +150,7 @@ class Study:
             for tensor in (*weights[name].parameters().values(), torch.tensor(weights[name].scale)):
                 digest.update(tensor.contiguous().numpy().tobytes())
         key = digest.hexdigest()[:16]  # seeds that make no difference are not evaluated again
-        loss = self.part(f"loss/{key}", lambda: translation.loss(model, "valid")._asdict())
+        loss = self.record.part(f"loss/{key}", lambda: translation.loss(model, "valid")._asdict())
         result = {
             "method": method, "part": str(part), "seed": seed, "cpu_seconds": seconds, "weights": key,
             "key_dims": {name: scores.heads.rank for name, scores in weights.items()},
@@ -193,7 +173,7 @@ class Study:
             kept = {name: getattr(found, name) for name in ("score", "signature", "references")}
             return {**kept, "translations": digest}
 
-        return {split: self.part(f"bleu/{split}/{key}", lambda split=split: score(split)) for split in self.tests}
+        return {split: self.record.part(f"bleu/{split}/{key}", functools.partial(score, split)) for split in self.tests}
 
     def source(self) -> Dict[str, Any]:
         """The model as it came, and as converted at its full key dim."""
@@ -202,10 +182,10 @@ class Study:
         if not (self.args.output / f"{self.args.name}-full.pt").exists():
             checkpoints.save(state, self.args.output / f"{self.args.name}-full.pt")
         return {
-            "valid": self.part("loss/source", lambda: translation.loss(self.trained, "valid")._asdict()),
+            "valid": self.record.part("loss/source", lambda: translation.loss(self.trained, "valid")._asdict()),
             "bleu": self.bleu(self.trained, "source"),
             "full": {
-                "valid": self.part("loss/full", lambda: translation.loss(full, "valid")._asdict()),
+                "valid": self.record.part("loss/full", lambda: translation.loss(full, "valid")._asdict()),
                 "bleu": self.bleu(full, "full"),
                 "errors": {n: fit.error for n, fit in fit_layers(
                     self.origin, self.ranks(Fraction(1)), progress=lambda *_: None).items()},
@@ -214,14 +194,14 @@ class Study:
 
     def run(self) -> None:
         args = self.args
-        source = self.part("source", self.source)
+        source = self.record.part("source", self.source)
         for part in args.ranks:
             for method in METHODS:
                 if method == "distilled" and (part not in args.distill_ranks or not args.distill):
                     continue
                 for seed in args.seeds:
                     name = f"conversion/{method}-{slug(part)}-seed{seed}"
-                    found = self.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s))
+                    found = self.record.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s))
                     gap = found["valid"]["loss"] - source["valid"]["loss"]
                     logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, found["cpu_seconds"])
 

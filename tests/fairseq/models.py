@@ -31,6 +31,8 @@ KINDS = {
     "content": {"key_dim": 6, "attention_content_bias": True},
     "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
     "standard": {"collaborative_heads": "none"},
+    "multi-query": {"collaborative_heads": "none", "kv_heads": 1},
+    "latent": {"collaborative_heads": "none", "kv_latent_dim": 5},
     "pre-norm": {"key_dim": 6, "decoder_normalize_before": True},
     "cross-self": {"key_dim": 6, "no_cross_attention": True, "cross_self_attention": True},
 }

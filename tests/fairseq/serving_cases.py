@@ -32,9 +32,9 @@ def write_data(folder):
     return data
 
 
-def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
+def write_checkpoint(path, data, seed=0, arch="transformer_collab", langs=("src", "tgt"), **flags):
     """A checkpoint of a random model whose attention, and so its translations, depend on every weight."""
-    vocabulary = len(Dictionary.load(str(data / "dict.src.txt")))
+    vocabulary = len(Dictionary.load(str(data / f"dict.{langs[0]}.txt")))
     flags = {"share_all_embeddings": False, **SMALL, **flags}
     model = build(arch, vocabulary=vocabulary, seed=seed, **flags)
     random = torch.Generator().manual_seed(seed)
@@ -46,9 +46,14 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
                 parameter.mul_(3)
             elif "content_bias" in name or "output_projection" in name:
                 torch.nn.init.normal_(parameter, generator=random)
+        # sentences end before they are as long as they may be, and padding is as improbable as after training
+        model.decoder.output_projection.weight[2].mul_(1.7)
+        model.decoder.output_projection.weight[1] = -5
+        norm = model.decoder.layer_norm or model.decoder.layers[-1].final_layer_norm
+        norm.bias.add_(0.5)
     cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
     cfg["model"] = {"_name": arch, "arch": arch, **flags}
-    cfg["task"] = {"_name": "translation", "data": str(data), "source_lang": "src", "target_lang": "tgt"}
+    cfg["task"] = {"_name": "translation", "data": str(data), "source_lang": langs[0], "target_lang": langs[1]}
     cfg["criterion"] = {"_name": "cross_entropy", "sentence_avg": False}
     history = [{"num_updates": 5, "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}]
     state = {"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": history}
@@ -59,10 +64,10 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
 
 def cases(folder):
     """Data and a way to a checkpoint of one of ``KINDS``."""
-    data = write_data(folder)
+    data, made = write_data(folder), {}
 
     def checkpoint(kind, **flags):
-        path = folder / f"{kind}-{'-'.join(map(str, flags.values()))}.pt"
+        path = made.setdefault((kind, repr(flags)), folder / f"{len(made)}.pt")
         return path if path.exists() else write_checkpoint(path, data, **{**KINDS[kind], **flags})
 
     return SimpleNamespace(data=data, checkpoint=checkpoint, sentencepiece=folder / "sentencepiece.model")

@@ -58,7 +58,6 @@ def test_decoding_in_miniature_and_its_table(tmp_path, tiny_data, capsys):
         ("layer --rounds 0", "expected a positive whole number, got '0'"),
         ("train --seconds -1", "--seconds must be a positive number of seconds, got -1"),
         ("decode --data absent --quick --rows *translate*", "--data must be a data-bin"),
-        ("layer --quick --lengths absent", "--lengths must be multi30k or newstest2014 or a file"),
         ("layer --json absent/record.json", "there is no folder"),
         ("layer --figure figure.pdf", "--figure must end in .png or .svg, got figure.pdf"),
         ("layer --clock processor --threads 2", "--clock processor is for one thread of a CPU"),

@@ -56,7 +56,13 @@ def test_padding_that_enters_while_decoding_stays_hidden(kind):
 
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
-    [("content", [[], 6], [[2], 8]), ("shared-values", [[], 6], [[1], 8]), ("standard", [[2], 8], [[2], 8])],
+    [
+        ("content", [[], 6], [[2], 8]),
+        ("shared-values", [[], 6], [[1], 8]),
+        ("standard", [[2], 8], [[2], 8]),
+        ("multi-query", [[1], 8], [[1], 8]),
+        ("latent", [[], 0], [[1], 5]),
+    ],
 )
 def test_shapes_of_the_caches(kind, key, value):
     """What is shared is cached once; with a beam size, cross-attention keeps one row per sentence."""

@@ -10,7 +10,7 @@ from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from tests.common import FLOAT32
-from tests.fairseq.models import SMALL, batch, build
+from tests.fairseq.models import KINDS, SMALL, batch, build
 
 FLAGS = {**SMALL, "key_dim": 6, "dropout": 0.0}
 
@@ -30,10 +30,11 @@ def test_descriptors_are_read_and_written():
     assert parse_heads(None) == parse_heads("") == {}
 
 
-@pytest.mark.parametrize("sites", ["none", "encoder_cross_decoder"])
-def test_a_masked_head_is_one_without_output_weights(sites):
-    plain = build(**FLAGS, collaborative_heads=sites).eval()
-    masked = build(**FLAGS, collaborative_heads=sites, mask_heads="E:1:2 A:2:1 D:1:1,2").eval()
+@pytest.mark.parametrize("kind", ["collaborative", "shared-values", "standard", "multi-query", "latent"])
+def test_a_masked_head_is_one_without_output_weights(kind):
+    flags = {**SMALL, "dropout": 0.0, **KINDS[kind]}
+    plain = build(**flags).eval()
+    masked = build(**flags, mask_heads="E:1:2 A:2:1 D:1:1,2").eval()
     assert plain.state_dict().keys() == masked.state_dict().keys()
     before = logits(plain)
     assert (logits(masked) - before).abs().max() > 1e-3

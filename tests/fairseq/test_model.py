@@ -12,7 +12,7 @@ from collab_fairseq.attention import CollaborativeAttention, StandardAttention, 
 from collab_fairseq.models import transformer_collab
 from collab_fairseq.modules import layers
 from tests.common import FLOAT32
-from tests.fairseq.models import SMALL, TINY, batch, build
+from tests.fairseq.models import KINDS, SMALL, TINY, batch, build
 
 #: parameters of the paper's eight WMT14 models: vocabulary 32,768, shared embeddings, query and key biases
 PAPER = {
@@ -106,18 +106,16 @@ def test_fused_projections_of_old_checkpoints_are_split():
     assert (ours(*batch())[0] - theirs(*batch())[0]).abs().max() < FLOAT32
 
 
-@pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
 @pytest.mark.parametrize(
     "flags",
     [
-        {},
+        *KINDS.values(),
         {"encoder_normalize_before": True, "decoder_normalize_before": True},
-        {"attention_content_bias": True},
-        {"layernorm_embedding": True, "no_scale_embedding": True},
+        {"layernorm_embedding": True, "no_scale_embedding": True, "collaborative_heads": "none"},
     ],
 )
-def test_torchscript_gives_the_same_logits(heads, flags):
-    model = build(**SMALL, collaborative_heads=heads, key_dim=6, **flags).eval()
+def test_torchscript_gives_the_same_logits(flags):
+    model = build(**{**SMALL, "key_dim": 6, **flags}).eval()
     scripted = torch.jit.script(model)
     assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
 
@@ -152,14 +150,15 @@ def test_every_kernel_gives_the_same_model(kernel, heads):
         assert (one - other).abs().max() < 1e-10
 
 
-def test_every_parameter_gets_a_gradient():
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_a_gradient(kind):
     """Data-parallel training stops at its second step otherwise."""
-    model = build(**SMALL, key_dim=6, attention_content_bias=True)
+    model = build(**SMALL, **KINDS[kind])
     assert set(gradients(model)) == {name for name, _ in model.named_parameters()}
 
 
-@pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
-def test_masks_are_combined_once_for_all_layers(heads, monkeypatch):
+@pytest.mark.parametrize("kind", ["collaborative", "shared-values", "standard", "multi-query", "latent"])
+def test_masks_are_combined_once_for_all_layers(kind, monkeypatch):
     """Bit for bit what they are where each layer combines them: of the source, of the target, and cross-attention's."""
     source, lengths, target = batch()
     target[1, -2:] = 1
@@ -169,7 +168,7 @@ def test_masks_are_combined_once_for_all_layers(heads, monkeypatch):
     results = []
     for once, expected in ((masks.combined_once, 3), (contextlib.nullcontext, 6)):
         monkeypatch.setattr(transformer_collab, "combined_once", once)
-        model = build(**SMALL, key_dim=6, collaborative_heads=heads)
+        model = build(**SMALL, **KINDS[kind])
         combined.clear()
         logits = model(source, lengths, target)[0]
         assert len(combined) == expected

@@ -6,7 +6,7 @@ from fairseq import models
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import MultiheadAttention
 
-from collab_fairseq.attention import StandardAttention
+from collab_fairseq.attention import GroupedAttention, LatentAttention
 from collab_fairseq.models.config import attention_settings, resolve
 from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
 from collab_fairseq.modules.sites import attention_layers
@@ -19,6 +19,7 @@ SHAPES = {
     "cross.1": {"num_heads": 1, "head_dim": 8},
     "decoder.1": {"collaborative": False, "key_dim": 4},
 }
+STANDARD = {"collaborative_heads": "none"}
 DEEP = {**SMALL, "encoder_layers": 3, "key_dim": 6}
 
 
@@ -73,7 +74,9 @@ def test_a_layer_may_have_a_shape_of_its_own():
     shapes = {
         "encoder.1": {"key_dim": 5, "scale": 0.25, "query_bias": False},
         "cross.0": {"num_heads": 1, "head_dim": 8, "content_bias": True},
-        "decoder.1": {"collaborative": False, "key_dim": 4},
+        "cross.1": {"value_heads": 1},
+        "decoder.0": {"collaborative": False, "key_dim": 4, "kv_latent_dim": 3},
+        "decoder.1": {"collaborative": False, "key_dim": 4, "kv_heads": 1},
     }
     model = build(**SMALL, key_dim=6, attention_shapes=shapes).eval()
     layers = attention_layers(model)
@@ -83,7 +86,11 @@ def test_a_layer_may_have_a_shape_of_its_own():
     assert layers["encoder.1"].q_proj.bias is None
     assert layers["cross.0"].out_proj.weight.shape == (16, 8)
     assert layers["cross.0"].content_bias.shape == (1, 16)
-    assert isinstance(layers["decoder.1"], StandardAttention)
+    assert layers["cross.1"].v_proj.weight.shape == (8, 16)
+    assert isinstance(layers["decoder.0"], LatentAttention)
+    assert layers["decoder.0"].latent_proj.weight.shape == (3, 16)
+    assert isinstance(layers["decoder.1"], GroupedAttention)
+    assert layers["decoder.1"].k_proj.weight.shape == (2, 16)
     assert model(*batch())[0].shape == (3, 6, 50)
     assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
 
@@ -99,7 +106,14 @@ def test_a_layer_may_have_a_shape_of_its_own():
         ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
         ({"value_heads": 3}, "--value-heads must divide the 2 heads of encoder attention, but is 3"),
         ({"value_heads": 0}, "--value-heads must divide the 2 heads of encoder attention, but is 0"),
-        ({"value_heads": 1, "collaborative_heads": "none"}, "--value-heads 1 shares .* --collaborative-heads is none"),
+        ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* names none"),
+        ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads names all sites"),
+        ({"kv_latent_dim": 8}, "--kv-latent-dim 8 is for standard heads, but .* names all sites"),
+        ({**STANDARD, "kv_heads": 3}, "--kv-heads must divide the 2 heads of encoder attention, but is 3"),
+        ({**STANDARD, "kv_latent_dim": 0}, "--kv-latent-dim must be positive, but is 0"),
+        ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "two kinds of attention; give one of them"),
+        ({**STANDARD, "kv_heads": 1, "key_dim": 7}, "by the 2 standard heads of encoder attention, but is 7"),
+        ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
         ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
         ({"attention_kernel": "fast"}, "auto, bmm, head_loop, sdpa, but is 'fast'"),
         ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),

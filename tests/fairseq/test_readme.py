@@ -1,12 +1,15 @@
 """The first pages are true: commands run, paths exist, flags are known, numbers are those of the records."""
 
+import importlib
 import re
+import shlex
 import subprocess
 
 import pytest
 from fairseq import options
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
+from collab_fairseq.cli.main import build_parser
 from tests.common import BIN, ROOT, run
 
 PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -54,6 +57,32 @@ def test_train_average_translate_score(tiny_data, tmp_path):
     (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in lines))
     printed = bash(score, tmp_path).stdout
     assert all(name in printed for name in ("tokenised BLEU", "compound-split BLEU", "sacreBLEU", "signature nrefs:1"))
+
+    convert = block("bash", "collab reparam").replace("DATA", str(tiny_data)).replace("--key-dim 64", "--key-dim 4")
+    assert "BLEU test: " in bash(convert.replace("train:400", "train:40"), tmp_path).stdout
+    python = block("python", "from_pretrained").replace("/path/to/RUN", str(tmp_path))
+    variables = {}
+    exec(python.replace("/path/to/DATA", str(tiny_data)), variables)
+    assert variables["model"].translate("the red dog")
+
+
+#: all pages, and the help of every subcommand
+TEXTS = {str(page.relative_to(ROOT)): page for page in [*PAGES, *sorted(ROOT.glob("re*/**/README.md"))]}
+TEXTS = {name: page.read_text(encoding="utf-8") for name, page in TEXTS.items()}
+for file in sorted((ROOT / "collab_fairseq" / "cli").glob("*.py")):
+    TEXTS[f"cli/{file.name}"] = importlib.import_module(f"collab_fairseq.cli.{file.stem}").__doc__
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_commands_have_the_flags_that_there_are(page):
+    """Of `collab`; what is run as it stands is above and in the recipes' rehearsals."""
+    found = re.findall(r"^ *(collab (?:.*\\\n)*.*)$", TEXTS[page], re.MULTILINE)
+    found += re.findall(r"`(collab [^`]* --[^` ]+ [^`]*)`", TEXTS[page])
+    parser = build_parser()
+    for command in found:
+        if not re.search(r" {3,}[^ #]", command.replace("\\\n", "")):  # not lists of subcommands
+            words = re.sub(r"\s+[#<>].*|[\[\]]|\\\n", "", command)
+            parser.parse_args(shlex.split(words)[1:])
 
 
 def test_hydra(tiny_data, tmp_path):

@@ -96,7 +96,7 @@ def test_scores_are_those_of_the_hypotheses(translator):
             wanted = torch.cat([prefix[:, 1:], torch.tensor([[target.eos()]])], dim=1)
             logprobs = logits.log_softmax(-1).gather(2, wanted[..., None]).sum()
             assert found.score == pytest.approx(float(logprobs) / math.log(2) / wanted.size(1) ** 0.6, abs=1e-4)
-            assert found.alignment == extra["attn"][0][0, :-1].argmax(1).tolist()
+            assert found.alignment == extra["attn"][0][0, :-1, :-1].argmax(1).tolist()
 
 
 def test_order_empty_lines_and_batches(translator):

@@ -49,6 +49,7 @@ def write_corpus(folder: Path) -> Path:
         write_gz(source / f"{base}.en.gz", [pair[0] for pair in pairs])
         write_gz(source / f"{base}.de.gz", [pair[1] for pair in pairs])
     write_manifest(source, folder / "manifest.tsv")
+    write_gz(source / "blind_2018_flickr.en.gz", ["A dog runs.", "", "A man sleeps."])
     return folder
 
 
@@ -214,7 +215,8 @@ def finished(prepared) -> Path:
 
 def recipe(folder: Path, output: Path, *flags, check=True):
     return run(
-        "bash", RECIPE, "--data", folder / "data" / "mini", "--output", output, "--updates", 4, "--average", 2,
+        "bash", RECIPE, "--data", folder / "data" / "mini", "--source", folder / "source", "--output", output,
+        "--updates", 4, "--average", 2,
         "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, *flags, "--", "--max-tokens", 600,
         check=check,
     )  # fmt: skip
@@ -236,11 +238,18 @@ def test_the_recipe_ends_in_scores_and_a_record(finished):
     assert record["data"]["data-bin/dict.de.txt"]
 
 
+def test_the_model_is_there_to_translate_and_has_translated_texts_without_references(finished):
+    lines = gzip.decompress((finished / "blind" / "blind_2018_flickr.de.gz").read_bytes()).decode("utf-8").split("\n")
+    done = run("collab", "translate", finished / "model", "--threads", 1, input="A man sleeps.\n")
+    assert lines == [lines[0], "", done.stdout.rstrip("\n"), ""]
+    assert (finished / "model" / "record.json").read_bytes() == (finished / "record.json").read_bytes()
+
+
 def test_the_same_command_again_only_prints(prepared, finished):
     before = {name: file for name, file in content(finished).items() if not name.endswith("scores.json")}
     done = recipe(prepared, finished)
     assert done.stdout.count("sacreBLEU") == 2
-    assert done.stderr.count("done before") == 4
+    assert done.stderr.count("done before") == 5
     after = {name: file for name, file in content(finished).items() if not name.endswith("scores.json")}
     assert after == before
 

@@ -1,7 +1,7 @@
 """Layers, inputs and masks that the tests of attention share."""
 
 import math
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from collab_fairseq.attention import (
     COLLABORATIVE_KERNELS,
     AttentionLayer,
     CollaborativeAttention,
+    GroupedAttention,
     KeyValue,
+    LatentAttention,
     StandardAttention,
 )
 from collab_fairseq.attention.reference import reference_attention
@@ -47,9 +49,13 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "standard": (StandardAttention, {}),
     "standard-narrow": (StandardAttention, {"key_dim": 6, "key_bias": False}),
     "standard-pruned": (StandardAttention, {**PRUNED, "key_dim": 6}),
+    "multi-query": (GroupedAttention, {"key_dim": 6, "kv_heads": 1}),
+    "grouped": (GroupedAttention, {"num_heads": 4, "kv_heads": 2}),
+    "latent": (LatentAttention, {"key_dim": 9, "latent_dim": 3}),  # absorbed where T = 4 queries meet S = 5 keys
+    "latent-wide": (LatentAttention, {"latent_dim": 8}),  # expanded
 }
 #: one of each kind
-KINDS = ["collaborative-content", "collaborative-two-values", "standard-narrow"]
+KINDS = ["collaborative-content", "collaborative-two-values", "standard-narrow", "grouped", "latent", "latent-wide"]
 
 
 def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **overrides: Any) -> AttentionLayer:
@@ -65,7 +71,7 @@ def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **o
 
 
 def inputs(site: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tuple[Tensor, Tensor, Tensor]:
-    """query (N, T, E), key (N, S, kdim), value (N, S, vdim)."""
+    """query (N, T, E), key (N, S, kdim), value (N, S, vdim); key and value are one, but for "unequal"."""
     where = SITES[site]
     random = torch.Generator().manual_seed(seed)
 
@@ -75,7 +81,23 @@ def inputs(site: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tupl
     query = draw(T, E)
     if site == "self":
         return query, query, query
-    return query, draw(where.key_len, where.kdim), draw(where.key_len, where.vdim)
+    key = draw(where.key_len, where.kdim)
+    return query, key, draw(where.key_len, where.vdim) if site == "unequal" else key
+
+
+def leaves(site: str, prepare: Callable[[Tensor], Tensor] = torch.clone) -> List[Tensor]:
+    """The inputs, prepared, with gradients; what is one tensor stays one."""
+    made: Dict[int, Tensor] = {}
+    given = inputs(site)
+    for x in given:
+        if id(x) not in made:
+            made[id(x)] = prepare(x).requires_grad_()
+    return [made[id(x)] for x in given]
+
+
+def sites_of(name: str) -> List[str]:
+    """Where a layer of :data:`LAYERS` can be: latents are made of one input."""
+    return [site for site in SITES if site != "unequal" or not name.startswith("latent")]
 
 
 def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
@@ -121,8 +143,8 @@ def reference(layer, query, key, value, arguments, parameters=None):
     causal = arguments.pop("is_causal", False)
     parameters = dict(layer.named_parameters()) if parameters is None else parameters
     return reference_attention(
-        parameters, query, key, value, num_heads=layer.num_heads, value_heads=layer.value_heads, scale=layer.scale,
-        causal=causal, **arguments,
+        parameters, query, key, value, num_heads=layer.num_heads, value_heads=layer.value_heads,
+        key_heads=layer.key_heads, scale=layer.scale, causal=causal, **arguments,
     )  # fmt: skip
 
 

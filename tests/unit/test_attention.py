@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention, extend, select
+from collab_fairseq.attention import (
+    CollaborativeAttention,
+    GroupedAttention,
+    LatentAttention,
+    StandardAttention,
+    extend,
+    select,
+)
 from collab_fairseq.attention.masks import combine
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, masks, reference
@@ -29,17 +36,16 @@ def test_a_wrong_parameter_is_noticed(name):
 @pytest.mark.parametrize("mask", ["causal-padding", "empty-rows"])
 def test_gradcheck(name, mask):
     layer = build(name)
-    query, key, value = (x[:2, :3].detach().clone().requires_grad_() for x in inputs("cross"))
+    query, key = (x[:2, :3].detach().clone().requires_grad_() for x in inputs("cross")[:2])
     arguments = {k: v[:2, :3] if torch.is_tensor(v) else v for k, v in masks(mask, 5, layer.num_heads).items()}
-    parameters = list(layer.parameters())
+    names = [name for name, _ in layer.named_parameters()]
 
-    def function(*tensors):
-        names = [name for name, _ in layer.named_parameters()]
+    def function(query, key, *parameters):
         return torch.func.functional_call(
-            layer, dict(zip(names, tensors[3:], strict=True)), tensors[:3], {"need_weights": True, **arguments}
+            layer, dict(zip(names, parameters, strict=True)), (query, key, key), {"need_weights": True, **arguments}
         )
 
-    assert torch.autograd.gradcheck(function, (query, key, value, *parameters), atol=1e-6)
+    assert torch.autograd.gradcheck(function, (query, key, *layer.parameters()), atol=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -52,7 +58,8 @@ def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtyp
     query, key, value = inputs("self", dtype)
     arguments = masks(mask, T, layer.num_heads)
     exact = reference(layer, query, key, value, arguments).output
-    layer, query, key, value = (x.to(device) for x in (layer, query, key, value))
+    layer, query = layer.to(device), query.to(device)
+    key = value = query
     arguments = {k: v.to(device) if torch.is_tensor(v) else v for k, v in arguments.items()}
     ours = layer(query, key, value, **arguments)[0].double().cpu()
     plain = plain_attention(layer, query, key, value, arguments).double().cpu()
@@ -63,6 +70,8 @@ def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtyp
 
 def plain_attention(layer, query, key, value, arguments):
     """The formula in torch as anyone would write it, in the type of the layer: per-head keys materialised, no care."""
+    if isinstance(layer, LatentAttention):
+        key = value = layer.latent_proj(key)
     q, k, v = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
     v = v.view(N, -1, layer.value_heads, layer.head_dim).transpose(1, 2)
     v = v.repeat_interleave(layer.num_heads // layer.value_heads, 1)
@@ -70,7 +79,9 @@ def plain_attention(layer, query, key, value, arguments):
         q = q.unsqueeze(1)
         k = k.unsqueeze(1) * layer.mixing.unsqueeze(1)
     else:
-        q, k = (x.view(N, x.size(1), layer.num_heads, -1).transpose(1, 2) for x in (q, k))
+        q = q.view(N, T, layer.num_heads, -1).transpose(1, 2)
+        k = k.view(N, -1, layer.key_heads, q.size(-1)).transpose(1, 2)
+        k = k.repeat_interleave(layer.num_heads // layer.key_heads, 1)
     scores = q @ k.transpose(-2, -1)
     if getattr(layer, "content_bias", None) is not None:
         scores = scores + (key @ layer.content_bias.T).transpose(1, 2).unsqueeze(2)
@@ -103,10 +114,11 @@ def test_beams_read_the_keys_of_their_sentence(name):
     beams = torch.stack([query, query.flip(1), query * 0.5], dim=1).flatten(0, 1)  # (N·3, T, E)
     entry = layer.project(key, value)
     output, weights = layer.attend(beams, entry, average_attn_weights=False, **arguments)
+    rows = key.repeat_interleave(3, 0)
     rowwise, rowwise_weights = layer(
         beams,
-        key.repeat_interleave(3, 0),
-        value.repeat_interleave(3, 0),
+        rows,
+        rows,
         key_padding_mask=arguments["key_padding_mask"].repeat_interleave(3, 0),
         average_attn_weights=False,
     )
@@ -136,11 +148,23 @@ def test_cache_entries_grow_and_follow_the_beam(name):
     layer = build(name)
     query, key, value = inputs("cross")
     whole = layer.project(key, value)
-    grown = extend(layer.project(key[:, :2], value[:, :2]), layer.project(key[:, 2:], value[:, 2:]))
+    first, second = key[:, :2], key[:, 2:]
+    grown = extend(layer.project(first, first), layer.project(second, second))
     rows = torch.tensor([2, 0, 0])
     assert layer.attend(query, grown)[0].sub(layer.attend(query, whole)[0]).abs().max() < FLOAT64
-    picked = layer.attend(query, select(whole, rows))[0]
-    assert (picked - layer(query, key[rows], value[rows])[0]).abs().max() < FLOAT64
+    picked, chosen = layer.attend(query, select(whole, rows))[0], key[rows]
+    assert (picked - layer(query, chosen, chosen)[0]).abs().max() < FLOAT64
+
+
+def test_latents_are_absorbed_where_that_is_cheaper():
+    for name, absorbed in (("latent", True), ("latent-wide", False)):
+        layer = build(name, "cross")
+        query, key, value = inputs("cross")
+        assert layer._absorbs(T, key.size(1), dropout=0.0) is absorbed
+        assert not layer._absorbs(T, key.size(1), dropout=0.1)
+        outputs = [layer.train(training)(query, key, value) for training in (False, True)]
+        assert all((one - other).abs().max() < FLOAT64 for one, other in zip(*outputs, strict=True))
+        assert not layer._absorbs(T, key.size(1), dropout=0.0)  # in training
 
 
 def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
@@ -166,6 +190,12 @@ def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
     ("call", "message"),
     [
         (lambda: StandardAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
+        (lambda: CollaborativeAttention(E, 4, value_heads=3), "value_heads must divide the 4 heads, but is 3"),
+        (lambda: GroupedAttention(E, 4, kv_heads=0), "kv_heads must divide the 4 heads, but is 0"),
+        (lambda: GroupedAttention(E, H, 7, kv_heads=1), "key_dim is 7 and num_heads is 3"),
+        (lambda: LatentAttention(E, H, latent_dim=0), "latent_dim must be positive, but is 0"),
+        (lambda: LatentAttention(E, H, latent_dim=4, kdim=7), "one input, but kdim is 7 and vdim is None"),
+        (lambda: build("latent")(*(x.clone() for x in inputs("self"))), "value must be key, but is another tensor"),
         (lambda: CollaborativeAttention(13, H), "embed_dim is 13 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
         (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),

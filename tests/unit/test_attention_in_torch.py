@@ -1,5 +1,7 @@
 """The layers in the place of torch's multi-head attention: same results, also in its encoder, compiled and scripted."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,10 +10,12 @@ from collab_fairseq.attention import (
     COLLABORATIVE_KERNELS,
     STANDARD_KERNELS,
     CollaborativeAttention,
+    GroupedAttention,
+    LatentAttention,
     StandardAttention,
 )
 from tests.common import FLOAT64
-from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, masks
+from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, leaves, masks
 
 
 @pytest.mark.parametrize("kdim", [None, 7])
@@ -51,7 +55,12 @@ def by_hand(layer, x, arguments):
     return layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x))))
 
 
-@pytest.mark.parametrize("cls", [CollaborativeAttention, StandardAttention])
+SHARED_VALUES = partial(CollaborativeAttention, value_heads=1)
+MULTI_QUERY = partial(GroupedAttention, kv_heads=1)
+LATENT = partial(LatentAttention, latent_dim=4)
+
+
+@pytest.mark.parametrize("cls", [CollaborativeAttention, SHARED_VALUES, StandardAttention, MULTI_QUERY, LATENT])
 @pytest.mark.parametrize("replace", ["before", "after"])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_layers_of_torchs_encoder_take_ours(cls, replace):
@@ -101,8 +110,8 @@ def test_layers_of_torchs_decoder_take_ours():
 @pytest.mark.parametrize(("rows", "query_len", "key_len"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
 @pytest.mark.parametrize(
     ("cls", "kernel"),
-    [(CollaborativeAttention, kernel) for kernel in COLLABORATIVE_KERNELS]
-    + [(StandardAttention, kernel) for kernel in STANDARD_KERNELS],
+    [(cls, kernel) for kernel in COLLABORATIVE_KERNELS for cls in (CollaborativeAttention, SHARED_VALUES)]
+    + [(cls, kernel) for kernel in STANDARD_KERNELS for cls in (StandardAttention, MULTI_QUERY, LATENT)],
 )
 def test_nothing_to_read_and_nothing_to_ask_are_as_in_torch(cls, kernel, rows, query_len, key_len):
     """Without keys the context is zero, so that the output is its bias; without sentences or queries it is empty."""
@@ -139,7 +148,7 @@ def test_torchscript_gives_the_same(name):
 def test_compile_gives_the_same_without_graph_breaks(name):
     layer = build(name, "cross")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    query, key, value = (x.detach().clone().requires_grad_() for x in inputs("cross"))
+    query, key, value = leaves("cross")
     arguments = masks("padding", 5, layer.num_heads)
     got, expected = compiled(query, key, value, **arguments)[0], layer(query, key, value, **arguments)[0]
     assert (got - expected).abs().max() < FLOAT64

@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 
 from collab_fairseq.bench import layers, measure, models, programs, report, runner
 from collab_fairseq.bench.baselines import Shape, contestants
-from collab_fairseq.bench.cases import LENGTHS, BenchError, Case, Options, draw, padding_mask
+from collab_fairseq.bench.cases import LENGTHS, Case, Options, draw, padding_mask
 from collab_fairseq.bench.checks import MismatchError, attempt, check, check_against_reference, make_inputs
 from collab_fairseq.bench.measure import interleave, peak_bytes, ratio, spread, stopwatch
 from collab_fairseq.records import environment
@@ -84,8 +84,7 @@ def test_statistics():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_ids_tell_all_rows_apart(device, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_ids_tell_all_rows_apart(device):
     options = Options(device=device)
     rows = [case.id for what in ("layer", "decode", "train") for case in runner.cases(what, options)]
     assert len(set(rows)) == len(rows)
@@ -155,7 +154,7 @@ def test_a_kernel_that_cannot_is_left_out_but_ours_is_not():
         attempt("ours", fail)
 
 
-def test_lengths(tmp_path):
+def test_lengths():
     for name, known in LENGTHS.items():
         drawn = draw(name, 5000, seed=1)
         assert abs(sorted(drawn)[2500] - known[4]) <= 1
@@ -165,13 +164,6 @@ def test_lengths(tmp_path):
         assert draw(name, 4, seed=1, longest=512)[0] == 512  # stretched to documents
     assert padding_mask([2, 4], True, "cpu").tolist() == [[True, True, False, False], [False] * 4]
     assert padding_mask([2, 4], False, "cpu")[0].tolist() == [False, False, True, True]
-    path = tmp_path / "lengths"
-    path.write_text("3\n5\n9\n")
-    assert {3, 9} <= set(draw(str(path), 1000, seed=1)) <= set(range(3, 10))
-    for content in ("three\n", "", "0\n"):
-        path.write_text(content)
-        with pytest.raises(BenchError, match="lengths"):
-            draw(str(path), 1, seed=1)
 
 
 def test_limits_are_of_the_least_work():

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
-from collab_fairseq.attention.kernels import COLLABORATIVE, KernelError, choose, head_loop, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import COLLABORATIVE, STANDARD, KernelError, choose, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import (
     KINDS,
     LAYERS,
     MASKS,
-    SITES,
     E,
     H,
     N,
@@ -20,15 +19,17 @@ from tests.unit.attention_cases import (
     build,
     call,
     inputs,
+    leaves,
     masks,
     reference,
+    sites_of,
     tensors,
 )  # fmt: skip
 
 WAYS = [
     *((name, "auto") for name in LAYERS),
     *((name, kernel) for name in ("collaborative-two-values", "collaborative-pruned") for kernel in COLLABORATIVE),
-    *(("standard-narrow", kernel) for kernel in ("bmm", "sdpa")),
+    *((name, kernel) for name in ("standard-narrow", "grouped", "latent") for kernel in STANDARD),
 ]
 
 
@@ -38,19 +39,23 @@ def seq_first(tensor):
 
 
 @pytest.mark.parametrize(
-    ("site", "mask"), [(site, mask) for site in SITES for mask in MASKS if site == "self" or "causal" not in mask]
+    ("name", "kernel", "site", "mask"),
+    [
+        (name, kernel, site, mask)
+        for name, kernel in WAYS
+        for site in sites_of(name)
+        for mask in MASKS
+        if site == "self" or "causal" not in mask
+    ],
 )
-@pytest.mark.parametrize(("name", "kernel"), WAYS)
 def test_every_way_equals_the_reference(name, kernel, site, mask, monkeypatch):
     monkeypatch.setattr(head_loop, "GROUP_BYTES", 400)  # one or two sentences at a time
     layer = build(name, site, kernel=kernel)
     laid_out = torch.clone if site == "unequal" else seq_first
-    query, key, value = (laid_out(x.detach()).requires_grad_() for x in inputs(site))
-    if site == "self":
-        key = value = query  # projected together
+    query, key, value = leaves(site, laid_out)
     arguments = masks(mask, key.size(1), layer.num_heads)
     expected = reference(layer, query, key, value, arguments)
-    leaves = [query, key, value, *layer.parameters()]
+    wanted = [query, key, value, *layer.parameters()]
     direction, weights_direction = (torch.randn_like(x) for x in (expected.output, expected.weights))
 
     for need_weights in (False, True):
@@ -62,8 +67,8 @@ def test_every_way_equals_the_reference(name, kernel, site, mask, monkeypatch):
             assert (weights - expected.weights).abs().max() < FLOAT64
             ours = ours + (weights * weights_direction).sum()
             theirs = theirs + (expected.weights * weights_direction).sum()
-        gradients = [torch.autograd.grad(y, leaves, allow_unused=True, retain_graph=True) for y in (ours, theirs)]
-        for leaf, mine, other in zip(leaves, *gradients, strict=True):
+        gradients = [torch.autograd.grad(y, wanted, allow_unused=True, retain_graph=True) for y in (ours, theirs)]
+        for leaf, mine, other in zip(wanted, *gradients, strict=True):
             mine, other = (torch.zeros_like(leaf) if g is None else g for g in (mine, other))
             assert torch.isfinite(mine).all()
             assert (mine - other).abs().max() < 1e-11
@@ -112,12 +117,12 @@ def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
 def test_the_plain_way_has_a_second_derivative(name):
     layer = build(name, "cross", kernel="bmm")
     padding = masks("padding", 5, layer.num_heads)
-    tensors = [x[:2, :2].detach().clone().requires_grad_() for x in inputs("cross")]
+    query, key, _ = (x[:2, :2].detach().clone().requires_grad_() for x in inputs("cross"))
 
-    def function(*arguments):
-        return layer(*arguments, key_padding_mask=padding["key_padding_mask"][:2, :2])
+    def function(query, key):
+        return layer(query, key, key, key_padding_mask=padding["key_padding_mask"][:2, :2])
 
-    assert torch.autograd.gradgradcheck(function, tensors)
+    assert torch.autograd.gradgradcheck(function, (query, key))
 
 
 def test_a_second_derivative_is_right_where_the_key_comes_from_the_query():

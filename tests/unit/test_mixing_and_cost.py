@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention, block_mixing, initial_mixing
+from collab_fairseq.attention import (
+    CollaborativeAttention,
+    GroupedAttention,
+    LatentAttention,
+    block_mixing,
+    initial_mixing,
+)
 from collab_fairseq.attention.cost import AttentionSize, cache_bytes, cache_numbers, multiply_adds, parameters
 
 
@@ -87,6 +93,11 @@ CACHES = [
     (AttentionSize(128, 4, 32, True), 32 + 128),
     (AttentionSize(128, 4, 32, True, value_heads=1), 32 + 32),
     (AttentionSize(128, 4, 64, True, value_heads=2), 64 + 64),
+    (AttentionSize(512, 8, 512, False, kv_heads=2), 256),
+    (AttentionSize(512, 8, 512, False, kv_heads=1), 128),
+    (AttentionSize(128, 4, 64, False, kv_heads=2), 32 + 64),
+    (AttentionSize(512, 8, 512, False, kv_latent_dim=128), 128),
+    (AttentionSize(128, 4, 32, False, kv_latent_dim=16), 16),
     (AttentionSize(128, 4, 32, True, content_bias=True, value_heads=2), 32 + 64 + 4),
 ]
 
@@ -95,7 +106,7 @@ CACHES = [
 @pytest.mark.parametrize(("size", "cache"), CACHES)
 def test_cost_equals_what_the_layer_has_and_does(size, cache, bias):
     size = size._replace(bias=bias)
-    layer = layer_of(size)
+    layer = layer_of(size).eval()
     assert sum(p.numel() for p in layer.parameters()) == parameters(size)
 
     query, key = torch.randn(1, 20, size.embed_dim), torch.randn(1, 31, size.embed_dim)
@@ -113,4 +124,14 @@ def layer_of(size):
     if size.collaborative:
         own = {"content_bias": size.content_bias, "value_heads": size.value_heads, "kernel": "bmm"}
         return CollaborativeAttention(*size[:3], bias=size.bias, **own)
-    return StandardAttention(*size[:3], bias=size.bias)
+    if size.kv_latent_dim is not None:
+        return LatentAttention(*size[:3], bias=size.bias, latent_dim=size.kv_latent_dim)
+    return GroupedAttention(*size[:3], bias=size.bias, kv_heads=size.kv_heads or size.num_heads)
+
+
+#: width 512, 8 heads, as published; latents of 128
+@pytest.mark.parametrize(
+    ("own", "expected"), [({"kv_heads": 1}, 589_824), ({"kv_heads": 2}, 655_360), ({"kv_latent_dim": 128}, 720_896)]
+)
+def test_parameters_of_the_baselines(own, expected):
+    assert parameters(SHAPES[0]._replace(**own)) == expected

@@ -207,7 +207,7 @@ def test_bad_calibration_inputs_are_refused():
     calibrator.update(inputs, inputs)
     for query, key, given, message in (
         (inputs[0], inputs, {}, r"\(N, T, Dq\) and \(N, S, Dk\).*but are \[4, 12\]"),
-        (inputs, inputs[..., :5], {}, "12 and 12 wide as before, but are 12 and 5"),
+        (inputs, inputs[..., :5], {}, "12 and 12 wide as those .* but are 12 and 5"),
         (inputs, inputs, {"query_padding_mask": torch.zeros(N, T)}, "must be boolean of shape"),
         (inputs, inputs, {"key_padding_mask": torch.zeros(N, 9)}, r"key_padding_mask must have shape \(3, 4\)"),
         (inputs * math.nan, inputs, {}, "query must be finite where it is not masked"),
@@ -216,5 +216,5 @@ def test_bad_calibration_inputs_are_refused():
         with pytest.raises(ValueError, match=message):
             calibrator.update(query, key, **given)
     assert calibrator.result().queries == N * T  # what was refused was not counted
-    with pytest.raises(ReparamError, match="12 and 7 wide as those of the scores, but are 12 and 12"):
+    with pytest.raises(ReparamError, match=r"12 and 7 wide as those of the scores .* but are 12 and 12"):
         Calibrator(sources("scores")).update(inputs, inputs)

@@ -8,8 +8,7 @@ import torch
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
-from collab_fairseq.reparam.solver import Descent, als_sweep, full_precision
-from collab_fairseq.reparam.starts import STARTS
+from collab_fairseq.reparam.solver import STARTS, Descent, als_sweep, full_precision
 
 H, DK, DQ, DKEY = 4, 6, 20, 17
 K = H * DK

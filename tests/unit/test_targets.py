@@ -12,6 +12,7 @@ COMMANDS = [
     ["average", "--inputs", "missing.pt", "--output"],
     ["bench", "layer", "--json"],
     ["bench", "layer", "--figure"],
+    ["doctor", "--json"],
     ["bench", "table", "missing.json", "--output"],
     ["record", "--name", "x", "--scores", "test=missing.json", "--output"],
     ["reparam", "missing.pt", "--key-dim", "8", "--output"],
@@ -51,7 +52,6 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
     ("command", "message"),
     [
         ("bench layer --output x", "--output is called --json now"),
-        ("doctor --output x", "--output is called --save-dir now"),
         ("heads ablate x --test test=y", "--test is called --reference now"),
         ("heads ablate x --reference test", "expected NAME=FILE such as test=test.de, got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once, got a, a"),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..cache import KeyValue
+from ..cache import KeyValue, of_each_head
 from . import packed_bmm
 
 UNEQUAL_WIDTHS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -61,8 +61,12 @@ def attend_standard(
     need_weights: bool,
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """As :func:`.packed_bmm.attend_standard`; weights as in :func:`attend`."""
-    bias = mask_in_type(mask, query.dtype)
-    context = scaled_dot_product_attention(query * scale, entry.key, entry.value, bias, dropout, scale=1.0)
+    bias, key, value = mask_in_type(mask, query.dtype), entry.key, entry.value
+    # a CPU's fused attention lets heads share keys and values; of CUDA's, few do that, and those take no mask
+    grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
+    if not grouped:
+        key, value = (of_each_head(shared, query.size(1)) for shared in (key, value))
+    context = scaled_dot_product_attention(query * scale, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
     return context, packed_bmm.weigh_standard(query, entry, mask, scale) if need_weights else None
 
 

@@ -1,0 +1,35 @@
+"""Grouped-query and multi-query attention: groups of standard heads share keys and values.
+
+Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; one group: Shazeer (2019), https://arxiv.org/abs/1911.02150.
+"""
+
+from typing import Any, Optional
+
+from .standard import StandardAttention
+
+
+class GroupedAttention(StandardAttention):
+    """Standard heads in G groups of neighbours that share keys and values, g = ⌊i·G/H⌋::
+
+        H_i = softmax( (X W_Q^(i)) (Y W_K^(g))ᵀ · scale ) Y W_V^(g)        output = [H_1 … H_H] W_O
+
+    Decoding caches G·(dk + dv) numbers per position. With G = H it is :class:`.StandardAttention`.
+
+    Args:
+        embed_dim, num_heads: E and H.
+        key_dim: dimensions of all queries together, H · dk; default E. Must be divisible by the number of heads.
+        kv_heads: G, a divisor of H; 1: multi-query attention.
+        options: as of :class:`.StandardAttention`.
+
+    Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (G·dk, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv).
+
+    Raises:
+        ValueError: sizes that do not fit, an unknown kernel.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any
+    ) -> None:
+        if kv_heads < 1 or num_heads % kv_heads != 0:
+            raise ValueError(f"kv_heads must divide the {num_heads} heads, but is {kv_heads}")
+        super().__init__(embed_dim, num_heads, key_dim, value_heads=kv_heads, key_heads=kv_heads, **options)

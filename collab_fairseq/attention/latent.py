@@ -1,0 +1,120 @@
+"""Multi-head latent attention, without its rotary part: keys and values of all heads come from one latent.
+
+DeepSeek-AI (2024), "DeepSeek-V2", https://arxiv.org/abs/2405.04434, section 2.1; queries are not compressed.
+"""
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .cache import KeyValue
+from .projections import linear
+from .standard import StandardAttention
+from .transforms import is_tracing
+
+
+class LatentAttention(StandardAttention):
+    """Standard heads whose keys and values are projections of latents C, one for each position::
+
+        C = Y W_C        H_i = softmax( (X W_Q^(i)) (C W_K^(i))ᵀ · scale ) C W_V^(i)        output = [H_1 … H_H] W_O
+
+    Decoding caches the L numbers of a latent and expands no keys or values: W_K^(i) is absorbed by the query and
+    W_V^(i) by the context, ``softmax( (X W_Q^(i) W_K^(i)ᵀ) Cᵀ · scale ) C``. In training, and where there are many
+    queries, expanding is cheaper; see :mod:`.cost`.
+
+    Args:
+        embed_dim, num_heads: E and H.
+        key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
+        latent_dim: L.
+        kdim, vdim: width of the inputs Y; keys and values have the same inputs, hence one width.
+        options: as of :class:`.StandardAttention`.
+
+    Parameters: ``q_proj`` (H·dk, E), ``latent_proj`` (L, kdim) without bias, ``k_proj`` (H·dk, L), ``v_proj``
+    (H·dv, L), ``out_proj`` (E, H·dv).
+
+    Raises:
+        ValueError: sizes that do not fit, an unknown kernel; in a call: a value that is not the key.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        key_dim: Optional[int] = None,
+        *,
+        latent_dim: int,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        **options: Any,
+    ) -> None:
+        width = embed_dim if kdim is None else kdim
+        if latent_dim < 1:
+            raise ValueError(f"latent_dim must be positive, but is {latent_dim}")
+        if (embed_dim if vdim is None else vdim) != width:
+            raise ValueError(f"latent heads make keys and values of one input, but kdim is {kdim} and vdim is {vdim}")
+        self.latent_dim = latent_dim  # plain attributes may precede Module.__init__
+        self._input_width = width
+        super().__init__(embed_dim, num_heads, key_dim, kdim=latent_dim, vdim=latent_dim, **options)
+
+    def _finish(self, *arguments: Any) -> None:
+        self.kdim = self.vdim = self._input_width
+        self.latent_proj = nn.Linear(self.kdim, self.latent_dim, bias=False)
+        super()._finish(*arguments)
+
+    def reset_parameters(self) -> None:
+        """Xavier projections, as of standard heads."""
+        super().reset_parameters()
+        nn.init.xavier_uniform_(self.latent_proj.weight)
+
+    def project(self, key: Tensor, value: Tensor) -> KeyValue:
+        """The latents of the key inputs (N, S, kdim), which must be the value inputs, too: what decoding caches."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._latents(self.latent_proj(key))
+        if value is not key:
+            raise ValueError("latent heads make keys and values of one input: value must be key, but is another tensor")
+        return self._latents(linear(key, self.latent_proj)[0])
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, KeyValue]:
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self.q_proj(query), self.project(key, value)
+        if query is key and value is key:
+            queries, latent = linear(query, self.q_proj, self.latent_proj)
+            return queries, self._latents(latent)
+        (queries,) = linear(query, self.q_proj)
+        return queries, self.project(key, value)
+
+    def _latents(self, latent: Tensor) -> KeyValue:
+        """The entry of latents (N, S, L)."""
+        return KeyValue(latent[:, :, :0], latent.unsqueeze(1), None)
+
+    def _contexts(
+        self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        latent = entry.value.squeeze(1)
+        if not self._absorbs(query.size(1), latent.size(1), dropout):
+            if torch.jit.is_scripting():  # type: ignore[attr-defined]
+                keys, values = self.k_proj(latent), self.v_proj(latent)
+            else:
+                keys, values = linear(latent, self.k_proj, self.v_proj)
+            expanded = KeyValue(self.split_heads(keys), self.split_heads(values), None)
+            return self._attend_heads(self.split_heads(query), expanded, mask, dropout, need_weights)
+        up_keys, up_values = (x.weight.view(self.num_heads, -1, self.latent_dim) for x in (self.k_proj, self.v_proj))
+        # the key bias adds the same to all scores of a query, which a softmax does not see
+        absorbed = torch.einsum("nhtd,hdl->nhtl", self.split_heads(query), up_keys)
+        shared = KeyValue(entry.value, entry.value, None)
+        context, weights = self._attend_heads(absorbed, shared, mask, dropout, need_weights)
+        context = torch.einsum("nhtl,hdl->nhtd", context, up_values)
+        if self.v_proj.bias is not None:
+            context = context + self.v_proj.bias.view(self.num_heads, 1, self.head_dim)
+        return context, weights
+
+    def _absorbs(self, query_len: int, key_len: int, dropout: float) -> bool:
+        """Whether absorbing is allowed (weights must add up to 1) and takes fewer multiplications than expanding."""
+        if self.training or dropout > 0.0 or key_len == 0:
+            return False
+        if not torch.jit.is_scripting() and is_tracing():  # type: ignore[attr-defined]
+            return False
+        widths = self.key_dim + self.num_heads * self.head_dim
+        expanding = key_len * self.latent_dim * widths + query_len * key_len * widths
+        return query_len * self.latent_dim * (widths + 2 * key_len * self.num_heads) < expanding

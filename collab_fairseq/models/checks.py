@@ -1,0 +1,122 @@
+"""What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
+
+import os
+from argparse import Namespace
+from typing import Any
+
+from collab_fairseq.modules.heads import check_heads
+from collab_fairseq.modules.settings import (
+    KERNELS,
+    KERNELS_OF_STANDARD_HEADS,
+    MIXINGS,
+    MIXINGS_OF_BLOCKS,
+    SITES,
+    AttentionSettings,
+    ConfigurationError,
+)
+
+
+def check_flags(args: Namespace) -> None:
+    """Refuse values of flags that no config can hold.
+
+    Raises:
+        ConfigurationError: naming the flag, what was expected and what was got.
+    """
+    mixing = getattr(args, "mixing_init", "xavier")
+    if mixing not in MIXINGS:
+        raise ConfigurationError(f"--mixing-init must be one of {', '.join(MIXINGS)}, but is {mixing!r}")
+    kernel = getattr(args, "attention_kernel", "auto")
+    if kernel not in KERNELS:
+        raise ConfigurationError(f"--attention-kernel must be one of {', '.join(KERNELS)}, but is {kernel!r}")
+    for side in ("encoder", "decoder"):
+        if getattr(args, f"{side}_xformers_att_config", None) is not None:
+            raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
+
+
+def check_sizes(cfg: Any, settings: AttentionSettings) -> None:
+    """Refuse sizes that no layer could be built with, and flags that would have no effect.
+
+    Args:
+        cfg: a :class:`.TransformerCollabConfig`. settings: what it says of attention.
+
+    Raises:
+        ConfigurationError: naming the flag, what was expected and what was got.
+    """
+    sites = settings.collaborative
+    _check_sharing(settings)
+    if not sites and not cfg.attention_shapes and str(cfg.attention_kernel) not in KERNELS_OF_STANDARD_HEADS:
+        raise ConfigurationError(
+            f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
+            f"but --collaborative-heads is none; choose one of {', '.join(KERNELS_OF_STANDARD_HEADS)}"
+        )
+    if cfg.key_dim is not None and cfg.key_dim < 1:
+        raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
+    numbers = 0  # in the query and key projections
+    for site in SITES:
+        side = "encoder" if site == "encoder" else "decoder"
+        sub = cfg.encoder if site == "encoder" else cfg.decoder
+        heads, width = sub.attention_heads, sub.embed_dim
+        for name, value in (("attention-heads", heads), ("embed-dim", width)):
+            if value < 1:
+                raise ConfigurationError(f"--{side}-{name} must be positive, but is {value}")
+        key_dim = width if cfg.key_dim is None else cfg.key_dim
+        numbers += sub.layers * 2 * width * key_dim
+        if width % heads != 0:
+            raise ConfigurationError(
+                f"--{side}-embed-dim must be divisible by --{side}-attention-heads, but they are {width} and {heads}"
+            )
+        if site not in sites and key_dim % heads != 0:
+            raise ConfigurationError(
+                f"--key-dim must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
+                f"choose a multiple of {heads}, or collaborative heads there (--collaborative-heads …{site}…)"
+            )
+        flag, groups = ("value", cfg.value_heads) if site in sites else ("kv", cfg.kv_heads)
+        if groups is not None and (groups < 1 or heads % groups != 0):
+            raise ConfigurationError(
+                f"--{flag}-heads must divide the {heads} heads of {site} attention, but is {groups}"
+            )
+        if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
+            raise ConfigurationError(
+                f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
+                f"but --key-dim is {key_dim}"
+            )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if cfg.key_dim is not None and not cfg.attention_shapes and 4 * numbers > memory:
+        raise ConfigurationError(
+            f"--key-dim {cfg.key_dim} makes query and key projections of {4 * numbers / 2**30:,.0f} GiB, "
+            f"but this machine has {memory / 2**30:,.0f} GiB of memory"
+        )
+    _check_heads(cfg, settings)
+
+
+def _check_sharing(settings: AttentionSettings) -> None:
+    """Each way to share keys and values has heads that it is for."""
+    standard = set(SITES) - settings.collaborative
+    for flag, value, kind, there in (
+        ("value-heads", settings.value_heads, "collaborative", settings.collaborative),
+        ("kv-heads", settings.kv_heads, "standard", standard),
+        ("kv-latent-dim", settings.kv_latent_dim, "standard", standard),
+    ):
+        if value is not None and not there:
+            other = "none" if kind == "collaborative" else "all sites"
+            raise ConfigurationError(f"--{flag} {value} is for {kind} heads, but --collaborative-heads names {other}")
+    if settings.kv_latent_dim is not None and settings.kv_heads is not None:
+        raise ConfigurationError("--kv-heads and --kv-latent-dim are two kinds of attention; give one of them")
+    if settings.kv_latent_dim is not None and settings.kv_latent_dim < 1:
+        raise ConfigurationError(f"--kv-latent-dim must be positive, but is {settings.kv_latent_dim}")
+
+
+def _check_heads(cfg: Any, settings: AttentionSettings) -> None:
+    """Masked heads are there, and gates do not freeze what they are in."""
+    counts = {}
+    for site in SITES:
+        side = cfg.encoder if site == "encoder" else cfg.decoder
+        for layer in range(side.layers):
+            own = settings.shape(site, layer).num_heads
+            counts[f"{site}.{layer}"] = side.attention_heads if own is None else own
+    check_heads(settings.masked, counts)
+    frozen = settings.gated - {"encoder"}
+    if cfg.head_gates_freeze_decoder and (frozen or not settings.gated):
+        raise ConfigurationError(
+            f"--head-gates-freeze-decoder goes with --head-gates encoder, but that is {cfg.head_gates!r}"
+        )

@@ -1,0 +1,48 @@
+"""What this CPU is and whether it has units for products in bfloat16. Needs the standard library alone."""
+
+import functools
+import platform
+import re
+import subprocess
+from typing import List
+
+# flag of the CPU -> what its maker calls the units
+BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm", "FEAT_BF16": "Arm"}
+
+
+@functools.lru_cache(maxsize=1)
+def flags() -> frozenset[str]:
+    """What the CPU says it can do, in the kernel's words; nothing where it cannot be asked."""
+    if platform.system() == "Darwin":
+        asked = subprocess.run(
+            ["sysctl", "-n", "hw.optional.arm.FEAT_BF16"], capture_output=True, text=True, check=False
+        )
+        return frozenset({"FEAT_BF16"} if asked.stdout.strip() == "1" else ())
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", read("/proc/cpuinfo"), re.MULTILINE)
+    return frozenset(found.group(1).split() if found else ())
+
+
+@functools.lru_cache(maxsize=1)
+def name() -> str:
+    """The CPU's name, or its architecture where it has none."""
+    found = re.search(r"^model name\s*:(.*)$", read("/proc/cpuinfo"), re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def read(path: str) -> str:
+    """A file's text; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def bfloat16_units() -> List[str]:
+    """The units for products in bfloat16, the fastest first: of AMX, AVX-512, Arm."""
+    return list(dict.fromkeys(units for flag, units in BFLOAT16.items() if flag in flags()))
+
+
+def vector_units() -> str:
+    """The widest vector units that the CPU has, for messages: avx512f, avx2, …"""
+    return next((flag for flag in ("avx512f", "avx2", "avx", "sve", "asimd") if flag in flags()), "no vector units")

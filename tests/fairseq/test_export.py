@@ -1,0 +1,250 @@
+"""Exports to other engines: every shape of attention written as standard heads, and what each engine makes of it."""
+
+import json
+import math
+import os
+import sys
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+
+import collab_fairseq
+from collab_fairseq import checkpoints
+from collab_fairseq.cli import main
+from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface
+from collab_fairseq.export.source import ExportError, read_source
+from collab_fairseq.export.standard_heads import as_standard, needed_width, standard_layers
+from collab_fairseq.heads.removal import remove_heads
+from collab_fairseq.modules.heads import parse_heads
+from collab_fairseq.modules.sites import attention_layers, swapped
+from collab_fairseq.translation import TranslationError
+from tests.fairseq.models import batch
+from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint
+
+pytest.importorskip("ctranslate2")
+
+SEARCH = {"beam": 3, "lenpen": 0.6, "max_length": 60}
+
+#: name → kind of model and flags; what converted and pruned models have is added below
+MODELS = {
+    "collaborative": ("collaborative", {}),
+    "wide key dim": ("collaborative", {"key_dim": 12}),
+    "content bias": ("content", {}),
+    "content bias, wide": ("content", {"key_dim": 8}),
+    "mixed sites": ("mixed", {}),
+    "standard": ("standard", {}),
+    "standard, small keys": ("standard", {"key_dim": 8}),
+    "pre-norm": ("pre-norm", {"encoder_normalize_before": True}),
+    "masks": ("collaborative", {"mask_heads": "E:1:2 A:2:1"}),
+    "shapes": ("content", {"attention_shapes": {
+        "encoder.0": {"key_dim": 3, "scale": 0.3, "query_bias": False}, "cross.1": {"key_dim": 11, "key_bias": False},
+        "decoder.0": {"collaborative": False, "key_dim": 10, "content_bias": False}}}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return cases(tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture(scope="module")
+def source(models):
+    """Reads one of MODELS, or ``pruned``: one whose layers have 1 and 2 heads."""
+
+    def read(name):
+        if name != "pruned":
+            kind, flags = MODELS[name]
+            return read_source(models.checkpoint(kind, **flags))
+        path = models.data.parent / "pruned.pt"
+        if not path.exists():
+            state = checkpoints.load(models.checkpoint("collaborative"))
+            checkpoints.save(remove_heads(state, parse_heads("E:1:2 A:2:1 D:1:1")).state, path)
+        return read_source(path)
+
+    return read
+
+
+def logits(model):
+    tokens, lengths, target = batch()
+    with torch.no_grad():
+        return model(tokens, lengths, target)[0]
+
+
+@pytest.mark.parametrize("name", [*MODELS, "pruned"])
+def test_standard_heads_compute_the_same(source, name):
+    """In float64, against the layers' own way, which the tests of attention hold to the reference."""
+    model = source(name).model.double()
+    expected = logits(model)
+    made = standard_layers(model)
+    assert not any(hasattr(layer, "mixing") for layer in made.values())
+    with swapped(model, made):
+        torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
+    wide = max(map(needed_width, attention_layers(model).values())) + 3
+    filled = {place: as_standard(layer, 5, wide, 0.2) for place, layer in attention_layers(model).items()}
+    with swapped(model, filled):
+        torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
+    filled["encoder.0"].q_proj.weight.data.mul_(1.1)
+    with swapped(model, filled):
+        assert float((logits(model) - expected).abs().max()) > 1e-4
+
+
+def test_heads_that_do_not_fit_are_named(source, tmp_path):
+    with pytest.raises(ExportError, match=r"^encoder.0: heads of 12 .* for its key dim 12, but they have 8"):
+        fairseq.export(source("wide key dim"), tmp_path / "out")
+    with pytest.raises(ExportError, match=r"^encoder.0: heads of 9 .* for its key dim 8 and its content bias, but"):
+        huggingface.export(source("content bias, wide"), tmp_path / "out")
+    layer = attention_layers(source("standard").model)["encoder.0"]
+    with pytest.raises(ExportError, match=r"heads of 8 .* for its values, but they have 7"):
+        as_standard(layer, width=7)
+    with pytest.raises(ExportError, match="it has 2 heads, but there is room for 1"):
+        as_standard(layer, heads=1)
+    assert not os.listdir(tmp_path)
+
+
+def log_probability(trained, source, target):
+    """Σ log p of a target with </s>, and its length."""
+    words, end = trained.task.source_dictionary, trained.task.source_dictionary.eos()
+    tokens = torch.tensor([[*map(words.index, source), end]])
+    prefix = torch.tensor([[end, *map(trained.task.target_dictionary.index, target), end]])
+    with torch.no_grad():
+        found = trained.model(tokens, torch.tensor([tokens.size(1)]), prefix[:, :-1])[0].log_softmax(-1)
+    return float(found.gather(2, prefix[:, 1:, None]).sum()), prefix.size(1) - 1
+
+
+@pytest.mark.parametrize("name", [*MODELS, "pruned"])
+def test_ctranslate2_translates_the_same(source, name, tmp_path):
+    given = source(name)
+    ctranslate2.export(given, tmp_path / "out")
+    translator = collab_fairseq.load(tmp_path / "out")
+    found = translator.search(SOURCES, **SEARCH)
+    for (best,) in found:
+        total, length = log_probability(given.trained, best.source, best.target)
+        assert best.score == pytest.approx(total / math.log(2) / length**0.6, abs=1e-4)
+    assert len({best.score for (best,) in found}) > 6
+    folder.export(given, tmp_path / "torch")
+    own = collab_fairseq.load(tmp_path / "torch")
+    # not all: where </s> is probable in the first place, the two searches weigh it differently
+    both = own.translate(SOURCES, **SEARCH), translator.translate(SOURCES, **SEARCH)
+    assert sum(ours == theirs for ours, theirs in zip(*both, strict=True)) >= 8
+    greedy = {"beam": 1, "alignments": True, "max_length": 60}
+    for (ours,), (theirs,) in zip(own.search(SOURCES, **greedy), translator.search(SOURCES, **greedy), strict=True):
+        if ours.text == theirs.text:
+            assert ours.alignment == theirs.alignment
+
+
+def test_precision_of_ctranslate2(source, tmp_path):
+    given = source("collaborative")
+    sizes, scores = {}, {}
+    for name in ("float32", "int8"):
+        ctranslate2.export(given, tmp_path / name, quantization=name)
+        sizes[name] = os.path.getsize(tmp_path / name / "model.bin")
+        translator = collab_fairseq.load(tmp_path / name, precision=name, threads=1)
+        scores[name] = translator.engine._translator.score_batch([["▁a"] * 5], [["▁a", "▁o"]])[0].log_probs
+    assert sizes["int8"] < 0.8 * sizes["float32"]
+    gap = max(abs(a - b) for a, b in zip(*scores.values(), strict=True))
+    assert 1e-6 < gap < 1
+    with pytest.raises(TranslationError, match=r"CTranslate2 computes in float32, .* but int4 was asked for"):
+        collab_fairseq.load(tmp_path / "int8", precision="int4")
+    with pytest.raises(ExportError, match=r"quantization must be one of .* but is int4"):
+        ctranslate2.export(given, tmp_path / "out", quantization="int4")
+    (tmp_path / "int8" / "model.bin").write_bytes(b"damaged")
+    with pytest.raises(TranslationError, match="CTranslate2 cannot use"):
+        collab_fairseq.load(tmp_path / "int8")
+
+
+def test_a_model_folder_is_converted_once(models, source, tmp_path, monkeypatch, capfd, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint = str(models.checkpoint("collaborative"))
+    assert main.main(["export", checkpoint, "--to", "folder", "--output", str(tmp_path / "out")]) == 0
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in SOURCES))
+    argv = ["translate", str(tmp_path / "out"), "--engine", "ctranslate2", "--max-length", "60", str(tmp_path / "text")]
+    capfd.readouterr()
+    with caplog.at_level("INFO"):
+        for times in (1, 1):
+            assert main.main(argv) == 0
+            assert caplog.text.count("converting") == times
+    (converted,) = (tmp_path / "cache" / "collab_fairseq").iterdir()
+    expected = collab_fairseq.load(converted).translate(SOURCES, max_length=60)
+    assert capfd.readouterr().out.splitlines() == expected * 2
+    assert collab_fairseq.load(tmp_path / "out", engine="ctranslate2").translate(SOURCES, max_length=60) == expected
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert main.main(argv) == 1
+    assert "ctranslate2 is not installed: pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
+    assert json.loads((converted / "translation.json").read_text())["engine"] == "ctranslate2"
+
+
+def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
+    for flags, match in (
+        ({"decoder_normalize_before": True}, "--decoder-normalize-before alone, which CTranslate2 lacks"),
+        ({"no_token_positional_embeddings": True}, "the model has --no-token-positional-embeddings, which"),
+        ({"activation_fn": "tanh"}, "the activation must be one of relu, gelu, but is tanh"),
+    ):
+        checkpoint = models.checkpoint("collaborative", **flags)
+        argv = ["export", str(checkpoint), "--to", "ctranslate2", "--output", str(tmp_path / "out")]
+        assert main.main(argv) == 1
+        assert match in capfd.readouterr().err
+        assert not os.listdir(tmp_path)
+    assert main.main([*argv, "--half"]) == 1
+    assert "--half does not go with --to ctranslate2" in capfd.readouterr().err
+
+
+#: those of MODELS whose heads fit into fairseq's, 8 dimensions each
+FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned"]
+
+
+@pytest.mark.parametrize("name", [*FITTING, "pre-norm"])
+def test_a_plain_transformer_computes_the_same(source, name, tmp_path):
+    given = source(name)
+    expected = logits(given.model)
+    fairseq.export(given, tmp_path / "out")
+    hub = TransformerModel.from_pretrained(str(tmp_path / "out"))
+    (model,) = hub.models
+    assert type(model) is TransformerModel
+    torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=0)
+    folder.export(given, tmp_path / "own")
+    found = collab_fairseq.load(tmp_path / "own").translate(SOURCES, **SEARCH)
+    assert collab_fairseq.load(tmp_path / "out").translate(SOURCES, **SEARCH) == found
+    assert hub.translate(SOURCES, beam=3, lenpen=0.6, max_len_a=0, max_len_b=60) == found
+    assert "--user-dir" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [*FITTING, "tied"])
+def test_transformers_computes_the_same(models, source, name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tied = {"share_all_embeddings": True, "key_dim": 6}
+    given = read_source(models.checkpoint("collaborative", **tied)) if name == "tied" else source(name)
+    huggingface.export(given, tmp_path / "out")
+    model = transformers.FSMTForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
+    tokens, _, target = batch()
+    rows = [row[row != 1] for row in tokens]  # fairseq pads on the left, FSMT on the right
+    right = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
+    with torch.no_grad():
+        found = model(input_ids=right, attention_mask=right.ne(1), decoder_input_ids=target, use_cache=False).logits
+    torch.testing.assert_close(found, logits(given.model), atol=1e-4, rtol=0)
+
+
+def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    data = tmp_path / "data-bin"
+    data.mkdir()
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\nr e\nre d</w>\nd o\n")
+    units = ["red", "do@@", "g", "t@@", "h@@", "e", ".", *(f"madeupword{n}" for n in range(6))]
+    for lang in ("en", "de"):
+        (data / f"dict.{lang}.txt").write_text("".join(f"{unit} 1\n" for unit in units))
+    path = write_checkpoint(tmp_path / "bpe.pt", data, langs=("en", "de"), key_dim=6)
+    given = read_source(path, bpe_codes=codes, moses=True)
+    huggingface.export(given, tmp_path / "out")
+    folder.export(given, tmp_path / "own")
+    tokenizer = transformers.FSMTTokenizer.from_pretrained(tmp_path / "out")
+    units = collab_fairseq.load(tmp_path / "own").units
+    dictionary = given.trained.task.source_dictionary
+    ids = [*map(dictionary.index, units.split("the red dog.")), dictionary.eos()]
+    assert tokenizer("the red dog.").input_ids == ids
+    assert units.split("the red dog.") == ["t@@", "h@@", "e", "red", "do@@", "g", "."]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == units.join(units.split("the red dog.")) == "the red dog."
+    with pytest.raises(TranslationError, match="is for huggingface, which does not translate here"):
+        collab_fairseq.load(tmp_path / "out")
+    with pytest.raises(TranslationError, match="give the checkpoint or model folder it was made from"):
+        read_source(tmp_path / "out")

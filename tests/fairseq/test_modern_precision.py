@@ -1,0 +1,137 @@
+"""`--amp` and `--bf16` on a CPU: what is computed in bfloat16, what is refused, resuming, translating."""
+
+import json
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.optim import AMPOptimizer
+from omegaconf import OmegaConf
+
+from collab_fairseq import checkpoints
+from fairseq_modern import amp, processor
+from tests.common import run
+from tests.fairseq.commands import USER_DIR, train_command
+from tests.fairseq.models import SMALL
+
+
+@pytest.fixture
+def units(monkeypatch):
+    """A CPU with units for bfloat16, whatever this one has."""
+    monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
+
+
+def optimizer_of(parameter):
+    common = {"fp16_init_scale": 4, "amp_scale_window": None, "min_loss_scale": 1e-4}
+    sgd = {"_name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "lr": [0.5]}
+    return AMPOptimizer.build_optimizer(OmegaConf.create({"optimizer": sgd, "common": common}), [parameter])
+
+
+class Model(torch.nn.Linear):
+    def set_num_updates(self, number):
+        pass
+
+
+def train_step(optimizer_for):
+    """One step of a task on a linear model: its output's type, its loss and what is left of its gradient."""
+    torch.manual_seed(0)
+    model, types = Model(8, 8), []
+
+    def criterion(model, sample):
+        output = model(sample)
+        types.append(output.dtype)
+        return output.float().square().sum(), 1, {}
+
+    optimizer, sample = optimizer_for(model.weight), torch.randn(3, 8)
+    loss, *_ = tasks.FairseqTask.train_step(
+        SimpleNamespace(), sample=sample, model=model, criterion=criterion, optimizer=optimizer, update_num=1
+    )
+    return types[0], float(loss.detach()), model.weight.grad.clone(), optimizer, model
+
+
+def test_amp_on_a_cpu_computes_in_bfloat16_and_steps_in_float32(units):
+    dtype, loss, gradient, optimizer, model = train_step(optimizer_of)
+    plain_dtype, plain_loss, plain_gradient, *_ = train_step(lambda _: SimpleNamespace(backward=torch.Tensor.backward))
+    assert (dtype, plain_dtype) == (torch.bfloat16, torch.float32)
+    assert 1e-5 < abs(loss / plain_loss - 1) < 0.02
+    assert gradient.dtype == torch.float32
+    assert 1e-4 < float((gradient - plain_gradient).norm() / plain_gradient.norm()) < 0.02
+    before = model.weight.detach().clone()
+    norm = optimizer.clip_grad_norm(0.0)
+    optimizer.step()
+    assert torch.allclose(model.weight, before - 0.5 * gradient)
+    assert norm == pytest.approx(float(gradient.norm()))
+    assert optimizer.scaler.get_scale() == 1.0
+
+
+def test_gradients_that_are_not_finite_end_the_training(units):
+    _, _, _, optimizer, model = train_step(optimizer_of)
+    model.weight.grad[0, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
+        optimizer.clip_grad_norm(1.0)
+
+
+def test_a_cpu_without_the_units_refuses(monkeypatch):
+    monkeypatch.setattr(processor, "flags", lambda: frozenset({"sse2", "avx2"}))
+    monkeypatch.setattr(processor, "name", lambda: "Old CPU")
+    with pytest.raises(amp.PrecisionError, match=r"no units for it \(Old CPU with avx2\); leave out --amp") as error:
+        optimizer_of(torch.nn.Parameter(torch.ones(2)))
+    assert error.value.user_error
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "model name\t: A CPU\nflags\t\t: fpu avx2 amx_bf16 avx512f avx512_bf16\n",
+            ("A CPU", ["AMX", "AVX-512"], "avx512f"),
+        ),
+        ("Features\t: fp asimd sve bf16\n", (None, ["Arm"], "sve")),
+        ("", (None, [], "no vector units")),
+    ],
+)
+def test_what_the_kernel_says_of_the_cpu(text, expected, monkeypatch):
+    monkeypatch.setattr(processor, "read", lambda path: text if path == "/proc/cpuinfo" else "")
+    monkeypatch.setattr(processor.platform, "system", lambda: "Linux")
+    for function in (processor.flags, processor.name):
+        function.cache_clear()
+    name = processor.name()
+    assert (name if expected[0] else None, processor.bfloat16_units(), processor.vector_units()) == expected
+    assert name
+    for function in (processor.flags, processor.name):
+        function.cache_clear()
+
+
+def losses(log):
+    return [json.loads(line)["loss"] for line in re.findall(r"train_inner \| (\{.*\})", log)]
+
+
+@pytest.mark.skipif(not processor.bfloat16_units(), reason="this CPU has no units for bfloat16")
+@pytest.mark.parametrize("flag", ["amp", "bf16"])
+def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path):
+    options = {
+        flag: True, "key_dim": 8, "criterion": "label_smoothed_cross_entropy_chunked", "max_update": 6,
+        "save_interval_updates": 3, "log_format": "json", "log_interval": 1, "no_epoch_checkpoints": True,
+        "disable_validation": True, **SMALL,
+    }  # fmt: skip
+    whole = losses(run(*train_command(tiny_data, tmp_path / "whole", **options)).stdout)
+    (tmp_path / "resumed").mkdir()
+    shutil.copy(tmp_path / "whole" / "checkpoint_1_3.pt", tmp_path / "resumed" / "checkpoint_last.pt")
+    resumed = losses(run(*train_command(tiny_data, tmp_path / "resumed", **options)).stdout)
+    assert len(whole) == 6
+    assert len(set(whole)) == 6
+    assert resumed == whole[3:]
+    last = [checkpoints.load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "resumed")]
+    moments = [c["last_optimizer_state"]["state"][0]["exp_avg"] for c in last]
+    assert torch.equal(*moments)
+    kept = last[0]["model"]["encoder.layers.0.fc1.weight"]
+    assert torch.equal(kept, kept.bfloat16().float()) == (flag == "bf16")
+    if flag == "bf16":
+        command = ["fairseq-generate", tiny_data, "--user-dir", USER_DIR, "--cpu", "--beam", 2, "--max-len-b", 5]
+        command += ["--path", tmp_path / "whole" / "checkpoint_last.pt"]
+        scores = [re.findall(r"^H-\S+\t(\S+)", run(*command, *more).stdout, re.MULTILINE) for more in ((), ("--bf16",))]
+        assert len(scores[0]) == len(scores[1]) == 20
+        assert 0 < max(abs(float(a) - float(b)) for a, b in zip(*scores, strict=True)) < 0.1
