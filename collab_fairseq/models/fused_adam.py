@@ -2,8 +2,8 @@
 
 fairseq's ``adam`` on a CPU reads and writes parameters, gradients and moments about twenty times per update; torch's
 fused AdamW does so once. The numbers are fairseq's: it adds ε to √v before the bias correction, torch after it, so
-torch is given ε / √(1 − β₂ᵗ) at update t. Kingma and Ba (2015), https://arxiv.org/abs/1412.6980; decoupled weight decay:
-Loshchilov and Hutter (2019), https://arxiv.org/abs/1711.05101.
+torch is given ε / √(1 − β₂ᵗ) at update t. Kingma and Ba (2015), https://arxiv.org/abs/1412.6980; decoupled weight
+decay: Loshchilov and Hutter (2019), https://arxiv.org/abs/1711.05101.
 
 Checkpoints of either optimizer go on with the other.
 """
