@@ -21,6 +21,7 @@ from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import loss, translate
 from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import (
     HEADS,
     PLACES,
@@ -30,7 +31,6 @@ from tests.fairseq.heads_cases import (
     logits_without,
     standard_state,
 )
-from tests.fairseq.test_training import USER_DIR
 
 KINDS = ["standard", "collaborative", "content-bias"]
 
