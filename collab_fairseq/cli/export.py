@@ -6,7 +6,9 @@
 CHECKPOINT is one of fairseq's `transformer` or of `transformer_collab`, or a model folder. Targets:
 
     folder        checkpoint, dictionaries, subword model: for collab translate, Python, fairseq-interactive
-    ctranslate2   the same for CTranslate2, several times faster on CPUs; --quantization int8 halves the time once more
+    ctranslate2   the same for CTranslate2, several times faster on CPUs; --quantization int8 makes it smaller
+    fairseq       a folder with a plain `transformer`, for fairseq alone, where key dims are at most width / heads
+    huggingface   the same for transformers (FSMT)
 
 Models of raw text need the SentencePiece model or BPE codes that made their units; data_prep's SentencePiece models are
 found by themselves.
@@ -23,7 +25,7 @@ from . import options
 HELP = "write a trained model for those who use it"
 
 _UNITS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
-TARGETS = ("folder", "ctranslate2")
+TARGETS = ("folder", "ctranslate2", "fairseq", "huggingface")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", required=True, choices=TARGETS, help="what for")
     add("--output", required=True, metavar="DIR", help="the new folder; whole or not at all")
     add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
-    add("--half", action="store_true", help="folder: weights in half precision")
+    add("--half", action="store_true", help="folder, fairseq: weights in half precision")
     text = "ctranslate2: of the weights: int8, float16, bfloat16, … (default: float32)"
     add("--quantization", metavar="NAME", help=text)
     add("--record", metavar="FILE.json", help="record of the training, to go with the model")
@@ -48,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the source, write the target."""
-    owner = {"half": "folder", "quantization": "ctranslate2"}
-    others = [name for name, target in owner.items() if target != args.to]
+    owners = {"half": ("folder", "fairseq"), "quantization": ("ctranslate2",)}
+    others = [name for name, targets in owners.items() if args.to not in targets]
     options.refuse(args, others, f"does not go with --to {args.to}")
     if os.path.isdir(args.checkpoint):
         options.refuse(args, ("data", *_UNITS), "does not go with a model folder, which says so itself")
@@ -58,6 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
     target = importlib.import_module(f"collab_fairseq.export.{args.to}")
     source = read_source(args.checkpoint, args.data, **{name: getattr(args, name) for name in _UNITS})
-    target.export(source, args.output, **{name: getattr(args, name) for name, to in owner.items() if to == args.to})
+    target.export(source, args.output, **{name: getattr(args, name) for name in owners if name not in others})
     sys.stdout.write(f"{args.output}\n")
     return 0

@@ -11,7 +11,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS, require
 
-from .source import ExportError, Source, describe, new_folder, write_text_side
+from .source import ExportError, Source, describe, new_folder, refuse_settings, write_text_side
 from .standard_heads import standard_layers
 
 
@@ -42,7 +42,10 @@ def _specification(source: Source) -> Any:
     from ctranslate2.specs import attention_spec, common_spec, transformer_spec
 
     config, model = source.config, source.model
-    _check(config)
+    one_sided = config.encoder.normalize_before != config.decoder.normalize_before
+    refuse_settings(
+        config, "CTranslate2", {"--encoder-normalize-before or --decoder-normalize-before alone": one_sided}
+    )
     activations = {"relu": common_spec.Activation.RELU, "gelu": common_spec.Activation.GELU}
     if config.activation_fn not in activations:
         raise ExportError(f"the activation must be one of {', '.join(activations)}, but is {config.activation_fn}")
@@ -76,23 +79,6 @@ def _specification(source: Source) -> Any:
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
     return spec
-
-
-def _check(config: Any) -> None:
-    """Refuse by name what neither CTranslate2 nor its converter of fairseq models has."""
-    refused = {
-        "--adaptive-softmax-cutoff": config.adaptive_softmax_cutoff is not None,
-        "--no-token-positional-embeddings": config.no_token_positional_embeddings,
-        "--no-cross-attention": config.no_cross_attention,
-        "--cross-self-attention": config.cross_self_attention,
-        "a decoder input or output width of its own": config.decoder.input_dim != config.decoder.embed_dim
-        or config.decoder.output_dim != config.decoder.embed_dim,
-        "--encoder-normalize-before or --decoder-normalize-before alone": config.encoder.normalize_before
-        != config.decoder.normalize_before,
-    }
-    for name, there in refused.items():
-        if there:
-            raise ExportError(f"the model has {name}, which CTranslate2 does not")
 
 
 def _readme(source: Source, precision: str) -> str:

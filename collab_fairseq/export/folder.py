@@ -9,10 +9,9 @@
 The weights are in a pickle, since fairseq reads nothing else; it is loaded with ``weights_only=True`` here.
 """
 
-import copy
 import os
 from dataclasses import fields, is_dataclass
-from typing import Any, Dict, List, Set
+from typing import Any, Dict
 
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
@@ -20,8 +19,7 @@ from torch import Tensor
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.models.config import TransformerCollabConfig
-from collab_fairseq.modules.stock import model_config
+from collab_fairseq.models.config import OWN_FIELDS
 from collab_fairseq.translation.torch_engine import MODEL
 from collab_fairseq.translation.units import SUBWORD_FILES
 
@@ -37,20 +35,27 @@ def export(source: Source, output: PathLike, *, half: bool = False) -> None:
     Raises:
         ExportError: there is something already, or the folder cannot be written.
     """
-    state = portable(source, dict(source.trained.state["model"]), half)
+    state = portable(source, half)
     with new_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
-        write_text_side(source, folder, "torch", readme(source, half, ['--user-dir "$(collab user-dir)"']))
+        write_text_side(source, folder, "torch", readme(source, half))
 
 
-def portable(source: Source, parameters: Dict[str, Tensor], half: bool = False) -> Dict[str, Any]:
-    """The checkpoint as others can use it: its settings without what the training alone needed, and no path."""
+def portable(source: Source, half: bool = False, arch: str = "transformer_collab") -> Dict[str, Any]:
+    """The checkpoint as others can use it: its settings without what the training alone needed, and no path.
+
+    Args:
+        half: in half precision. arch: what the model is to be called, ``transformer`` if it has become one.
+    """
     cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
     assert isinstance(cfg, dict)
     own = source.trained.state["cfg"]
     card = source.card
-    known = _flat_names(TransformerCollabConfig()) | {"_name", "arch"}
-    cfg["model"] = {key: copy.deepcopy(value) for key, value in model_config({"cfg": own}).items() if key in known}
+    settings = _flat(source.config)
+    if arch == "transformer":
+        settings = {name: value for name, value in settings.items() if name not in OWN_FIELDS}
+    cfg["model"] = {**settings, "_name": arch, "arch": arch}
+    parameters = source.model.state_dict()
     cfg["task"] = {**own["task"], "data": ".", "source_lang": card.source_lang, "target_lang": card.target_lang}
     cfg["criterion"] = own.get("criterion")
     cfg["bpe"] = _encoder(card.subwords)
@@ -90,18 +95,19 @@ def _encoder(subwords: Any) -> Any:
     return {"_name": subwords, {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}[subwords]: "???"}
 
 
-def _flat_names(config: Any, prefix: str = "") -> Set[str]:
+def _flat(config: Any, prefix: str = "") -> Dict[str, Any]:
     """``encoder_layers`` of nested ``encoder.layers``, and so on."""
-    found: Set[str] = set()
+    found: Dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
-        found |= _flat_names(value, f"{prefix}{f.name}_") if is_dataclass(value) else {prefix + f.name}
+        found.update(_flat(value, f"{prefix}{f.name}_") if is_dataclass(value) else {prefix + f.name: value})
     return found
 
 
-def readme(source: Source, half: bool, flags: List[str]) -> str:
+def readme(source: Source, half: bool, arch: str = "transformer_collab") -> str:
     """What the folder is and how to translate with it."""
     card = source.card
+    flags = [] if arch == "transformer" else ['--user-dir "$(collab user-dir)"']
     bpe = {
         "sentencepiece": f"--bpe sentencepiece --sentencepiece-model DIR/{SUBWORD_FILES['sentencepiece']}",
         "subword_nmt": f"--bpe subword_nmt --bpe-codes DIR/{SUBWORD_FILES['subword_nmt']}",

@@ -163,6 +163,27 @@ def _subwords(
     return "sentencepiece", os.fspath(sentencepiece)
 
 
+def refuse_settings(config: Any, target: str, more: Dict[str, bool]) -> None:
+    """Refuse by name what a target does not have: rare options of fairseq's transformer, and ``more``.
+
+    Raises:
+        ExportError: one of them is there.
+    """
+    decoder = config.decoder
+    refused = {
+        "--adaptive-softmax-cutoff": config.adaptive_softmax_cutoff is not None,
+        "--no-token-positional-embeddings": config.no_token_positional_embeddings,
+        "--no-cross-attention": config.no_cross_attention,
+        "--cross-self-attention": config.cross_self_attention,
+        "--decoder-input-dim": decoder.input_dim != decoder.embed_dim,
+        "--decoder-output-dim": decoder.output_dim != decoder.embed_dim,
+        **more,
+    }
+    for name, there in refused.items():
+        if there:
+            raise ExportError(f"the model has {name}, which {target} lacks")
+
+
 @contextlib.contextmanager
 def new_folder(path: PathLike) -> Iterator[str]:
     """A folder to write to that appears under ``path`` when the block ends, and not at all if it fails.

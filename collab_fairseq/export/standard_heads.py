@@ -78,8 +78,10 @@ def as_standard(
     Raises:
         ExportError: the heads do not fit into this width.
     """
-    heads = max(layer.num_heads, 1) if heads is None else heads
+    heads = layer.num_heads if heads is None else heads
     width = needed_width(layer) if width is None else width
+    if layer.num_heads > heads:
+        raise ExportError(f"it has {layer.num_heads} heads, but there is room for {heads}")
     if needed_width(layer) > width:
         content = " and its content bias" if _key_width(layer) > layer.key_dim else ""
         kind = f"key dim {layer.key_dim}{content}" if _key_width(layer) > layer.head_dim else "values"
@@ -113,12 +115,12 @@ def as_standard(
     return made.eval()
 
 
-def standard_layers(model: Any, width: Optional[int] = None, heads: Optional[int] = None) -> Dict[str, Any]:
+def standard_layers(model: Any, config: Any = None) -> Dict[str, Any]:
     """Place → standard attention, for :func:`~collab_fairseq.modules.sites.swapped`; equally many heads on each side.
 
     Args:
-        width: of every head, with the scale width^-0.5; default: what each layer needs, with its own scale.
-        heads: at least so many.
+        config: of fairseq's transformer, whose heads they are to be: H, width E / H, scale (E / H)^-0.5. Default: the
+            width that each layer needs, and its own scale.
 
     Raises:
         ExportError: heads of a layer, which is named, do not fit.
@@ -126,9 +128,14 @@ def standard_layers(model: Any, width: Optional[int] = None, heads: Optional[int
     layers = attention_layers(model)
     made = {}
     for place, layer in layers.items():
-        side = [other.num_heads for name, other in layers.items() if name.startswith("enc") == place.startswith("enc")]
+        side = "encoder" if place.startswith("encoder") else "decoder"
+        heads = max(other.num_heads for name, other in layers.items() if name.startswith("enc") == (side == "encoder"))
+        width = None
+        if config is not None:
+            heads = getattr(config, side).attention_heads
+            width = getattr(config, side).embed_dim // heads
         try:
-            made[place] = as_standard(layer, max(*side, heads or 1), width, None if width is None else width**-0.5)
+            made[place] = as_standard(layer, heads, width, None if width is None else width**-0.5)
         except ExportError as error:
             raise ExportError(f"{place}: {error}") from error
     return made

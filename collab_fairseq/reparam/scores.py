@@ -169,16 +169,17 @@ def scores_of(layer: AttentionLayer) -> ScoreWeights:
     Raises:
         ReparamError: a kind of layer that is not known here, by name.
     """
+    if not isinstance(layer, (CollaborativeAttention, StandardAttention)) or isinstance(layer, LatentAttention):
+        kinds = "standard, grouped or collaborative heads"
+        raise ReparamError(f"{type(layer).__name__} cannot be converted; expected {kinds}")
     query, key = layer.q_proj.weight.detach(), layer.k_proj.weight.detach()
     bias = None if layer.q_proj.bias is None else layer.q_proj.bias.detach()
-    if isinstance(layer, CollaborativeAttention):
-        content = None if layer.content_bias is None else layer.content_bias.detach()
-        return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
-    if isinstance(layer, StandardAttention) and not isinstance(layer, LatentAttention):
+    if isinstance(layer, StandardAttention):
         shared = layer.num_heads // layer.key_heads  # heads of a group have the same keys
         key = key.unflatten(0, (layer.key_heads, -1)).repeat_interleave(shared, 0).flatten(0, 1)
         return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
-    raise ReparamError(f"{type(layer).__name__} cannot be converted; expected standard, grouped or collaborative heads")
+    content = None if layer.content_bias is None else layer.content_bias.detach()
+    return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
 
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:

@@ -13,7 +13,7 @@ PRECISIONS = (
 )  # fmt: skip
 
 
-def require(package: str) -> Any:
+def require(package: str, extra: str = "serve") -> Any:
     """An optional package, imported.
 
     Raises:
@@ -22,7 +22,7 @@ def require(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise TranslationError(f"{package} is not installed: pip install 'collab_fairseq[serve]'") from error
+        raise TranslationError(f"{package} is not installed: pip install 'collab_fairseq[{extra}]'") from error
 
 
 class CTranslate2Engine:

@@ -32,9 +32,9 @@ def write_data(folder):
     return data
 
 
-def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
+def write_checkpoint(path, data, seed=0, arch="transformer_collab", langs=("src", "tgt"), **flags):
     """A checkpoint of a random model whose attention, and so its translations, depend on every weight."""
-    vocabulary = len(Dictionary.load(str(data / "dict.src.txt")))
+    vocabulary = len(Dictionary.load(str(data / f"dict.{langs[0]}.txt")))
     flags = {"share_all_embeddings": False, **SMALL, **flags}
     model = build(arch, vocabulary=vocabulary, seed=seed, **flags)
     random = torch.Generator().manual_seed(seed)
@@ -53,7 +53,7 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", **flags):
         norm.bias.add_(0.5)
     cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
     cfg["model"] = {"_name": arch, "arch": arch, **flags}
-    cfg["task"] = {"_name": "translation", "data": str(data), "source_lang": "src", "target_lang": "tgt"}
+    cfg["task"] = {"_name": "translation", "data": str(data), "source_lang": langs[0], "target_lang": langs[1]}
     cfg["criterion"] = {"_name": "cross_entropy", "sentence_avg": False}
     history = [{"num_updates": 5, "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}]
     state = {"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": history}

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
+from fairseq.models.transformer import TransformerModel
 
 import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
-from collab_fairseq.export import ctranslate2, folder
+from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface
 from collab_fairseq.export.source import ExportError, read_source
 from collab_fairseq.export.standard_heads import as_standard, needed_width, standard_layers
 from collab_fairseq.heads.removal import remove_heads
@@ -19,7 +20,7 @@ from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TranslationError
 from tests.fairseq.models import batch
-from tests.fairseq.serving_cases import SOURCES, cases
+from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint
 
 pytest.importorskip("ctranslate2")
 
@@ -80,24 +81,25 @@ def test_standard_heads_compute_the_same(source, name):
     with swapped(model, made):
         torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
     wide = max(map(needed_width, attention_layers(model).values())) + 3
-    filled = standard_layers(model, width=wide, heads=5)
+    filled = {place: as_standard(layer, 5, wide, 0.2) for place, layer in attention_layers(model).items()}
     with swapped(model, filled):
         torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
-    assert {(layer.num_heads, layer.head_dim, layer.scale) for layer in filled.values()} == {(5, wide, wide**-0.5)}
-    first = next(iter(filled.values()))
-    first.q_proj.weight.data.mul_(1.1)
+    filled["encoder.0"].q_proj.weight.data.mul_(1.1)
     with swapped(model, filled):
         assert float((logits(model) - expected).abs().max()) > 1e-4
 
 
-def test_heads_that_do_not_fit_are_named(source):
+def test_heads_that_do_not_fit_are_named(source, tmp_path):
     with pytest.raises(ExportError, match=r"^encoder.0: heads of 12 .* for its key dim 12, but they have 8"):
-        standard_layers(source("wide key dim").model, width=8)
-    with pytest.raises(ExportError, match=r"heads of 9 .* for its key dim 8 and its content bias, but"):
-        standard_layers(source("content bias, wide").model, width=8)
+        fairseq.export(source("wide key dim"), tmp_path / "out")
+    with pytest.raises(ExportError, match=r"^encoder.0: heads of 9 .* for its key dim 8 and its content bias, but"):
+        huggingface.export(source("content bias, wide"), tmp_path / "out")
     layer = attention_layers(source("standard").model)["encoder.0"]
     with pytest.raises(ExportError, match=r"heads of 8 .* for its values, but they have 7"):
         as_standard(layer, width=7)
+    with pytest.raises(ExportError, match="it has 2 heads, but there is room for 1"):
+        as_standard(layer, heads=1)
+    assert not os.listdir(tmp_path)
 
 
 def log_probability(trained, source, target):
@@ -174,8 +176,8 @@ def test_a_model_folder_is_converted_once(models, source, tmp_path, monkeypatch,
 
 def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
     for flags, match in (
-        ({"decoder_normalize_before": True}, "--decoder-normalize-before alone"),
-        ({"no_token_positional_embeddings": True}, "--no-token-positional-embeddings"),
+        ({"decoder_normalize_before": True}, "--decoder-normalize-before alone, which CTranslate2 lacks"),
+        ({"no_token_positional_embeddings": True}, "the model has --no-token-positional-embeddings, which"),
         ({"activation_fn": "tanh"}, "the activation must be one of relu, gelu, but is tanh"),
     ):
         checkpoint = models.checkpoint("collaborative", **flags)
@@ -185,3 +187,64 @@ def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
         assert not os.listdir(tmp_path)
     assert main.main([*argv, "--half"]) == 1
     assert "--half does not go with --to ctranslate2" in capfd.readouterr().err
+
+
+#: those of MODELS whose heads fit into fairseq's, 8 dimensions each
+FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned"]
+
+
+@pytest.mark.parametrize("name", [*FITTING, "pre-norm"])
+def test_a_plain_transformer_computes_the_same(source, name, tmp_path):
+    given = source(name)
+    expected = logits(given.model)
+    fairseq.export(given, tmp_path / "out")
+    hub = TransformerModel.from_pretrained(str(tmp_path / "out"))
+    (model,) = hub.models
+    assert type(model) is TransformerModel
+    torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=0)
+    folder.export(given, tmp_path / "own")
+    found = collab_fairseq.load(tmp_path / "own").translate(SOURCES, **SEARCH)
+    assert collab_fairseq.load(tmp_path / "out").translate(SOURCES, **SEARCH) == found
+    assert hub.translate(SOURCES, beam=3, lenpen=0.6, max_len_a=0, max_len_b=60) == found
+    assert "--user-dir" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [*FITTING, "tied"])
+def test_transformers_computes_the_same(models, source, name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tied = {"share_all_embeddings": True, "key_dim": 6}
+    given = read_source(models.checkpoint("collaborative", **tied)) if name == "tied" else source(name)
+    huggingface.export(given, tmp_path / "out")
+    model = transformers.FSMTForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
+    tokens, _, target = batch()
+    rows = [row[row != 1] for row in tokens]  # fairseq pads on the left, FSMT on the right
+    right = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
+    with torch.no_grad():
+        found = model(input_ids=right, attention_mask=right.ne(1), decoder_input_ids=target, use_cache=False).logits
+    torch.testing.assert_close(found, logits(given.model), atol=1e-4, rtol=0)
+
+
+def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    data = tmp_path / "data-bin"
+    data.mkdir()
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\nr e\nre d</w>\nd o\n")
+    units = ["red", "do@@", "g", "t@@", "h@@", "e", ".", *(f"madeupword{n}" for n in range(6))]
+    for lang in ("en", "de"):
+        (data / f"dict.{lang}.txt").write_text("".join(f"{unit} 1\n" for unit in units))
+    path = write_checkpoint(tmp_path / "bpe.pt", data, langs=("en", "de"), key_dim=6)
+    given = read_source(path, bpe_codes=codes, moses=True)
+    huggingface.export(given, tmp_path / "out")
+    folder.export(given, tmp_path / "own")
+    tokenizer = transformers.FSMTTokenizer.from_pretrained(tmp_path / "out")
+    units = collab_fairseq.load(tmp_path / "own").units
+    dictionary = given.trained.task.source_dictionary
+    ids = [*map(dictionary.index, units.split("the red dog.")), dictionary.eos()]
+    assert tokenizer("the red dog.").input_ids == ids
+    assert units.split("the red dog.") == ["t@@", "h@@", "e", "red", "do@@", "g", "."]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == units.join(units.split("the red dog.")) == "the red dog."
+    with pytest.raises(TranslationError, match="is for huggingface, which does not translate here"):
+        collab_fairseq.load(tmp_path / "out")
+    with pytest.raises(TranslationError, match="give the checkpoint or model folder it was made from"):
+        read_source(tmp_path / "out")
