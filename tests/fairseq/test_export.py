@@ -35,6 +35,8 @@ MODELS = {
     "mixed sites": ("mixed", {}),
     "standard": ("standard", {}),
     "standard, small keys": ("standard", {"key_dim": 8}),
+    "shared values": ("content", {"value_heads": 1}),
+    "grouped keys": ("standard", {"kv_heads": 1}),
     "pre-norm": ("pre-norm", {"encoder_normalize_before": True}),
     "masks": ("collaborative", {"mask_heads": "E:1:2 A:2:1"}),
     "shapes": ("content", {"attention_shapes": {
@@ -124,13 +126,10 @@ def test_ctranslate2_translates_the_same(source, name, tmp_path):
     assert len({best.score for (best,) in found}) > 6
     folder.export(given, tmp_path / "torch")
     own = collab_fairseq.load(tmp_path / "torch")
-    # not all: where </s> is probable in the first place, the two searches weigh it differently
-    both = own.translate(SOURCES, **SEARCH), translator.translate(SOURCES, **SEARCH)
-    assert sum(ours == theirs for ours, theirs in zip(*both, strict=True)) >= 8
+    # greedy: in a beam the two weigh </s> differently where it is probable in the first place, as in no trained model
     greedy = {"beam": 1, "alignments": True, "max_length": 60}
     for (ours,), (theirs,) in zip(own.search(SOURCES, **greedy), translator.search(SOURCES, **greedy), strict=True):
-        if ours.text == theirs.text:
-            assert ours.alignment == theirs.alignment
+        assert (ours.target, ours.alignment) == (theirs.target, theirs.alignment)
 
 
 def test_precision_of_ctranslate2(source, tmp_path):
@@ -190,7 +189,8 @@ def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
 
 
 #: those of MODELS whose heads fit into fairseq's, 8 dimensions each
-FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned"]
+FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned",
+           "shared values", "grouped keys"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FITTING, "pre-norm"])
