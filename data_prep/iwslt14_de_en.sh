@@ -24,11 +24,11 @@ END
     common_usage "raw/ (the test set), sentencepiece.model,"
 }
 
-read_options "$@"
-[ -z "$archive" ] || [ -z "$url" ] || die "--archive and --url exclude each other"
-header="# data_prep/iwslt14_de_en.sh: $vocab_size pieces, at most 175 per sentence, ratio 1.5, every 23rd pair held out"
-open_output
-open_corpus "$archive"
+header() {
+    echo "# data_prep/iwslt14_de_en.sh: $vocab_size pieces, at most 175 per sentence, ratio 1.5, every 23rd pair held out"
+}
+
+begin --archive "$@"
 encode_pieces de en 2000000 train test
 clean_pairs de en --longest 175 --ratio 1.5 --every 23 pieces/valid
 keep_output pieces --source-lang de --target-lang en --trainpref pieces/clean --validpref pieces/valid --testpref pieces/test

@@ -119,6 +119,15 @@ open_corpus() { # GIVEN: the archive, or a folder of several, else a download to
         >"$work/prepared.txt" || give_up
 }
 
+begin() { # OPTION ARGUMENTS: reads them, and opens the corpus, which OPTION may name; `header` prints the header
+    local corpus=${1#--}
+    read_options "${@:2}"
+    [ -z "${!corpus}" ] || [ -z "$url" ] || die "$1 and --url exclude each other"
+    header=$(header)
+    open_output
+    open_corpus "${!corpus}"
+}
+
 pieces() { # ARGUMENTS of sentencepiece_bpe.py; the model stores the names of its texts: they are to be relative
     "$python" "$here/sentencepiece_bpe.py" "$@" || give_up
 }

@@ -24,11 +24,11 @@ END
     common_usage "raw/ (newstest2013 and newstest2014), sentencepiece.model,"
 }
 
-read_options "$@"
-[ -z "$source" ] || [ -z "$url" ] || die "--source and --url exclude each other"
-header="# data_prep/wmt14_en_de_spm.sh: $vocab_size pieces, at most 250 per sentence, ratio 1.5"
-open_output
-open_corpus "$source"
+header() {
+    echo "# data_prep/wmt14_en_de_spm.sh: $vocab_size pieces, at most 250 per sentence, ratio 1.5"
+}
+
+begin --source "$@"
 encode_pieces en de 2000000 train newstest2013 newstest2014
 clean_pairs en de --longest 250 --ratio 1.5
 keep_output pieces --source-lang en --target-lang de --trainpref pieces/clean --validpref pieces/newstest2013 \

@@ -23,10 +23,10 @@ END
     common_usage ""
 }
 
-read_options "$@"
-[ -z "$archive" ] || [ -z "$url" ] || die "--archive and --url exclude each other"
-header="# data_prep/wmt16_en_de.sh: joined dictionary of 32768 types"
-open_output
-open_corpus "$archive"
+header() {
+    echo "# data_prep/wmt16_en_de.sh: joined dictionary of 32768 types"
+}
+
+begin --archive "$@"
 keep_output raw --source-lang en --target-lang de --trainpref raw/train --validpref raw/newstest2013 \
     --testpref raw/newstest2014 --nwordssrc 32768 --nwordstgt 32768

@@ -22,8 +22,8 @@ from typing import Any, List
 import torch
 
 from fairseq_modern import processor
-from fairseq_modern.defects import names
 from fairseq_modern.errors import UserError
+from fairseq_modern.patching import names
 
 
 class PrecisionError(UserError):

@@ -17,71 +17,66 @@ import functools
 import gc
 import os
 from types import ModuleType
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_modern.defects import names
 from fairseq_modern.errors import WorkersError
+from fairseq_modern.patching import names, wrap
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
 def patch(module: ModuleType) -> None:
     """Replace the functions of `fairseq.distributed.utils` that do not work without a GPU or with a current torch."""
-    original: Dict[str, Any] = {
-        name: getattr(module, name)
-        for name in ("_broadcast_object_slow", "all_gather_list", "call_main", "distributed_main")
-    }
     fairseq: Any = module
 
-    @functools.wraps(original["_broadcast_object_slow"])
-    def _broadcast_object_slow(obj: Any, src_rank: int, group: Any, dist_device: Any) -> Any:
-        if fairseq.use_xla():
-            return original["_broadcast_object_slow"](obj, src_rank, group, dist_device)
-        parcel = [obj if fairseq.get_rank(group) == src_rank else None]
-        dist.broadcast_object_list(parcel, src=dist.get_global_rank(group, src_rank), group=group, device=dist_device)
-        return parcel[0]
+    if "load" in names(fairseq._broadcast_object_slow):
 
-    @functools.wraps(original["all_gather_list"])
-    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> List[Any]:
-        from fairseq.utils import move_to_cpu
+        @wrap(fairseq)
+        def _broadcast_object_slow(original: Any, obj: Any, src_rank: int, group: Any, dist_device: Any) -> Any:
+            if fairseq.use_xla():
+                return original(obj, src_rank, group, dist_device)
+            parcel = [obj if fairseq.get_rank(group) == src_rank else None]
+            source = dist.get_global_rank(group, src_rank)
+            dist.broadcast_object_list(parcel, src=source, group=group, device=dist_device)
+            return parcel[0]
 
-        if group is None:
-            group = fairseq.get_global_group()
-        if fairseq.use_xla() or (torch.cuda.is_available() and dist.get_backend(group) == "nccl"):
-            return original["all_gather_list"](data, group=group, max_size=max_size)
-        gathered: List[Any] = [None] * fairseq.get_world_size(group)
-        dist.all_gather_object(gathered, move_to_cpu(data), group=group)
-        return gathered
+    if "ByteTensor" in names(fairseq.all_gather_list):
 
-    @functools.wraps(original["call_main"])
-    def call_main(cfg: Any, main: Any, **options: Any) -> Any:
+        @wrap(fairseq)
+        def all_gather_list(original: Any, data: Any, group: Any = None, max_size: int = 16384) -> List[Any]:
+            from fairseq.utils import move_to_cpu
+
+            if group is None:
+                group = fairseq.get_global_group()
+            if fairseq.use_xla() or (torch.cuda.is_available() and dist.get_backend(group) == "nccl"):
+                return original(data, group=group, max_size=max_size)
+            gathered: List[Any] = [None] * fairseq.get_world_size(group)
+            dist.all_gather_object(gathered, move_to_cpu(data), group=group)
+            return gathered
+
+    if "destroy_process_group" not in names(fairseq.distributed_main):
+
+        @wrap(fairseq)
+        def distributed_main(original: Any, *args: Any, **options: Any) -> None:
+            already_open, end = dist.is_initialized(), None
+            try:
+                original(*args, **options)
+            except SystemExit as asked:  # of all processes, which have waited for each other
+                end = asked
+            if dist.is_initialized() and not already_open:
+                close_process_groups(fairseq)
+            if end is not None:
+                raise end
+
+    @wrap(fairseq)
+    def call_main(original: Any, cfg: Any, main: Any, **options: Any) -> Any:
         refuse_several_validators(cfg, main)
         refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
-        return original["call_main"](cfg, main, **options)
-
-    @functools.wraps(original["distributed_main"])
-    def distributed_main(*args: Any, **options: Any) -> None:
-        already_open, end = dist.is_initialized(), None
-        try:
-            original["distributed_main"](*args, **options)
-        except SystemExit as asked:  # of all processes, which have waited for each other
-            end = asked
-        if dist.is_initialized() and not already_open:
-            close_process_groups(fairseq)
-        if end is not None:
-            raise end
-
-    if "load" in names(original["_broadcast_object_slow"]):
-        fairseq._broadcast_object_slow = _broadcast_object_slow
-    if "ByteTensor" in names(original["all_gather_list"]):
-        fairseq.all_gather_list = all_gather_list
-    if "destroy_process_group" not in names(original["distributed_main"]):
-        fairseq.distributed_main = distributed_main
-    fairseq.call_main = call_main
+        return original(cfg, main, **options)
 
 
 def close_process_groups(fairseq: Any) -> None:

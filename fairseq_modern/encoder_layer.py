@@ -12,7 +12,6 @@ The layer keeps its own code, and what a fork or plugin has added to it. It neve
 parameters once it is made, and loads checkpoints of either kind. A layer without the fast path is left alone.
 """
 
-import functools
 import re
 from types import ModuleType, SimpleNamespace
 from typing import Any, Dict, List
@@ -20,21 +19,11 @@ from typing import Any, Dict, List
 import torch
 from torch import Tensor, nn
 
-from fairseq_modern.defects import names
-from fairseq_modern.stand_in import StandIn
+from fairseq_modern.patching import StandIn, names, wrap
 
 FAST_PATH = "_transformer_encoder_layer_fwd"
 # What checkpoints of fairseq as published hold in each encoder layer besides its parameters ...
-SURPLUS = (
-    "in_proj_weight",
-    "in_proj_bias",
-    "out_proj_weight",
-    "out_proj_bias",
-    "fc1_weight",
-    "fc1_bias",
-    "fc2_weight",
-    "fc2_bias",
-)
+SURPLUS = tuple(f"{name}_{kind}" for name in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias"))
 # ... and what the layer copies them from.
 COPIED = tuple(
     f"{module}.{kind}"
@@ -61,10 +50,9 @@ def patch(module: ModuleType) -> None:
     layer = module.TransformerEncoderLayerBase
     if FAST_PATH not in names(layer.forward):
         return
-    original, original_load = layer.__init__, layer._load_from_state_dict
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **options: Any) -> None:
+    @wrap(layer)
+    def __init__(original: Any, self: Any, *args: Any, **options: Any) -> None:
         build, built = self.build_self_attention, []
 
         def build_self_attention(*shape: Any, **more: Any) -> Any:
@@ -81,19 +69,18 @@ def patch(module: ModuleType) -> None:
             if self._parameters.pop(name, None) is not None:
                 setattr(self, name, torch.empty(0))  # TorchScript compiles the fast path all the same
 
-    @functools.wraps(original_load)
-    def _load_from_state_dict(self: Any, state_dict: Dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    @wrap(layer)
+    def _load_from_state_dict(original: Any, self: Any, state_dict: Dict[str, Tensor], prefix: str, *rest: Any) -> None:
         absent = {prefix + name for name in COPIED} - state_dict.keys()
         surplus = absent | {prefix + name for name in SURPLUS}
         like = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.empty(0))
         state_dict.update(dict.fromkeys(absent, like.new_empty(0)))  # which adds nothing to a concatenation
-        original_load(self, state_dict, prefix, *rest)
+        original(self, state_dict, prefix, *rest)
         for name in surplus:
             state_dict.pop(name, None)
         unexpected: List[str] = rest[3]
         unexpected[:] = [name for name in unexpected if name not in surplus]
 
-    layer.__init__, layer._load_from_state_dict = __init__, _load_from_state_dict
     patch_version(module)
 
 

@@ -6,13 +6,13 @@ with status 1, without a traceback. Set FAIRSEQ_MODERN_TRACEBACK=1 to see it nev
 every other program, is left alone.
 """
 
-import functools
 import os
 import sys
 from types import ModuleType, TracebackType
 from typing import Any, Optional, Type
 
 from fairseq_modern import mistakes
+from fairseq_modern.patching import wrap
 
 
 class UserError(RuntimeError):
@@ -73,10 +73,9 @@ def show_user_errors(module: ModuleType) -> None:
 
 def patch_hydra_train(module: ModuleType) -> None:
     """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place."""
-    original = module._hydra_main
 
-    @functools.wraps(original)
-    def _hydra_main(*args: Any, **options: Any) -> Any:
+    @wrap(module)
+    def _hydra_main(original: Any, *args: Any, **options: Any) -> Any:
         try:
             return original(*args, **options)
         except Exception as error:
@@ -84,5 +83,3 @@ def patch_hydra_train(module: ModuleType) -> None:
                 raise
             show(error)
             sys.exit(1)
-
-    module._hydra_main = _hydra_main  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from fairseq_modern.stand_in import StandIn
+from fairseq_modern.patching import StandIn
 
 
 def rindex(bits: Any, value: int) -> int:

@@ -21,7 +21,7 @@ import numpy
 import torch
 
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.stand_in import StandIn
+from fairseq_modern.patching import StandIn
 
 
 def allowed_globals() -> List[Any]:

@@ -4,7 +4,6 @@ As published, a training ends in a traceback when it comes to the first sentence
 refused when they are opened.
 """
 
-import functools
 import io
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy
 
 from fairseq_modern.errors import UserError
+from fairseq_modern.patching import wrap
 
 
 class DataError(UserError, ValueError):
@@ -20,11 +20,9 @@ class DataError(UserError, ValueError):
 
 def patch(module: ModuleType) -> None:
     """Wrap how `fairseq.data.indexed_dataset.MMapIndexedDataset` opens its two files."""
-    dataset: Any = module.MMapIndexedDataset
-    original = dataset._do_init
 
-    @functools.wraps(original)
-    def _do_init(self: Any, path: str) -> None:
+    @wrap(module.MMapIndexedDataset)
+    def _do_init(original: Any, self: Any, path: str) -> None:
         self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())  # for __del__, where nothing comes in its place
         try:
             original(self, path)
@@ -34,5 +32,3 @@ def patch(module: ModuleType) -> None:
             raise DataError(f"{path}.idx or .bin is not whole ({error}); binarise or copy the data anew.") from error
         if got < expected:
             raise DataError(f"{path}.bin has {got} bytes, expected {expected}; binarise or copy the data anew.")
-
-    dataset._do_init = _do_init

@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 from fairseq_modern.errors import UserError
 from fairseq_modern.mistakes import OURS, USER_DIR
+from fairseq_modern.patching import wrap
 
 
 class OptionError(UserError):
@@ -33,10 +34,9 @@ def default_task() -> Optional[str]:
 
 def patch(module: ModuleType) -> None:
     """Wrap the parsers of `fairseq.options`."""
-    original, original_validation = module.get_parser, module.get_validation_parser
 
-    @functools.wraps(original)
-    def get_parser(*args: Any, **options: Any) -> Any:
+    @wrap(module)
+    def get_parser(original: Any, *args: Any, **options: Any) -> Any:
         parser = original(*args, **options)
         original_error = parser.error
 
@@ -51,9 +51,6 @@ def patch(module: ModuleType) -> None:
         parser.error = error
         return parser
 
-    @functools.wraps(original_validation)
-    def get_validation_parser(task: Optional[str] = None) -> Any:
-        return original_validation(task or default_task())
-
-    module.get_parser = get_parser  # type: ignore[attr-defined]
-    module.get_validation_parser = get_validation_parser  # type: ignore[attr-defined]
+    @wrap(module)
+    def get_validation_parser(original: Any, task: Optional[str] = None) -> Any:
+        return original(task or default_task())

@@ -5,12 +5,12 @@ the start of every tool. torch adds up to three, which are kept quiet, each by i
 programs only, and behind whatever `python -W` or PYTHONWARNINGS ask for.
 """
 
-import functools
 import warnings
 from types import ModuleType
 from typing import Any
 
 from fairseq_modern.errors import tool_name
+from fairseq_modern.patching import wrap
 
 OF_TORCH = (
     (UserWarning, "'pin_memory' argument is set as true but no accelerator is found"),
@@ -29,12 +29,9 @@ def patch(module: ModuleType) -> None:
 
 def patch_hydra(module: ModuleType) -> None:
     """Wrap `fairseq.dataclass.utils.convert_namespace_to_omegaconf`."""
-    original = module.convert_namespace_to_omegaconf
 
-    @functools.wraps(original)
-    def convert_namespace_to_omegaconf(*args: Any, **options: Any) -> Any:
+    @wrap(module)
+    def convert_namespace_to_omegaconf(original: Any, *args: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return original(*args, **options)
-
-    module.convert_namespace_to_omegaconf = convert_namespace_to_omegaconf  # type: ignore[attr-defined]

@@ -14,9 +14,9 @@ from typing import Any, Iterator
 
 import torch
 
-from fairseq_modern.defects import names
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import whole_or_not_at_all
+from fairseq_modern.patching import names
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ writes no `checkpoint_best.pt` unless it is better, and stops too early. They ar
 (`python -m fairseq_cli.train` runs once and then ends; there the function is left as it is.)
 """
 
-import functools
 from types import ModuleType
 from typing import Any
+
+from fairseq_modern.patching import wrap
 
 LEFT_BEHIND = ("best", "num_runs")
 
@@ -15,19 +16,16 @@ LEFT_BEHIND = ("best", "num_runs")
 def patch(module: ModuleType) -> None:
     """Wrap `fairseq_cli.train.main`."""
     train: Any = module
-    original = train.main
 
     def forget() -> None:
         for function in (train.checkpoint_utils.save_checkpoint, train.should_stop_early):
             for name in LEFT_BEHIND:
                 vars(function).pop(name, None)
 
-    @functools.wraps(original)
-    def main(*args: Any, **options: Any) -> Any:
+    @wrap(train)
+    def main(original: Any, *args: Any, **options: Any) -> Any:
         forget()
         try:
             return original(*args, **options)
         finally:
             forget()
-
-    train.main = main

@@ -3,20 +3,20 @@
 As published, fairseq then registers none of its models and tasks, and fails to find them later.
 """
 
-import functools
 import importlib
 import os
 import sys
 from types import ModuleType
 from typing import Any
 
+from fairseq_modern.patching import wrap
+
 
 def patch(module: ModuleType) -> None:
     """Wrap `fairseq.utils.import_user_module`."""
-    original = module.import_user_module
 
-    @functools.wraps(original)
-    def import_user_module(args: Any) -> None:
+    @wrap(module)
+    def import_user_module(original: Any, args: Any) -> None:
         given = getattr(args, "user_dir", None)
         folder = os.path.abspath(given) if given else ""
         name = os.path.basename(folder)
@@ -26,5 +26,3 @@ def patch(module: ModuleType) -> None:
             if left_out and os.path.isdir(os.path.join(folder, kind)):
                 register = getattr(importlib.import_module(f"fairseq.{kind}"), f"import_{kind}")
                 register(os.path.join(folder, kind), f"{name}.{kind}")
-
-    module.import_user_module = import_user_module  # type: ignore[attr-defined]

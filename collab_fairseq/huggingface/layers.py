@@ -145,6 +145,15 @@ class CollaborativeHeads(nn.Module):
         content = keys[..., key_dim:].transpose(1, 2) if self.content_bias is not None else None
         return KeyValue(keys[..., :key_dim], values.unflatten(-1, (heads, -1)).transpose(1, 2), content)
 
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        return self.attend(hidden_states, None, attention_mask, past_key_values, **kwargs)
+
+    def finish(self, context: Tensor, queries: Tensor) -> Tensor:
+        """What the architecture's layer makes of the contexts, (N, T, H·dv)."""
+        return context
+
     def attend(
         self,
         queries: Tensor,
@@ -155,7 +164,7 @@ class CollaborativeHeads(nn.Module):
         output_attentions: Optional[bool] = False,
         **_: Any,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Contexts (N, T, H·dv) and weights (N, H, T, S) or None.
+        """Output (N, T, D) and weights (N, H, T, S) or None.
 
         Args:
             queries: (N, T, D). keys: (N, S, D) of another text than the queries', or None.
@@ -188,7 +197,7 @@ class CollaborativeHeads(nn.Module):
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
             weights = weights if weights is None else weights.masked_fill(hidden, 0.0)
-        return context.transpose(1, 2).flatten(2), weights
+        return self.finish(context.transpose(1, 2).flatten(2), queries), weights
 
     @staticmethod
     def _combined(mask: Optional[Tensor], query: Tensor, keys: int) -> Optional[AttentionMask]:
@@ -201,23 +210,15 @@ class CollaborativeHeads(nn.Module):
 class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
     names = Names("query", "key", "value", "num_attention_heads", "dropout", None)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        return self.attend(hidden_states, None, attention_mask, past_key_values, **kwargs)
-
 
 class CollaborativeBertCrossAttention(CollaborativeHeads, BertCrossAttention):
     names = CollaborativeBertSelfAttention.names
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Any = None,
-        attention_mask: Any = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    # in the order in which transformers gives them
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, encoder_hidden_states: Any = None, attention_mask: Any = None,
+        past_key_values: Any = None, **kwargs: Any,
+    ) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
         return self.attend(hidden_states, encoder_hidden_states, attention_mask, past_key_values, **kwargs)
 
 
@@ -225,11 +226,8 @@ class CollaborativeDistilBertSelfAttention(CollaborativeHeads, DistilBertSelfAtt
     names = Names("q_lin", "k_lin", "v_lin", "n_heads", "dropout", "out_lin")
     out_lin: nn.Linear
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        context, weights = self.attend(hidden_states, None, attention_mask, **kwargs)
-        return self.out_lin(context), weights
+    def finish(self, context: Tensor, queries: Tensor) -> Tensor:
+        return self.out_lin(context)
 
 
 class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
@@ -238,28 +236,22 @@ class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
     output_dropout: nn.Dropout
     LayerNorm: nn.LayerNorm
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        context, weights = self.attend(hidden_states, None, attention_mask, **kwargs)
-        output = self.output_dropout(self.dense(context))
-        return self.LayerNorm(hidden_states + output), weights
+    def finish(self, context: Tensor, queries: Tensor) -> Tensor:
+        return self.LayerNorm(queries + self.output_dropout(self.dense(context)))
 
 
 class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
     names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout", "out_proj")
     out_proj: nn.Linear
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Any = None,
-        past_key_values: Any = None,
-        attention_mask: Any = None,
-        **kwargs: Any,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        context, weights = self.attend(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
-        return self.out_proj(context), weights
+    def finish(self, context: Tensor, queries: Tensor) -> Tensor:
+        return self.out_proj(context)
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, key_value_states: Any = None, past_key_values: Any = None,
+        attention_mask: Any = None, **kwargs: Any,
+    ) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
+        return self.attend(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
 
 
 #: attention layer of transformers → the one that takes its place

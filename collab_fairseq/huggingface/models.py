@@ -23,38 +23,21 @@ from .layers import CollaborativeHeads, Shape, names_of, replace_heads
 Shapes = Dict[str, Dict[str, Any]]
 
 
-@strict
-class CollaborativeBertConfig(BertConfig):
-    model_type = "collaborative_bert"
-    attention_shapes: Optional[Shapes] = None
-
-
-@strict
-class CollaborativeDistilBertConfig(DistilBertConfig):
-    model_type = "collaborative_distilbert"
-    attention_shapes: Optional[Shapes] = None
-
-
-@strict
-class CollaborativeAlbertConfig(AlbertConfig):
-    model_type = "collaborative_albert"
-    attention_shapes: Optional[Shapes] = None
-
-
-@strict
-class CollaborativeMarianConfig(MarianConfig):
-    model_type = "collaborative_marian"
-    attention_shapes: Optional[Shapes] = None
+def _with_shapes(base: Type[Any]) -> Type[Any]:
+    """The config class ``Collaborative…`` of an architecture, with ``attention_shapes``."""
+    fields = {
+        "__module__": __name__, "__annotations__": {"attention_shapes": Optional[Shapes]}, "attention_shapes": None,
+        "model_type": f"collaborative_{base.model_type}",
+    }  # fmt: skip
+    made: Type[Any] = strict(type(f"Collaborative{base.__name__}", (base,), fields))
+    setattr(sys.modules[__name__], made.__name__, made)  # where pickle looks for it
+    return made
 
 
 #: config class of transformers → that of the collaborative model
 CONFIGS: Dict[Type[Any], Type[Any]] = {
-    BertConfig: CollaborativeBertConfig,
-    DistilBertConfig: CollaborativeDistilBertConfig,
-    AlbertConfig: CollaborativeAlbertConfig,
-    MarianConfig: CollaborativeMarianConfig,
+    base: _with_shapes(base) for base in (BertConfig, DistilBertConfig, AlbertConfig, MarianConfig)
 }
-
 
 #: names of modules that normalise queries or keys of a head
 _QK_NORMS = {f"{side}_{norm}" for side in ("q", "k", "query", "key") for norm in ("norm", "layernorm", "layer_norm")}

@@ -77,6 +77,12 @@ class TransformerCollabConfig(TransformerConfig):
             "sdpa (torch's fused attention), or auto, the fastest for device, type and size; same results"
         },
     )
+    fast_dropout: bool = field(
+        default=False,
+        metadata={
+            "help": "draw dropout masks from fewer random bits, several times as fast on a CPU; other random numbers"
+        },
+    )
     mask_heads: Optional[str] = field(
         default=None,
         metadata={

@@ -5,13 +5,13 @@ before. With several processes, running out of memory now ends the training with
 with the next batch, as before. A process whose neighbour has gone says no more than that.
 """
 
-import functools
 import re
 from types import ModuleType
 from typing import Any
 
 from fairseq_modern import survival
 from fairseq_modern.errors import UserError
+from fairseq_modern.patching import wrap
 
 # what gloo and NCCL say of a process that has ended
 GONE = re.compile(r"[Cc]onnection (was )?(closed|reset)|[Bb]roken pipe|remote process exited|Socket closed")
@@ -44,25 +44,21 @@ def explain(trainer: Any, step: str, error: RuntimeError) -> Exception:
 
 def patch(module: ModuleType) -> None:
     """Wrap the steps of `fairseq.trainer.Trainer`."""
-    original_train, original_valid = module.Trainer.train_step, module.Trainer.valid_step
 
-    @functools.wraps(original_train)
-    def train_step(self: Any, samples: Any, raise_oom: bool = False) -> Any:
-        if self.data_parallel_world_size == 1 or not survival.is_on():
-            return original_train(self, samples, raise_oom)
-        try:
-            return original_train(self, samples, raise_oom=True)
-        except RuntimeError as error:
-            raise explain(self, "training", error) from error
+    @wrap(module.Trainer)
+    def train_step(original: Any, self: Any, samples: Any, raise_oom: bool = False) -> Any:
+        return step(original, self, "training", samples, raise_oom, among_others=True)
 
-    @functools.wraps(original_valid)
-    def valid_step(self: Any, sample: Any, raise_oom: bool = False) -> Any:
-        if self.data_parallel_world_size == 1 or not survival.is_on():
-            return original_valid(self, sample, raise_oom)
-        try:
-            return original_valid(self, sample, raise_oom)
-        except RuntimeError as error:
-            raise explain(self, "validation", error) from error
+    @wrap(module.Trainer)
+    def valid_step(original: Any, self: Any, sample: Any, raise_oom: bool = False) -> Any:
+        return step(original, self, "validation", sample, raise_oom, among_others=raise_oom)
 
-    module.Trainer.train_step = train_step
-    module.Trainer.valid_step = valid_step
+
+def step(original: Any, trainer: Any, name: str, samples: Any, raise_oom: bool, among_others: bool) -> Any:
+    """A step; `among_others` takes the place of `raise_oom` where there are several processes."""
+    if trainer.data_parallel_world_size == 1 or not survival.is_on():
+        return original(trainer, samples, raise_oom)
+    try:
+        return original(trainer, samples, among_others)
+    except RuntimeError as error:
+        raise explain(trainer, name, error) from error

@@ -5,12 +5,12 @@ with another number of processes or other batches it means nothing, and data wou
 published does without a word. Here the training then goes on at the next epoch and says so.
 """
 
-import functools
 import logging
 from types import ModuleType
 from typing import Any, Dict
 
 from fairseq_modern import survival
+from fairseq_modern.patching import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +33,21 @@ def batch_settings(cfg: Any) -> Dict[str, Any]:
 
 def patch(module: ModuleType) -> None:
     """Let what `fairseq.checkpoint_utils` loads carry these settings beside its position."""
-    checkpoint_utils: Any = module
-    original = checkpoint_utils.load_checkpoint_to_cpu
 
-    @functools.wraps(original)
-    def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
+    @wrap(module)
+    def load_checkpoint_to_cpu(original: Any, *args: Any, **options: Any) -> Any:
         state = original(*args, **options)
         position = (state.get("extra_state") or {}).get("train_iterator") if survival.is_on() else None
         if position and state.get("cfg") is not None:  # travels with it to all processes
             position[MADE_FOR] = batch_settings(state["cfg"])
         return state
 
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-
 
 def patch_trainer(module: ModuleType) -> None:
     """Let `fairseq.trainer.Trainer` go on at the next epoch where the position within the last one means nothing."""
-    trainer: Any = module
-    original = trainer.Trainer.load_checkpoint
 
-    @functools.wraps(original)
-    def load_checkpoint(self: Any, filename: str, *args: Any, **options: Any) -> Any:
+    @wrap(module.Trainer)
+    def load_checkpoint(original: Any, self: Any, filename: str, *args: Any, **options: Any) -> Any:
         from fairseq.logging import metrics
 
         extra_state = original(self, filename, *args, **options)
@@ -74,5 +68,3 @@ def patch_trainer(module: ModuleType) -> None:
                     f"{epoch + 1} after update {self.get_num_updates()}; the rest of epoch {epoch} is left out"
                 )
         return extra_state
-
-    trainer.Trainer.load_checkpoint = load_checkpoint

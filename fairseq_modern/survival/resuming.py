@@ -13,7 +13,6 @@ A --restore-file that is not there is refused.
 """
 
 import argparse
-import functools
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from fairseq_modern import survival
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.loading import check_sums, unpickle
+from fairseq_modern.patching import wrap
 from fairseq_modern.survival.folder import CHECKPOINT, check_space, lock, remove_left_overs
 
 logger = logging.getLogger(__name__)
@@ -116,29 +116,23 @@ def prepare(cfg: Any, trainer: Any, copy: Any) -> None:
 
 def patch(module: ModuleType) -> None:
     """Wrap how `fairseq.checkpoint_utils` loads what a training goes on from."""
-    checkpoint_utils: Any = module
-    original = checkpoint_utils.load_checkpoint
 
-    @functools.wraps(original)
-    def load_checkpoint(cfg: Any, trainer: Any, **options: Any) -> Any:
+    @wrap(module)
+    def load_checkpoint(original: Any, cfg: Any, trainer: Any, **options: Any) -> Any:
         if survival.is_on():
             if trainer.is_data_parallel_master:
-                prepare(cfg, trainer, checkpoint_utils.PathManager.copy)
+                prepare(cfg, trainer, module.PathManager.copy)
             if dist.is_initialized() and trainer.data_parallel_world_size > 1 and not trainer.tpu:
                 dist.barrier(group=trainer.data_parallel_process_group)
         return original(cfg, trainer, **options)
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
-
 
 def patch_trainer(module: ModuleType) -> None:
     """Let `fairseq.trainer.Trainer` refuse a checkpoint that it was told to go on from and that is not there."""
-    trainer: Any = module
-    files, original = trainer.PathManager, trainer.Trainer.load_checkpoint
 
-    @functools.wraps(original)
-    def load_checkpoint(self: Any, filename: str, *args: Any, **options: Any) -> Any:
-        if survival.is_on() and not files.isfile(filename):
+    @wrap(module.Trainer)
+    def load_checkpoint(original: Any, self: Any, filename: str, *args: Any, **options: Any) -> Any:
+        if survival.is_on() and not module.PathManager.isfile(filename):
             default = os.path.join(self.cfg.checkpoint.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
             if os.path.abspath(filename) != os.path.abspath(default):
                 raise CheckpointError(
@@ -146,8 +140,6 @@ def patch_trainer(module: ModuleType) -> None:
                     "a name without a folder is looked for in the current folder."
                 )
         return original(self, filename, *args, **options)
-
-    trainer.Trainer.load_checkpoint = load_checkpoint
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -15,7 +15,6 @@ in other programs, where a program handles a signal in its own way, nor before t
 """
 
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ import torch.distributed as dist
 
 from fairseq_modern import survival
 from fairseq_modern.errors import tool_name
+from fairseq_modern.patching import wrap
 from fairseq_modern.survival import folder
 
 logger = logging.getLogger(__name__)
@@ -95,40 +95,33 @@ def somebody_acts() -> bool:
 
 def patch(module: ModuleType) -> None:
     """Listen from the moment when `fairseq.checkpoint_utils` has loaded what a training goes on from."""
-    checkpoint_utils: Any = module
-    original_load, original_save = checkpoint_utils.load_checkpoint, checkpoint_utils.save_checkpoint
 
-    @functools.wraps(original_load)
-    def load_checkpoint(*args: Any, **options: Any) -> Any:
-        loaded = original_load(*args, **options)
+    @wrap(module)
+    def load_checkpoint(original: Any, *args: Any, **options: Any) -> Any:
+        loaded = original(*args, **options)
         if survival.is_on() and somebody_acts():
             listen()
         return loaded
 
-    @functools.wraps(original_save)
-    def save_checkpoint(cfg: Any, trainer: Any, *args: Any, **options: Any) -> Any:
-        saved = original_save(cfg, trainer, *args, **options)
+    @wrap(module)
+    def save_checkpoint(original: Any, cfg: Any, trainer: Any, *args: Any, **options: Any) -> Any:
+        saved = original(cfg, trainer, *args, **options)
         trainer.saved_after = trainer.get_num_updates()
         return saved
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
-    checkpoint_utils.save_checkpoint = save_checkpoint
 
 
 def patch_trainer(module: ModuleType) -> None:
     """Let the processes of `fairseq.trainer.Trainer` tell each other that they were asked to stop."""
-    trainer: Any = module
-    original = trainer.Trainer._aggregate_logging_outputs
 
-    @functools.wraps(original)
-    def _aggregate_logging_outputs(self: Any, logging_outputs: Any, *sums: Any, ignore: bool = False) -> Any:
+    @wrap(module.Trainer)
+    def _aggregate_logging_outputs(
+        original: Any, self: Any, logging_outputs: Any, *sums: Any, ignore: bool = False
+    ) -> Any:
         if not survival.is_on():
             return original(self, logging_outputs, *sums, ignore=ignore)
         outputs, totals = original(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
         *totals, self.processes_asked_to_stop = totals
         return outputs, totals
-
-    trainer.Trainer._aggregate_logging_outputs = _aggregate_logging_outputs
 
 
 def is_asked_to_stop(trainer: Any) -> bool:
@@ -157,25 +150,22 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
 
 def patch_train(module: ModuleType) -> None:
     """Wrap what `fairseq_cli.train` does after each update, and the whole of a training."""
-    train: Any = module
-    original, original_main = train.validate_and_save, train.main
 
-    @functools.wraps(original)
-    def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, *args: Any, **options: Any) -> Any:
+    @wrap(module)
+    def validate_and_save(
+        original: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, *args: Any, **options: Any
+    ) -> Any:
         losses, finished = original(cfg, trainer, task, epoch_itr, *args, **options)
         if not finished and is_asked_to_stop(trainer):
-            stop(train.checkpoint_utils, cfg, trainer, epoch_itr)
+            stop(module.checkpoint_utils, cfg, trainer, epoch_itr)
         return losses, finished
 
-    @functools.wraps(original_main)
-    def main(*args: Any, **options: Any) -> Any:
+    @wrap(module)
+    def main(original: Any, *args: Any, **options: Any) -> Any:
         _training.set()
         try:
-            return original_main(*args, **options)
+            return original(*args, **options)
         finally:
             _training.clear()
             forget()
             folder.unlock()
-
-    train.validate_and_save = validate_and_save
-    train.main = main

@@ -7,7 +7,6 @@ next start finds their folder taken; here, on Linux, a worker asks to be killed 
 
 import contextlib
 import ctypes
-import functools
 import multiprocessing
 import os
 import signal
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any, Iterator
 
 from fairseq_modern import survival
+from fairseq_modern.patching import wrap
 from fairseq_modern.survival import stopping
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -58,20 +58,16 @@ def die_with_torchrun() -> None:
 
 def patch(module: ModuleType) -> None:
     """Wrap `fairseq.distributed.utils.call_main`."""
-    utils: Any = module
-    original = utils.call_main
 
-    @functools.wraps(original)
-    def call_main(cfg: Any, main: Any, **options: Any) -> Any:
+    @wrap(module)
+    def call_main(original: Any, cfg: Any, main: Any, **options: Any) -> Any:
         if not survival.is_on():
             return original(cfg, main, **options)
         die_with_torchrun()
         training = cfg.distributed_training
         if training.distributed_init_method is None:
-            utils.infer_init_method(training)
+            module.infer_init_method(training)
         if training.distributed_init_method is None or training.distributed_no_spawn:
             return original(cfg, main, **options)
         with stoppable():
             return original(cfg, main, **options)
-
-    utils.call_main = call_main

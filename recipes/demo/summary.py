@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
+from collab_fairseq.records import figures
+from collab_fairseq.records.drawing import PlotError
 from collab_fairseq.records.files import write_text
+from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_generate_log
 
 HEADER = ("model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _EXAMPLES = 4
 
 
@@ -51,41 +53,16 @@ def signature(record: Dict[str, Any]) -> str:
     return next(s["signature"] for s in record["scores"]["test"]["scores"] if s["metric"] == "sacreBLEU")
 
 
-def figure(curves: Dict[str, List[Dict[str, float]]]) -> str:
-    """Validation loss over updates as SVG, without the first tenth of the training, where the loss is far higher."""
-    width, height, left, top, right, bottom = 640, 400, 60, 20, 160, 50
-    last = max(points[-1]["updates"] for points in curves.values())
-    shown = {name: [p for p in points if p["updates"] >= last / 10] for name, points in curves.items()}
-    values = [point["loss"] for points in shown.values() for point in points]
-    low, high = min(values), max(values)
-    high = high if high > low else low + 1
-    across, up = (width - left - right) / last, (height - top - bottom) / (high - low)
-
-    def place(updates: float, loss: float) -> str:
-        return f"{left + updates * across:.1f},{top + (high - loss) * up:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for step in range(5):
-        loss, updates = low + (high - low) * step / 4, last * step / 4
-        y, x = top + (high - loss) * up, left + updates * across
-        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{updates:.0f}</text>')
-    for number, (name, points) in enumerate(shown.items()):
-        colour, y = _COLOURS[number % len(_COLOURS)], top + 16 + 20 * number
-        line = " ".join(place(point["updates"], point["loss"]) for point in points)
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{line}"/>')
-        parts.append(f'<line x1="{width - right + 10}" x2="{width - right + 30}" y1="{y}" y2="{y}" stroke="{colour}" '
-                     'stroke-width="2"/>')  # fmt: skip
-        parts.append(f'<text x="{width - right + 36}" y="{y + 4}">{name}</text>')
-    middle = left + last * across / 2
-    parts.append(f'<text x="{middle:.1f}" y="{height - 12}" text-anchor="middle">updates</text>')
-    parts.append(f'<text x="{left}" y="{top - 6}">validation loss</text></svg>')
-    return "\n".join(parts) + "\n"
+def draw(runs: List[Dict[str, Any]], path: Path) -> str:
+    """Draw the validation losses but those of the first tenth, which are far higher; returns where, or why not."""
+    last = max(run["curves"]["valid"][-1]["updates"] for run in runs)
+    shown = [[point for point in run["curves"]["valid"] if point["updates"] >= last / 10] for run in runs]
+    late = [{**run, "curves": {"valid": points}} for run, points in zip(runs, shown, strict=True)]
+    try:
+        figures.draw(late, path, "updates", "valid_loss", ("heads", "key_dim"))
+    except (PlotError, RecordError) as error:
+        return f"no figure: {error}"
+    return f"Figure: {path}"
 
 
 def examples(folder: Path, names: List[str]) -> str:
@@ -103,11 +80,6 @@ def examples(folder: Path, names: List[str]) -> str:
         lines += [(name, outputs[name][index]) for name in names]
         blocks.append("\n".join(f"    {name:<{width}}  {text}" for name, text in lines))
     return "\n\n".join(blocks)
-
-
-def write_if_new(text: str, path: Path) -> None:
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        write_text(text, path)
 
 
 def main() -> int:
@@ -134,9 +106,11 @@ def main() -> int:
     ]
     text = "\n".join(lines)
     page, drawing = folder / "summary.md", folder / "validation.svg"
-    write_if_new(text, page)
-    write_if_new(figure({name: record["curves"]["valid"] for name, record in records.items()}), drawing)
-    sys.stdout.write(f"\n{text}\nThis text: {page}\nFigure: {drawing}\n")
+    told = f"Figure: {drawing}"
+    if not (page.is_file() and page.read_text(encoding="utf-8") == text and drawing.is_file()):
+        write_text(text, page)
+        told = draw(list(records.values()), drawing)
+    sys.stdout.write(f"\n{text}\nThis text: {page}\n{told}\n")
     return 0
 
 

@@ -5,8 +5,6 @@
 about="IWSLT14 German-English, a transformer for small data"
 source_lang=de
 target_lang=en
-data=$root/data/iwslt14_de_en
-prepare=$root/data_prep/iwslt14_de_en.sh
 source_option=--archive
 tests=(test:test)
 
@@ -14,12 +12,9 @@ tests=(test:test)
 runs=(none:512 encoder_cross_decoder:512 none:256 encoder_cross_decoder:256
     none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64)
 arch=transformer_collab_iwslt_de_en
-heads=encoder_cross_decoder
 key_dim=512
 updates=50000
 warmup=4000
-seed=1
-average=5
 saves=50 # checkpoints over a whole run, each with a validation; the last $average of them are averaged
 log_interval=100
 
@@ -27,7 +22,6 @@ gpus=1
 batch_tokens=4096
 largest_tokens=4096
 
-task_flags=(--task translation --source-lang de --target-lang en)
 shared_model_flags=(--share-all-embeddings --dropout 0.3)
 optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --weight-decay 0.0001
     --lr 5e-4 --lr-scheduler inverse_sqrt --criterion label_smoothed_cross_entropy --label-smoothing 0.1)

@@ -23,7 +23,6 @@ read_hydra() { # FILE: sections of plain values, as fairseq's own are; sets what
     log_interval=${hydra[common.log_interval]} loaders=${hydra[dataset.num_workers]}
     largest_tokens=${hydra[dataset.max_tokens]}
     batch_tokens=$((largest_tokens * hydra[optimization.update_freq] * hydra[distributed_training.distributed_world_size]))
-    mapfile -t task_flags < <(hydra_flags task data)
     mapfile -t shared_model_flags < <(hydra_flags model _name collaborative_heads key_dim)
     mapfile -t optimisation_flags < <(
         for section in optimizer lr_scheduler optimization criterion; do

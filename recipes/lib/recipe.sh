@@ -18,6 +18,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 step=$(basename "$script" .sh)
 
 # what a config.sh may leave out
+source_lang=en target_lang=de
+data=$root/data/$recipe prepare=$root/data_prep/$recipe.sh source_option=--source
+heads=encoder_cross_decoder seed=1 average=5
 stock_flags=()
 sacrebleu_sets=()
 valid_tests=()
@@ -43,6 +46,8 @@ if [ -n "$own_config" ]; then
     # shellcheck disable=SC1090
     . "$own_config"
 fi
+
+task_flags=(--task translation --source-lang "$source_lang" --target-lang "$target_lang")
 
 usage() {
     case $step in

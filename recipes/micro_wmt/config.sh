@@ -7,8 +7,6 @@
 . "$root/recipes/multi30k/table.sh"
 
 about="Micro-WMT English-German (190,591 pairs, mostly Tatoeba) with a tiny transformer"
-data=$root/data/micro_wmt
-prepare=$root/data_prep/micro_wmt.sh
 tests=(test:tatoeba_test)
 blind=(newstest2014 tatoeba_blind)
 blind_sources=${MICRO_WMT_DIR:-}

@@ -2,11 +2,6 @@
 # Multi30K English-German with a tiny transformer: 4+4 layers, width 128, 4 heads. Settings only; recipes/lib does the work.
 
 about="Multi30K English-German with a tiny transformer"
-source_lang=en
-target_lang=de
-data=$root/data/multi30k
-prepare=$root/data_prep/multi30k.sh
-source_option=--source
 tests=(test:test_2016_flickr test1:test_2017_flickr)
 blind=(blind_2017_mscoco blind_2018_flickr) # sources without references, translated where they are at hand
 blind_sources=${MULTI30K_DIR:-}
@@ -21,13 +16,10 @@ for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_f
 runs=(none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64
     none:32 encoder_cross_decoder:32 none:16 encoder_cross_decoder:16)
 arch=transformer_collab_tiny
-heads=encoder_cross_decoder
 key_dim=
 default_key_dim=32 # with collaborative heads; `none` keeps the embedding width
 updates=1500
 warmup=800
-seed=1
-average=5
 saves=30 # checkpoints over a whole run; the last $average of them are averaged
 log_interval=25
 
@@ -35,7 +27,6 @@ gpus=1
 batch_tokens=4096
 largest_tokens=4096
 
-task_flags=(--task translation --source-lang en --target-lang de)
 # the dimensions of transformer_collab_tiny, for fairseq's own transformer (--stock)
 stock_flags=(--arch transformer
     --encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4

@@ -17,6 +17,5 @@ sacrebleu_sets=(newstest2014:wmt14/full newstest2013:wmt13)
 # HEADS:KEY_DIM of the eight runs of the paper
 runs=(none:512 encoder_cross_decoder:512 none:256 encoder_cross_decoder:256
     none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64)
-average=5
 # the length limit of Vaswani et al.: that of the input and 50
 generation_flags=(--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --max-tokens 8000 --remove-bpe)

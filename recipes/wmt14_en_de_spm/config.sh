@@ -5,8 +5,8 @@
 . "$root/recipes/wmt14_en_de/config.sh"
 
 about="WMT14 English-German with SentencePiece, a transformer base"
-data=$root/data/wmt14_en_de_spm
-prepare=$root/data_prep/wmt14_en_de_spm.sh
+data=$root/data/$recipe
+prepare=$root/data_prep/$recipe.sh
 source_option=--source
 sacrebleu_sets=() # the raw text of both sets is among the data
 generation_flags+=(sentencepiece) # of --remove-bpe

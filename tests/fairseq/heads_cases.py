@@ -6,8 +6,10 @@ import torch
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
-from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.heads.taps import masked
+from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
 
 #: the attention of TINY_MODEL: one layer a side, two heads, width 16
@@ -16,8 +18,12 @@ HEADS = [f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)]
 
 
 def standard_state(run):
-    """The checkpoint of the run as one of transformer_collab, with weights large enough to make a difference."""
+    """The checkpoint of the run as one of transformer_collab, with weights large enough to make a difference.
+
+    Its translations go on to the longest length allowed, which is therefore short.
+    """
     state = as_transformer_collab(checkpoints.load(run / "checkpoint_best.pt"))
+    model_config(state)["max_target_positions"] = 14
     random = torch.Generator().manual_seed(0)
     state["model"] = {
         name: tensor + 0.3 * torch.randn(tensor.shape, generator=random) if "layers" in name else tensor
@@ -40,6 +46,17 @@ def collaborative_state(run, content_bias=False, key_dim=None):
         if content_bias:
             model[f"{prefix}content_bias"] = torch.randn(2, 16, generator=random)
     return state
+
+
+def logits(trained):
+    """All logits of five sentences of valid, in one row."""
+    with torch.no_grad():
+        return torch.cat([trained.model(**s["net_input"])[0].flatten() for s in batches(trained, "valid", sentences=5)])
+
+
+def logits_without(trained, heads):
+    with masked(attention_layers(trained.model), heads):
+        return logits(trained)
 
 
 def load(state, data, double=True):

@@ -13,8 +13,8 @@ from collab_fairseq.models import chunked_loss
 from collab_fairseq.models.chunked_loss import CRITERION, ChunkedLabelSmoothedCrossEntropy, label_smoothed
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import run
+from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
-from tests.fairseq.test_training import train_command
 
 MODELS = {
     "ours": {"key_dim": 6},

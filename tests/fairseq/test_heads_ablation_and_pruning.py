@@ -19,47 +19,45 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
-from collab_fairseq.translation import batches, loss, translate
+from collab_fairseq.translation import loss, translate
 from tests.common import TINY_MODEL, TINY_TRAINING, run
-from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
-from tests.fairseq.test_training import USER_DIR
+from tests.fairseq.commands import USER_DIR
+from tests.fairseq.heads_cases import (
+    HEADS,
+    PLACES,
+    collaborative_state,
+    load,
+    logits,
+    logits_without,
+    standard_state,
+)
 
 KINDS = ["standard", "collaborative", "content-bias"]
 
 
 @pytest.fixture(scope="module")
 def states(tiny_run):
-    return {
-        "standard": standard_state(tiny_run),
-        "collaborative": collaborative_state(tiny_run, key_dim=11),
-        "content-bias": collaborative_state(tiny_run, content_bias=True),
-    }
+    made = {"standard": standard_state(tiny_run), "collaborative": collaborative_state(tiny_run, key_dim=11)}
+    return {**made, "content-bias": collaborative_state(tiny_run, content_bias=True)}
 
 
 @pytest.fixture(scope="module")
-def references(tiny_data, tmp_path_factory, tiny_run):
+def references(states, tiny_data, tmp_path_factory):
     """What the model itself says, a little disturbed, so that BLEU is neither 0 nor 100."""
-    hypotheses = translate(load(standard_state(tiny_run), tiny_data, double=False), "test")
+    hypotheses = translate(load(states["standard"], tiny_data, double=False), "test")
     lines = [" ".join(["dogo", *line.split(), "treeo"][n % 2 :]) for n, line in enumerate(hypotheses)]
     path = tmp_path_factory.mktemp("references") / "test.tgt"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
-def logits(trained):
-    with torch.no_grad():
-        return torch.cat([trained.model(**s["net_input"])[0].flatten() for s in batches(trained, "valid", sentences=5)])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1"])
 def test_removed_is_masked(states, kind, heads, tiny_data):
     state = states[kind]
-    before = copy.deepcopy(state["model"])
-    trained = load(state, tiny_data)
-    whole = logits(trained)
+    before, trained = copy.deepcopy(state["model"]), load(state, tiny_data)
+    whole, expected = logits(trained), logits_without(trained, parse_heads(heads))
     with masked(attention_layers(trained.model), parse_heads(heads)):
-        expected = logits(trained)
         translations = translate(trained, "test", max_len_b=20)
     result = remove_heads(state, parse_heads(heads))
     smaller = load(result.state, tiny_data)
@@ -79,24 +77,20 @@ def test_removed_is_masked(states, kind, heads, tiny_data):
 
 def test_shared_dimensions_that_no_head_uses_go_too(states, tiny_data):
     state = copy.deepcopy(states["content-bias"])
-    mixing = state["model"][parameter_prefix("cross.0") + "mixing"]
-    mixing[1, [2, 5, 6]] = 0.0
-    trained = load(state, tiny_data)
-    with masked(attention_layers(trained.model), parse_heads("A:1:1")):
-        expected = logits(trained)
-    smaller = load(remove_heads(state, parse_heads("A:1:1")).state, tiny_data)
+    state["model"][parameter_prefix("cross.0") + "mixing"][1, [2, 5, 6]] = 0.0
+    expected = logits_without(load(state, tiny_data), parse_heads("A:1:1"))
+    result = remove_heads(state, parse_heads("A:1:1")).state
+    smaller = load(result, tiny_data)
     assert attention_layers(smaller.model)["cross.0"].key_dim == 13
     assert (logits(smaller) - expected).abs().max() < 1e-10
-    twice = remove_heads(remove_heads(state, parse_heads("A:1:1")).state, parse_heads("D:1:2"))
+    twice = remove_heads(result, parse_heads("D:1:2"))
     assert attention_layers(load(twice.state, tiny_data).model)["cross.0"].key_dim == 13
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_layer_gives_its_output_bias(states, kind, tiny_data):
     heads = parse_heads("E:1:1,2 D:1:2")
-    trained = load(states[kind], tiny_data)
-    with masked(attention_layers(trained.model), heads):
-        expected = logits(trained)
+    expected = logits_without(load(states[kind], tiny_data), heads)
     smaller = load(remove_heads(states[kind], heads, empty_layers=True).state, tiny_data)
     assert (logits(smaller) - expected).abs().max() < 1e-10
     assert sum(p.numel() for p in attention_layers(smaller.model)["encoder.0"].parameters()) < 120
@@ -128,18 +122,19 @@ def test_removals_that_cannot_be(states, heads, kind, message):
 
 def test_the_bootstrap_is_sacrebleus(states, references, tiny_data):
     trained = load(states["standard"], tiny_data, double=False)
-    test = read_test_set("test", references)
-    whole, other = (evaluate(trained, test, Search(), heads) for heads in (None, parse_heads("E:1:1 A:1:1")))
+    test, heads = read_test_set("test", references), parse_heads("E:1:1 A:1:1")
+    whole, other = (evaluate(trained, test, Search(), gone) for gone in (None, heads))
     found = compare(other, whole)
-    texts = [translate(trained, "test")]
-    with masked(attention_layers(trained.model), parse_heads("E:1:1 A:1:1")):
-        texts.append(translate(trained, "test"))
-    names = [("whole", texts[0]), ("other", texts[1])]
-    _, results = PairedTest(names, {"BLEU": BLEU(trg_lang="tgt")}, [list(test.references)], "bs", n_samples=1000)()
-    assert whole.score == pytest.approx(results["BLEU"][0].score)
-    assert found["difference"] == pytest.approx(results["BLEU"][1].score - results["BLEU"][0].score)
+    texts = {"whole": translate(trained, "test")}
+    with masked(attention_layers(trained.model), heads):
+        texts["other"] = translate(trained, "test")
+    metrics = {"BLEU": BLEU(trg_lang="tgt")}
+    _, results = PairedTest([*texts.items()], metrics, [list(test.references)], "bs", n_samples=1000)()
+    first, second = results["BLEU"]
+    assert whole.score == pytest.approx(first.score)
+    assert found["difference"] == pytest.approx(second.score - first.score)
     assert found["difference"] != 0
-    assert found["p_value"] == results["BLEU"][1].p_value
+    assert found["p_value"] == second.p_value
     assert compare(whole, whole)["p_value"] == 1.0
 
 
@@ -189,7 +184,7 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     pytest.importorskip("matplotlib")
     checkpoint, pruned = tmp_path / "model.pt", tmp_path / "pruned.pt"
     checkpoints.save(states["standard"], checkpoint)
-    few = ["--sentences", 4]  # the model goes on until the longest length allowed
+    few = ["--sentences", 4]
     test = ["--data", tiny_data, "--reference", f"test={references}", "--device", "cpu"]
 
     def collab(*words):
@@ -225,7 +220,7 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     assert parts["encoder_cross_decoder/10"]["heads"] == min(heads, key=lambda head: heads[head]["raw"])
 
     copied = tmp_path / "again.pt"
-    checkpoints.save(states["standard"], copied)
+    copied.write_bytes(checkpoint.read_bytes())
     picture = tmp_path / "profile.svg"
     printed = collab("prune", checkpoint, copied, *test, *few, "--figure", picture)
     rows = [line.split("|")[3:] for line in printed.splitlines() if line.startswith(("| model.pt", "| again.pt"))]
@@ -233,14 +228,15 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     assert rows[0] == rows[1]
     assert "BLEU of all heads" in picture.read_text(encoding="utf-8")
 
-    assert main(["heads", "prune", str(checkpoint), "--remove", "40"]) == 1
-    assert "--remove and --output go together" in capsys.readouterr().err
-    assert main(["heads", "prune", str(checkpoint)]) == 1
-    assert "--reference SPLIT=FILE is needed" in capsys.readouterr().err
     half = tmp_path / "half.tgt"
     half.write_text("a\n", encoding="utf-8")
-    assert main(["heads", "ablate", str(checkpoint), "--data", str(tiny_data), "--reference", f"test={half}"]) == 1
-    assert "the reference of test has 1 lines, expected 20" in capsys.readouterr().err
+    for words, message in (
+        (["prune", "--remove", "40"], "--remove and --output go together"),
+        (["prune"], "--reference SPLIT=FILE is needed"),
+        (["ablate", "--data", tiny_data, "--reference", f"test={half}"], "of test has 1 lines, expected 20"),
+    ):
+        assert main(["heads", words[0], str(checkpoint), *map(str, words[1:])]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tmp_path):

@@ -19,9 +19,9 @@ from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_p
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.translation import batches, loss, translate
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING, run
-from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
+from tests.fairseq.commands import USER_DIR
+from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, logits, standard_state
 from tests.fairseq.test_modern_processes import torchrun
-from tests.fairseq.test_training import USER_DIR
 
 
 def gated_state(state, values, penalty=0.5):
@@ -34,11 +34,6 @@ def gated_state(state, values, penalty=0.5):
 
 
 VALUES = [[1.0, -1.0], [0.1, 3.0], [-0.2, 0.7]]
-
-
-def logits(trained):
-    with torch.no_grad():
-        return torch.cat([trained.model(**s["net_input"])[0].flatten() for s in batches(trained, "valid", sentences=5)])
 
 
 def test_the_loss_has_the_penalty_per_token_and_the_log_has_the_heads(tiny_run, tiny_data):
@@ -132,7 +127,7 @@ def test_two_processes_train_with_a_closed_layer_and_the_rest_is_finalised(tiny_
 
 
 def test_gates_and_masks_through_hydra(tiny_data, tmp_path):
-    from tests.fairseq.test_training import hydra_command
+    from tests.fairseq.commands import hydra_command
 
     model = {"encoder_layers": 1, "decoder_layers": 1, "encoder_embed_dim": 16, "decoder_embed_dim": 16,
              "encoder_attention_heads": 2, "decoder_attention_heads": 2, "head_gates": "cross",

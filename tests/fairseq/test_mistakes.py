@@ -14,8 +14,8 @@ from collab_fairseq.models.config import flatten
 from collab_fairseq.modules.settings import ConfigurationError
 from fairseq_modern import mistakes
 from tests.common import run
+from tests.fairseq.commands import USER_DIR, hydra_command, train_command
 from tests.fairseq.models import SMALL, build
-from tests.fairseq.test_training import USER_DIR, hydra_command, train_command
 
 
 def cut(file, size):
@@ -88,6 +88,12 @@ MISTAKES = {
     "other number of layers": (
         lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
         r".* encoder.layers.2.\S+ is only in the model.* give the --arch and sizes of its training.",
+    ),
+    "mistyped --collaborative-heads": (
+        lambda s: s.train(collaborative_heads="encoder_cros"), ".*'cros' in 'encoder_cros' is not a site.*",
+    ),
+    "--key-dim that heads do not divide": (
+        lambda s: s.train(collaborative_heads="none", key_dim=7), ".*by the 2 standard heads of .*, but is 7.*",
     ),
     "no data folder": (lambda s: s.train(data="nowhere"), "nowhere: No such file or directory; expected a folder .*"),
     "text in place of data": (lambda s: s.train(data=s.folder), ".*/mistakes0 holds no binarised data; .*"),

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from fairseq_modern import amp, defects, distributed, encoder_layer, saving
-from fairseq_modern.stand_in import StandIn
+from fairseq_modern import amp, distributed, encoder_layer, patching, saving
+from fairseq_modern.patching import StandIn
 
 C = 12
 
@@ -81,8 +81,8 @@ def test_names_are_those_of_the_function_itself_however_wrapped_and_nested():
         return original()
 
     wrapper.__wrapped__ = original
-    assert {"sorted", "own string"} <= defects.names(wrapper)
-    assert "published" not in defects.names(wrapper)
+    assert {"sorted", "own string"} <= patching.names(wrapper)
+    assert "published" not in patching.names(wrapper)
 
 
 class Optimizer:

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from fairseq_modern import amp, processor
 from tests.common import run
+from tests.fairseq.commands import USER_DIR, train_command
 from tests.fairseq.models import SMALL
-from tests.fairseq.test_training import USER_DIR, train_command
 
 
 @pytest.fixture

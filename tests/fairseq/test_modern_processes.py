@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import fairseq_modern.distributed as mends
 from fairseq_modern.errors import WorkersError
-from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
+from tests.common import TINY_MODEL, TINY_TRAINING, free_port, run
 
 TWO_RANKS = """
 import pickle, sys
@@ -70,22 +70,6 @@ def test_two_ranks_share_state_gather_and_average_gradients(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(TWO_RANKS)
     assert torchrun(script).stdout.count("is done") == 2
-
-
-def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
-    train = [BIN / "fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, "--save-dir", tmp_path]
-    train += ["--distributed-world-size", 2, "--distributed-backend", "gloo", "--no-epoch-checkpoints"]
-    first = torchrun(*train, "--max-epoch", 1).stdout
-    assert "valid on 'valid' subset | loss" in first
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["checkpoint_best.pt", "checkpoint_last.pt"]
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
-    updates = state["optimizer_history"][-1]["num_updates"]
-    assert updates > 2, "published fairseq stops at the second update"
-    second = torchrun(*train, "--max-epoch", 2).stdout
-    assert f"(epoch 2 @ {updates} updates)" in second
-    resumed = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
-    assert resumed["optimizer_history"][-1]["num_updates"] == 2 * updates
-    assert resumed["extra_state"]["val_loss"] < state["extra_state"]["val_loss"]
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda:1", [1])])

@@ -74,11 +74,9 @@ def test_calibration_is_that_of_the_inputs_one_by_one(trained, calibrations, cau
             with torch.no_grad():
                 attention = layer(*[own[:, None]] * 3, attn_mask=future, need_head_weights=True)[1][:, 0].double()
             rows += list(own.double())
-            spreads.append(torch.zeros(len(own), E, E, dtype=torch.float64))
-            for position in range(len(own)):
-                for head in attention[:, position]:
-                    spreads[-1][position] += torch.cov(own.double().T, correction=0, aweights=head) / len(attention)
-    found, x, spread = calibrations[place], torch.stack(rows), torch.cat(spreads)
+            for heads in attention.unbind(1):  # (H, S) of every query
+                spreads.append(sum(torch.cov(own.double().T, correction=0, aweights=p) for p in heads) / len(heads))
+    found, x, spread = calibrations[place], torch.stack(rows), torch.stack(spreads)
     weights = spread.diagonal(dim1=1, dim2=2).sum(1)
     assert found.queries == len(rows)
     mean = (weights[:, None] * x).sum(0) / weights.sum()

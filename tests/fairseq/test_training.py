@@ -10,65 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from collab_fairseq import checkpoints
-from tests.common import BIN, ROOT, free_port, run
+from tests.common import BIN, ROOT, run
+from tests.fairseq.commands import USER_DIR, hydra_command, train_command
 from tests.fairseq.models import SMALL
-
-USER_DIR = ROOT / "collab_fairseq"
-
-
-def flags(values):
-    """{"key_dim": 24, "share_all_embeddings": True} as command-line flags"""
-    given = []
-    for name, value in values.items():
-        given += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return given
-
-
-def train_command(data, save_dir, arch="transformer_collab", **options):
-    """fairseq-train on one CPU with a small batch."""
-    common = {
-        "user_dir": USER_DIR, "arch": arch, "share_all_embeddings": True, "optimizer": "adam", "lr": 0.005,
-        "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1, "max_tokens": 100, "cpu": True, "seed": 1,
-        "save_dir": save_dir, "no_progress_bar": True, "log_interval": 10, "num_workers": 0,
-        "distributed_world_size": 1,
-    }  # fmt: skip
-    return ["fairseq-train", data, *flags({**common, **options})]
-
-
-def nested(values):
-    """Flat model flags as a Hydra config has them: encoder: {layers: 2}."""
-    config = {}
-    for name, value in values.items():
-        side, _, rest = name.partition("_")
-        if side in ("encoder", "decoder"):
-            config.setdefault(side, {})[rest] = value
-        else:
-            config[name] = value
-    return config
-
-
-def hydra_command(data, save_dir, directory, arch="transformer_collab", optimization=None, **model):
-    """fairseq-hydra-train with a config file made for it."""
-    config = {
-        "common": {"user_dir": str(USER_DIR), "cpu": True, "seed": 1, "no_progress_bar": True, "log_interval": 10},
-        "distributed_training": {"distributed_world_size": 1},
-        "task": {"_name": "translation", "data": str(data)},
-        "model": {"_name": arch, "share_all_embeddings": True, **nested(model)},
-        "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "dataset": {"max_tokens": 100, "num_workers": 0},
-        "optimization": {"lr": [0.005], **(optimization or {})},
-        "checkpoint": {"save_dir": str(save_dir)},
-    }
-    directory.mkdir(exist_ok=True)
-    (directory / "experiment.yaml").write_text(yaml.safe_dump(config))
-    run_dir = f"hydra.run.dir={directory}"
-    return ["fairseq-hydra-train", "--config-dir", directory, "--config-name", "experiment", run_dir]
-
 
 BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
 PRESETS = {
@@ -101,8 +47,7 @@ def expected_parameters(vocabulary, encoder, decoder, key_dim):
     )
 
 
-@pytest.mark.parametrize("overrides", [{}, OVERRIDES], ids=["preset", "overrides"])
-@pytest.mark.parametrize("way", ["command-line", "hydra"])
+@pytest.mark.parametrize(("way", "overrides"), [("command-line", {}), ("hydra", OVERRIDES)], ids=["flags", "hydra"])
 @pytest.mark.parametrize("arch", PRESETS)
 def test_built_dimensions(tiny_data, tmp_path, arch, way, overrides):
     """A minimum learning rate above the learning rate ends training before the first update."""
@@ -216,23 +161,6 @@ def test_finetuning_starts_from_a_standard_transformer(tiny_data, tmp_path):
         assert key.endswith("_float_tensor") or torch.equal(value, stock["model"][key])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
-        ({"collaborative_heads": "none", "key_dim": 7}, "by the 2 standard heads of encoder attention, but is 7"),
-    ],
-)
-def test_a_wrong_flag_is_one_sentence(tiny_data, tmp_path, wrong, sentence):
-    done = run(*train_command(tiny_data, tmp_path / "run", **options(**wrong)), check=False)
-    assert done.returncode != 0
-    last = [line for line in done.stderr.splitlines() if line][-1]
-    assert last.startswith("fairseq-train: error: ")
-    assert sentence in last
-    assert "Traceback" not in done.stderr
-    assert not list((tmp_path / "run").glob("*.pt"))
-
-
 def test_bleu_while_training_changes_nothing(tiny_data, tmp_path):
     """--eval-bleu translates between updates with the model that trains."""
     common = options(max_update=24, validate_interval_updates=8, attention_dropout=0.1)
@@ -293,26 +221,6 @@ def test_a_killed_run_resumes_bit_for_bit(tiny_data, tmp_path):
     assert differences(tmp_path / "whole" / last, interrupted / last) == []
     run(*command(control, reset_optimizer=True))
     assert differences(tmp_path / "whole" / last, control / last) != []
-
-
-@pytest.mark.slow
-def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
-    def torchrun(updates):
-        command = train_command(
-            tiny_data, tmp_path / "run", **options(max_update=updates, dropout=0.0), distributed_backend="gloo"
-        )
-        command[command.index("--distributed-world-size") + 1] = 2
-        launch = ["torchrun", "--nproc_per_node", 2, "--master_addr", "127.0.0.1", "--master_port", free_port()]
-        return run(*launch, BIN / "fairseq-train", *command[1:]).stdout
-
-    first = torchrun(10)
-    assert "training on 2 devices" in first
-    assert "ddp_backend': 'pytorch_ddp'" in first
-    assert re.search(r"\| valid \|.*num_updates 10", first)
-    second = torchrun(20)
-    assert "(epoch 1 @ 10 updates)" in second or "@ 10 updates" in second
-    state = checkpoints.load(tmp_path / "run" / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 20
 
 
 @pytest.mark.slow

@@ -5,11 +5,9 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Dict, List
 
@@ -71,8 +69,9 @@ def test_it_ends_with_the_table_the_figure_and_translations(finished):
     assert "sacreBLEU signature: nrefs:1|case:mixed" in done.stdout
     assert done.stdout.count("    reference") == 4
     assert (folder / "summary.md").read_text(encoding="utf-8") in done.stdout
-    curves = ElementTree.parse(folder / "validation.svg").getroot().iter("{http://www.w3.org/2000/svg}polyline")
-    assert [len(curve.attrib["points"].split()) > 5 for curve in curves] == [True] * 3
+    drawing = (folder / "validation.svg").read_text(encoding="utf-8")
+    labels = ("standard, key dim 64", "standard, key dim 16", "collaborative, key dim 16")
+    assert all(f">{label}</text>" in drawing for label in labels)
     for name in MODELS:
         assert f"demo: {name}: finished" in done.stderr
 
@@ -148,12 +147,6 @@ def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
     assert not [name for name in content(folder) if name.endswith((".tmp", ".partial"))]
 
 
-def test_a_folder_holds_one_demo(finished):
-    done = demo(finished[0], "--seed", "2", check=False)
-    assert done.returncode == 1
-    assert "holds a run with other settings" in done.stderr
-
-
 def test_a_failing_model_is_named(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
@@ -165,21 +158,3 @@ def test_a_failing_model_is_named(finished, tmp_path):
     assert "recipes/demo/run.sh: error: not finished: standard-16" in done.stderr
     assert "demo: standard-16: failed" in done.stderr
     assert "| model" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--updates", "0"], "--updates must be at least 1, got 0"),
-        (["--seed", "one"], "--seed must be a whole number, got 'one'"),
-        (["--sauce", "x"], "unknown argument '--sauce'"),
-        (["--output"], "--output needs a value"),
-    ],
-)
-def test_wrong_options_leave_nothing(tmp_path, flags, message):
-    done = run("bash", RECIPE, "--python", sys.executable, "--output", tmp_path / "run", *flags, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert not (tmp_path / "run").exists()
-    assert "--seed N" in run("bash", RECIPE, "--help").stdout
-    assert RECIPE.stat().st_mode & stat.S_IXUSR

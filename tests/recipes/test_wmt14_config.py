@@ -94,7 +94,7 @@ def test_settings_stand_in_the_hydra_config_alone(tmp_path):
     changed = changed.replace("dropout: 0.1", "dropout: 0.1\n  encoder_normalize_before: true")
     (tmp_path / "other.yaml").write_text(changed)
     show = 'echo "$updates $saves $batch_tokens ${optimisation_flags[*]} ${shared_model_flags[*]}"'
-    read = f'. {ROOT}/recipes/lib/hydra.sh; read_hydra {tmp_path}/other.yaml; {show}'
+    read = f". {ROOT}/recipes/lib/hydra.sh; read_hydra {tmp_path}/other.yaml; {show}"
     flags = run("bash", "-euc", read).stdout
     assert flags.startswith("7000 7 28672 --optimizer adam --adam-betas (0.9, 0.98) ")
     assert " --lr 0.25 " in flags
