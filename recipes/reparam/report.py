@@ -136,8 +136,8 @@ def tuned_runs(record: Record) -> List[Tuple[str, Optional[Fraction], Record]]:
     """Method, rank (None: unchanged) and scores of the fine-tuned models, the unchanged one first, then large ranks."""
     found = []
     for name, run in record["parts"].items():
-        *_, method, last = name.split("-")  # of finetuned/tiny-full, finetuned/tiny-calibrated-3of4
         if name.startswith("finetuned/"):
+            _, method, last = f"-{name}".rsplit("-", 2)  # of finetuned/tiny-full, finetuned/tiny-calibrated-3of4
             found.append((method, None if last == "full" else Fraction(last.replace("of", "/")), run))
     return sorted(found, key=lambda entry: -(entry[1] or Fraction(2)))
 
