@@ -59,7 +59,8 @@ class CompiledDecoderLayer(CollabDecoderLayer):
                 encoder_out = encoder_out.contiguous()
                 encoder_padding_mask = _padding(encoder_padding_mask, encoder_out)
             if self_attn_mask is not None:
-                self_attn_mask = self_attn_mask.contiguous()
+                # a slice of fairseq's buffer, to torch another thing than the whole of it
+                self_attn_mask = self_attn_mask.clone(memory_format=torch.contiguous_format)
             padding = _padding(self_attn_padding_mask, x)
             call = _compiled(_decoder_layer, self.backend, x.device.type)
             return call(self, x.contiguous(), encoder_out, encoder_padding_mask, self_attn_mask, padding, **rest)
