@@ -86,9 +86,10 @@ def test_the_first_batch_may_have_equal_sizes(compiler):
     assert compiler.batches == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "kind", ["collaborative", *(pytest.param(k, marks=pytest.mark.slow) for k in ("standard", "pre-norm", "cross-self"))]
-)
+SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("standard", "pre-norm", "cross-self")]
+
+
+@pytest.mark.parametrize("kind", ["collaborative", *SLOW_KINDS])
 def test_compiled_layers_give_the_same_numbers(kind, compiler):
     """The loss and all gradients; not compiled: without gradients, where hooks look at a layer, in evaluation."""
     flags = {**SMALL, **KINDS[kind], "dropout": 0.0}
