@@ -128,7 +128,7 @@ bench=() size=(--config "$root/recipes/multi30k/table.sh") updates=200
 if [ -n "$quick" ]; then
     bench=(--quick) updates=10
     size+=(--updates 10 --warmup 5)
-    tests=(-k "test_masks or test_gradcheck")
+    tests=(-k cuda)
 fi
 recipe_flags=(--data "$data" ${source:+--source "$source"} --device "$device" --threads 1 --python "$python")
 
