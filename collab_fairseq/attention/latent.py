@@ -84,6 +84,10 @@ class LatentAttention(StandardAttention):
         (queries,) = linear(query, self.q_proj)
         return queries, self.project(key, value)
 
+    @torch.jit.unused
+    def head_values(self, entry: KeyValue) -> Tensor:
+        return self.split_heads(self.v_proj(entry.value.squeeze(1)))
+
     def _latents(self, latent: Tensor) -> KeyValue:
         """The entry of latents (N, S, L)."""
         return KeyValue(latent[:, :, :0], latent.unsqueeze(1), None)

@@ -6,7 +6,7 @@ from typing import Iterable, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue
+from .cache import KeyValue, of_each_head
 from .kernels import check_name
 from .masks import AttentionMask, combine, multiply_heads
 from .projections import is_seq_first, linear
@@ -116,6 +116,11 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         """(N, T, H·d) → (N, H, T, d); heads: another number in place of H."""
         number = self.num_heads if heads is None else heads
         return joined.view(joined.size(0), joined.size(1), number, joined.size(2) // number).transpose(1, 2)
+
+    @torch.jit.unused
+    def head_values(self, entry: KeyValue) -> Tensor:
+        """The values of every head, (N, H, S, dv), that an entry of :meth:`project` stands for."""
+        return of_each_head(entry.value, self.num_heads)
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """Keys and values as attention reads them: the entry that decoding caches.

@@ -15,6 +15,9 @@ standard              (c) standard heads at the key dim of the collaborative one
 authors               (d) collaborative heads as the paper's authors compute them: the key mixed for every head and
                       cached so, a row per hypothesis; einsum
 authors-bmm           (d) the same with a batched product
+grouped               (e) grouped-query attention: a quarter of the heads' keys and values, at the full width
+latent                (f) latent attention, its latents as wide as the key dim, at the full width
+shared-values         collaborative heads that share a quarter of the heads' values
 ours                  collaborative heads, with the kernel that the layer chooses
 ours-KERNEL           with a kernel of ``attention/kernels``
 ====================  ==============================================================================================
@@ -29,7 +32,12 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.kernels import COLLABORATIVE
-from collab_fairseq.modules.attention import IncrementalCollaborativeAttention, IncrementalStandardAttention
+from collab_fairseq.modules.attention import (
+    IncrementalCollaborativeAttention,
+    IncrementalGroupedAttention,
+    IncrementalLatentAttention,
+    IncrementalStandardAttention,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,10 @@ class Shape:
     key_dim: int
     site: str
     dropout: float = 0.0
+
+    def groups(self) -> int:
+        """G of the contestants whose heads share values: a quarter of the heads or the next smaller divisor, or 1."""
+        return max(number for number in range(1, max(1, self.num_heads // 4) + 1) if self.num_heads % number == 0)
 
 
 class AuthorsAttention(IncrementalCollaborativeAttention):
@@ -141,6 +153,11 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
     if shape.key_dim % shape.num_heads == 0:
         function = "standard" if shape.key_dim == width else "standard at the key dim"
         found["standard"] = Contestant(own(IncrementalStandardAttention), function)
+    groups = shape.groups()
+    found["grouped"] = Contestant(own(IncrementalGroupedAttention, width, kv_heads=groups), "grouped")
+    found["latent"] = Contestant(own(IncrementalLatentAttention, width, latent_dim=shape.key_dim), "latent")
+    shared = own(IncrementalCollaborativeAttention, value_heads=groups)
+    found["shared-values"] = Contestant(shared, "collaborative, shared values")
     for name, module in {
         "authors": own(AuthorsAttention),
         "authors-bmm": own(AuthorsBmmAttention),

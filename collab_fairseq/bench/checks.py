@@ -112,6 +112,7 @@ class _Reference(nn.Module):
         super().__init__()
         self.module = module
         self.sizes: Any = {"num_heads": shape.num_heads, "scale": (shape.embed_dim // shape.num_heads) ** -0.5}
+        self.sizes.update({name: getattr(module, name, None) for name in ("key_heads", "value_heads")})
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, padding: Any, *rest: Any) -> Any:
         queries, keys, parameters = query.transpose(0, 1), key.transpose(0, 1), dict(self.module.named_parameters())

@@ -58,11 +58,15 @@ def layer_case(
 def _works(shape: Shape, work: Callable[[AttentionSize], Work]) -> Dict[str, Work]:
     """The work of those contestants of which it can be said."""
 
-    def of(key_dim: int, collaborative: bool) -> Work:
-        return work(AttentionSize(shape.embed_dim, shape.num_heads, key_dim, collaborative, bias=True))
+    def of(key_dim: int, collaborative: bool, **sharing: int) -> Work:
+        size = AttentionSize(shape.embed_dim, shape.num_heads, key_dim, collaborative, bias=True)
+        return work(size._replace(**sharing))  # type: ignore[arg-type]
 
     whole = dict.fromkeys(("fairseq", "fairseq-self", "fairseq-sentence", "standard-sdpa"), of(shape.embed_dim, False))
-    return {**whole, "standard": of(shape.key_dim, False), "ours": of(shape.key_dim, True)}
+    return {
+        **whole, "standard": of(shape.key_dim, False), "grouped": of(shape.embed_dim, False, kv_heads=shape.groups()),
+        "shared-values": of(shape.key_dim, True, value_heads=shape.groups()), "ours": of(shape.key_dim, True),
+    }  # fmt: skip
 
 
 def _step(contestant: Contestant, inputs: Inputs, backward: bool) -> Step:
@@ -130,7 +134,7 @@ def decode_case(
         adds += num_heads * cost.key_dim * (1 + length) if cost.collaborative else cost.key_dim * length
         moved = sentences * cache_bytes(cost, length, bytes_per_number=1)
         if not cross:  # also projects and appends the new position; reordering reads and writes the cache once more
-            adds += projections
+            adds += embed_dim * sum(cost.widths())
             moved *= 3 * beams
         return rows * adds, moved + parameters(cost) + 2 * rows * embed_dim
 

@@ -19,7 +19,10 @@ NAMES = {
     "standard": "(c) standard at the key dim",
     "authors": "(d) authors, einsum",
     "authors-bmm": "(d) authors, bmm",
+    "grouped": "(e) grouped-query",
+    "latent": "(f) latent",
     "ours": "ours",
+    "shared-values": "ours, shared values",
 }
 Row = Dict[str, Any]
 

@@ -5,8 +5,8 @@ Head i with the shared projections W_Q, W_K (D̃k rows), the mixing vector m_i a
     [ (X W_Q ⊙ m_i)(Y W_K)ᵀ + 1 (Y v_i)ᵀ ] · scale  =  (X W_Q diag(m_i), 1)(Y W_K, Y v_i)ᵀ · scale
 
 so it is a standard head with the queries W_Q diag(m_i) and a copy of the keys; the content bias takes one more
-dimension, whose query is 1. Zeros fill heads up to a width and layers up to a number of heads. What is given up is the
-key cache that all heads share.
+dimension, whose query is 1. Groups of heads that share keys or values get copies, and latents are multiplied out. Zeros
+fill heads up to a width and layers up to a number of heads. What is given up is the small cache of keys or latents.
 """
 
 from typing import Any, Dict, Optional, Tuple
@@ -35,11 +35,11 @@ def _queries_and_keys(layer: IncrementalAttention) -> Tuple[Tensor, Tensor, Tens
     """Query weights (H, w, E) and biases (H, w), key weights (H, w, kdim) and biases (H, w) in float64."""
     heads = layer.num_heads
     query, query_bias = _affine(layer.q_proj)
-    key, key_bias = _affine(layer.k_proj)
     mixing = getattr(layer, "mixing", None)
     if mixing is None:
-        split = [tensor.unflatten(0, (heads, -1)) for tensor in (query, query_bias, key, key_bias)]
-        return split[0], split[1], split[2], split[3]
+        split = query.unflatten(0, (heads, -1)), query_bias.unflatten(0, (heads, -1))
+        return *split, *_of_each_head(layer, "k_proj")
+    key, key_bias = _affine(layer.k_proj)
     mixing = mixing.double()
     queries, biases = mixing[..., None] * query, mixing * query_bias
     keys, key_biases = key.expand(heads, -1, -1), key_bias.expand(heads, -1)
@@ -49,6 +49,18 @@ def _queries_and_keys(layer: IncrementalAttention) -> Tuple[Tensor, Tensor, Tens
         keys = torch.cat([keys, layer.content_bias.double()[:, None]], dim=1)
         key_biases = _grow(key_biases, 1, 1)
     return queries, biases, keys, key_biases
+
+
+def _of_each_head(layer: IncrementalAttention, name: str) -> Tuple[Tensor, Tensor]:
+    """Weights (H, w, input) and biases (H, w) of the keys or values that each head reads."""
+    weight, bias = _affine(getattr(layer, name))
+    latent = getattr(layer, "latent_proj", None)
+    if latent is not None:
+        weight = weight @ latent.weight.double()
+    groups = layer.key_heads if name == "k_proj" else layer.value_heads
+    members = layer.num_heads // groups
+    split = [tensor.unflatten(0, (groups, -1)).repeat_interleave(members, dim=0) for tensor in (weight, bias)]
+    return split[0], split[1]
 
 
 def _affine(projection: Any) -> Tuple[Tensor, Tensor]:
@@ -92,7 +104,7 @@ def as_standard(
         cross=layer.cross,
     )  # fmt: skip
     query, query_bias, key, key_bias = _queries_and_keys(layer)
-    value, value_bias = (tensor.unflatten(0, (layer.num_heads, -1)) for tensor in _affine(layer.v_proj))
+    value, value_bias = _of_each_head(layer, "v_proj")
     out, out_bias = _affine(layer.out_proj)
     out = out.unflatten(1, (layer.num_heads, -1))  # (E, H, dv)
     multiplier = layer.multiplier()

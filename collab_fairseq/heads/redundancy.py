@@ -21,7 +21,8 @@ from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.mixing import even_sizes
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import in_order, layer_name
-from collab_fairseq.modules.sites import head_counts, parameter_prefix
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import head_counts, parameter_prefix, shared_by_heads
 from collab_fairseq.modules.stock import as_transformer_collab
 
 from . import HeadsError
@@ -51,6 +52,11 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
     parameters = made["model"]
     found = {}
     for place, number in head_counts(made).items():
+        if "keys" in shared_by_heads(parameters, place):
+            raise ConfigurationError(
+                f"heads must have keys of their own or share key dimensions, but those of {layer_name(place)} "
+                "share keys (--kv-heads or --kv-latent-dim)"
+            )
         prefix = parameter_prefix(place)
         query, key = (parameters[f"{prefix}{name}_proj.weight"].double() for name in "qk")
         shared = parameters.get(f"{prefix}mixing")

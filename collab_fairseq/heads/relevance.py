@@ -17,6 +17,7 @@ layer, and averaged over generation steps and sentences. The decoder reads the r
 """
 
 import contextlib
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -26,7 +27,7 @@ from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Read, frozen, layers_of, multiplied, reading
+from .taps import Attended, Layers, Read, frozen, layers_of, multiplied, reading
 
 
 class Relevance(NamedTuple):
@@ -98,12 +99,13 @@ def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 def _values_only(
-    place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need: bool
+    layers: Layers, place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float,
+    need: bool,
 ) -> Attended:
     with torch.no_grad():
         weights = read(query, entry, mask, 0.0, True)[1]
     assert weights is not None
-    return weights.matmul(entry.value), weights if need else None
+    return weights.matmul(layers[place].head_values(entry)), weights if need else None
 
 
 def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
@@ -117,8 +119,9 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
         for place, layer in encoder.items()
     }
     biases = [bias for name, bias in model.named_parameters() if name.endswith(".bias")]
+    values_only = reading(layers, partial(_values_only, layers))
     with contextlib.ExitStack() as stack:
-        for context in (torch.enable_grad(), frozen(model), reading(layers, _values_only), multiplied(encoder, ones)):
+        for context in (torch.enable_grad(), frozen(model), values_only, multiplied(encoder, ones)):
             stack.enter_context(context)
         inputs = stack.enter_context(linearised(model, epsilon))
         for bias in biases:

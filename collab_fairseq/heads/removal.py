@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, layer_name, parse_heads
-from collab_fairseq.modules.sites import head_counts, parameter_prefix
+from collab_fairseq.modules.sites import head_counts, parameter_prefix, shared_by_heads
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
 from . import HeadsError
@@ -104,7 +104,7 @@ def remove_heads(
 
     Raises:
         ConfigurationError: heads that the model does not have.
-        HeadsError: there are no heads to remove, or a layer would lose all.
+        HeadsError: there are no heads to remove, a layer would lose all, or they share keys or values in groups.
     """
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
@@ -122,6 +122,10 @@ def remove_heads(
         raise HeadsError("all heads of the model would be removed; leave some")
     if empty and not empty_layers:
         raise HeadsError(f"{', '.join(empty)} would lose all heads; leave one, or allow it with --empty-layers")
+    for place in removed:
+        shared = " and ".join(shared_by_heads(model, place))
+        if shared:
+            raise HeadsError(f"the heads of {layer_name(place)} share {shared}, so that none can be removed by itself")
     before = _attention_parameters(model, numbers)
     shapes = {place: dict(shape) for place, shape in (config.get("attention_shapes") or {}).items()}
     for place, members in removed.items():

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from collab_fairseq.attention.beams import stay_together
+from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once
 
 from .config import TransformerCollabConfig, attention_settings, resolve
@@ -173,6 +174,8 @@ class TransformerCollabModel(TransformerModelBase):
                 setattr(args, name, getattr(cfg, name))
         for module in model.modules():
             if isinstance(module, FairseqDropout):
+                if cfg.fast_dropout:
+                    module.__class__ = FastDropout
                 module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)

@@ -1,13 +1,15 @@
 """fairseq's transformer layers with the attention of :mod:`.attention`; everything else is fairseq's."""
 
-from typing import Any
+from typing import Any, Dict
 
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import nn
 
 from collab_fairseq.attention.masks import combined_once
 
 from .attention import IncrementalAttention, build_attention
 from .settings import AttentionSettings, ConfigurationError
+from .stock import SURPLUS
 
 __all__ = ["CollabDecoderLayer", "CollabEncoderLayer", "combined_once"]
 
@@ -34,6 +36,12 @@ class CollabEncoderLayer(TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
         return build_attention(cfg, *self._attention, "encoder")
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *rest: Any) -> None:
+        """As any module: fairseq's layer joins the weights of its attention, which must be of one width for that."""
+        for name in SURPLUS:
+            state_dict.pop(prefix + name, None)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
 class CollabDecoderLayer(TransformerDecoderLayerBase):

@@ -1,7 +1,7 @@
 """The attention layers of a model or checkpoint by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
 
 import contextlib
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
@@ -94,17 +94,32 @@ def _check_parameters(parameters: Mapping[str, Tensor], prefix: str, heads: int)
         if prefix + name not in parameters:
             raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which every attention layer has")
         shapes.append(tuple(parameters[prefix + name].shape))
-    if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][0] != shapes[1][0]:
+    mixing = parameters.get(f"{prefix}mixing")
+    if not len(shapes[0]) == len(shapes[1]) == 2 or (shapes[0][0] != shapes[1][0] and not _grouped(shapes, mixing)):
         raise ConfigurationError(
             f"{prefix}q_proj.weight and k_proj.weight must be matrices with equally many rows, "
             f"got the shapes {shapes[0]} and {shapes[1]}"
         )
-    mixing = parameters.get(f"{prefix}mixing")
     if mixing is not None and mixing.shape != (heads, shapes[0][0]):
         expected = (heads, shapes[0][0])
         raise ConfigurationError(f"{prefix}mixing must have the shape {expected}, got {tuple(mixing.shape)}")
     if mixing is None and heads > shapes[0][0]:
         raise ConfigurationError(f"{prefix}q_proj.weight has {shapes[0][0]} rows, too few for {heads} heads")
+
+
+def _grouped(shapes: List[Tuple[int, ...]], mixing: Optional[Tensor]) -> bool:
+    """Whether standard heads share keys in groups."""
+    return mixing is None and 0 < shapes[1][0] < shapes[0][0] and shapes[0][0] % shapes[1][0] == 0
+
+
+def shared_by_heads(parameters: Mapping[str, Tensor], place: str) -> List[str]:
+    """Which of ``keys`` and ``values`` the heads of a layer share in groups or as latents, in a checkpoint."""
+    query, key, value, out = (
+        parameters[f"{parameter_prefix(place)}{name}_proj.weight"] for name in ("q", "k", "v", "out")
+    )
+    latent = f"{parameter_prefix(place)}latent_proj.weight" in parameters
+    found = {"keys": latent or len(key) < len(query), "values": latent or len(value) < out.size(1)}
+    return [name for name, is_shared in found.items() if is_shared]
 
 
 def gates_of(model: nn.Module) -> Dict[str, HeadGates]:

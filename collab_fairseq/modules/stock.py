@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 
 from .settings import ConfigurationError
 
-# what the encoder layers of fairseq as published hold besides their parameters: eight tensors for a fast path
-_SURPLUS = re.compile(r"encoder\.layers\.\d+\.((in_proj|out_proj|fc1|fc2)_(weight|bias))")
+#: what the encoder layers of fairseq as published hold besides their parameters: eight tensors for a fast path
+SURPLUS = tuple(f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias"))
+_SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
 
 #: parts of fairseq's model config that Hydra nests
 SUB_CONFIGS = ("encoder", "decoder", "quant_noise")

@@ -156,6 +156,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
     shapes = {place: dict(shape) for place, shape in (config.get("attention_shapes") or {}).items()}
+    layers = attention_layers(trained.model)
     for place, scores in weights.items():
         prefix = parameter_prefix(place)
         dtype = model[f"{prefix}q_proj.weight"].dtype
@@ -163,7 +164,11 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
             del model[name]
         for name, tensor in scores.parameters().items():
             model[prefix + name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True)
-        shapes.setdefault(place, {}).update(
+        shape = shapes.setdefault(place, {})
+        shape.pop("kv_heads", None)
+        if layers[place].value_heads < layers[place].num_heads:
+            shape["value_heads"] = layers[place].value_heads
+        shape.update(
             collaborative=True, key_dim=scores.heads.rank, scale=scores.scale, key_bias=False,
             query_bias=scores.query_bias is not None, content_bias=scores.content_bias is not None,
         )  # fmt: skip

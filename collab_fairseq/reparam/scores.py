@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Uni
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, StandardAttention
+from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, LatentAttention, StandardAttention
 from collab_fairseq.attention.factors import (
     HeadFactors,
     ReparamError,
@@ -169,21 +169,25 @@ def scores_of(layer: AttentionLayer) -> ScoreWeights:
     Raises:
         ReparamError: a kind of layer that is not known here, by name.
     """
+    if not isinstance(layer, (CollaborativeAttention, StandardAttention)) or isinstance(layer, LatentAttention):
+        kinds = "standard, grouped or collaborative heads"
+        raise ReparamError(f"{type(layer).__name__} cannot be converted; expected {kinds}")
     query, key = layer.q_proj.weight.detach(), layer.k_proj.weight.detach()
     bias = None if layer.q_proj.bias is None else layer.q_proj.bias.detach()
-    if isinstance(layer, CollaborativeAttention):
-        content = None if layer.content_bias is None else layer.content_bias.detach()
-        return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
     if isinstance(layer, StandardAttention):
+        shared = layer.num_heads // layer.key_heads  # heads of a group have the same keys
+        key = key.unflatten(0, (layer.key_heads, -1)).repeat_interleave(shared, 0).flatten(0, 1)
         return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
-    raise ReparamError(f"{type(layer).__name__} cannot be converted; expected standard or collaborative heads")
+    content = None if layer.content_bias is None else layer.content_bias.detach()
+    return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
 
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:
     """A collaborative layer with these scores and the values, output and dropout of ``layer``."""
     made = CollaborativeAttention(
         layer.embed_dim, layer.num_heads, weights.heads.rank,
-        kdim=layer.kdim, vdim=layer.vdim, head_dim=layer.head_dim, dropout=layer.dropout, scale=weights.scale,
+        kdim=layer.kdim, vdim=layer.vdim, head_dim=layer.head_dim, value_heads=layer.value_heads,
+        dropout=layer.dropout, scale=weights.scale,
         query_bias=weights.query_bias is not None, key_bias=False,
         value_bias=layer.v_proj.bias is not None, out_bias=layer.out_proj.bias is not None,
         content_bias=weights.content_bias is not None,

@@ -29,6 +29,10 @@ def open_folder(
         from .ctranslate2_engine import CTranslate2Engine
 
         computes = CTranslate2Engine(folder, device, precision, threads)
+    elif card.engine == "onnx":
+        from .onnx_engine import OnnxEngine
+
+        computes = OnnxEngine(folder, card, device, precision, threads)
     else:
         raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
     return Translator(computes, TextUnits(folder, card), card)

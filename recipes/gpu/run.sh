@@ -20,7 +20,7 @@ Everything that waits for a GPU, most valuable first, each stage within its shar
   precisions  200 updates of Multi30k in fp32, bf16, fp16 and amp, and compiled
   table       the main table of recipes/multi30k, as many trainings at once as fit
 
-  --minutes N       stop in time for this (default: $minutes)
+  --minutes R       stop in time for this (default: $minutes)
   --wheels DIR      without internet: a folder of \`make wheelhouse TESTS=1\` to install from, into OUTPUT/venv; torch and
                     what else is missing there are those of the machine
   --data DIR        Multi30k as data_prep/multi30k.sh made it (default: data/multi30k; made where it does not exist)

@@ -29,7 +29,12 @@ find_device() { # sets device_flags for fairseq: one GPU where there is one, els
     device_flags=(--distributed-world-size 1)
     case $device in
         gpu) ;;
-        cpu) device_flags+=(--cpu) ;;
+        cpu)
+            device_flags+=(--cpu)
+            # glibc keeps what is freed: to get it from the kernel again takes longer than what is computed with it
+            export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-$((1 << 33))}
+            export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-$((1 << 32))}
+            ;;
         *) die "--device must be auto, gpu or cpu, got '$device'" ;;
     esac
 }

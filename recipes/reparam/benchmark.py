@@ -89,13 +89,10 @@ def measure_layers(args: argparse.Namespace) -> Dict[str, Any]:
     seconds, fits = cpu_seconds(lambda: fit_layers(sources, args.rank))
     unit = 1 if sys.platform == "darwin" else 1024
     return {
-        "layers": args.layers,
-        "key_dim": args.rank,
-        "cpu_seconds": seconds,
+        "layers": args.layers, "key_dim": args.rank, "cpu_seconds": seconds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        "errors": [fit.error for fit in fits.values()],
-        "sweeps": [fit.sweeps for fit in fits.values()],
-    }
+        "errors": [fit.error for fit in fits.values()], "sweeps": [fit.sweeps for fit in fits.values()],
+    }  # fmt: skip
 
 
 def measure_sweeps(args: argparse.Namespace, heads: HeadFactors) -> Dict[str, Any]:
@@ -120,16 +117,13 @@ def measure_race(args: argparse.Namespace, kind: str, seed: int) -> Dict[str, An
         "race, %s heads, seed %d: TensorLy %.5f after %.1f s; ours %.5f after %.2f s, %.5f after %.2f s",
         kind, seed, errors[-1], theirs, found.error, ours, best.error, whole,
     )  # fmt: skip
-    return {
-        "heads": kind, "seed": seed, "key_dim": rank,
-        "tensorly": {"iterations": len(errors), "error": errors[-1], "cpu_seconds": theirs},
-        "ours_to_that_error": {
-            "reached": found.error <= errors[-1] + 1e-6, "error": found.error, "cpu_seconds": ours,
-            "sweeps": found.sweeps, "start": found.start,
-        },
-        "ours_in_the_end": {"error": best.error, "cpu_seconds": whole, "sweeps": best.sweeps, "start": best.start},
-        "ratio": theirs / ours,
-    }  # fmt: skip
+    both = {
+        name: {"error": fit.error, "cpu_seconds": spent, "sweeps": fit.sweeps, "start": fit.start}
+        for name, fit, spent in (("ours_to_that_error", found, ours), ("ours_in_the_end", best, whole))
+    }
+    both["ours_to_that_error"]["reached"] = found.error <= errors[-1] + 1e-6
+    tensorly = {"iterations": len(errors), "error": errors[-1], "cpu_seconds": theirs}
+    return {"heads": kind, "seed": seed, "key_dim": rank, "tensorly": tensorly, **both, "ratio": theirs / ours}
 
 
 def measure_errors(args: argparse.Namespace) -> List[Dict[str, Any]]:
@@ -158,17 +152,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True, metavar="FILE", help="the record; one that is there is continued")
     parser.add_argument("--checkpoint", metavar="FILE", help="fairseq transformer whose heads are decomposed, too")
-    parser.add_argument("--heads", type=int, default=12, help="of the large layers (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=768, help="of the large layers (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=12, help="of the model (default: %(default)s)")
-    parser.add_argument("--rank", type=int, default=384, help="of `layers` and `sweeps` (default: %(default)s)")
-    parser.add_argument("--race-rank", type=int, default=256, help="of `race` (default: %(default)s)")
-    parser.add_argument("--race-seeds", type=int, nargs="+", default=[0, 1, 2], help="of `race` (default: 0 1 2)")
+    for name, default, what in (
+        ("heads", 12, "of the large layers"), ("width", 768, "of the large layers"), ("layers", 12, "of the model"),
+        ("rank", 384, "of `layers` and `sweeps`"), ("race-rank", 256, "of `race`"),
+        ("iterations", 100, "of TensorLy"), ("rounds", 5, "turns of `sweeps`"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default})")
     parser.add_argument("--small", type=int, nargs=2, default=[8, 256], metavar=("HEADS", "WIDTH"),
                         help="of the layers of `errors` (default: 8 256)")  # fmt: skip
-    parser.add_argument("--iterations", type=int, default=100, help="of TensorLy (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of `sweeps` (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of `errors` (default: 0 1 2)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -186,7 +178,7 @@ def main() -> int:
     record.part("layers", lambda: measure_layers(args))  # first: what comes later needs more memory
     record.part("full_rank_error", lambda: decompose(large, large.rank).error)
     record.part("sweeps", lambda: measure_sweeps(args, large))
-    record.part("race", lambda: [measure_race(args, kind, seed) for kind in KINDS for seed in args.race_seeds])
+    record.part("race", lambda: [measure_race(args, kind, seed) for kind in KINDS for seed in args.seeds])
     record.part("errors", lambda: measure_errors(args))
     return 0
 

@@ -1,6 +1,8 @@
 """Importance of heads and shared key dimensions, against finite differences and one sentence at a time."""
 
+import itertools
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -41,41 +43,44 @@ def single(trained, number):
     return data.collater([data[number]])
 
 
+def slope(ends, step=1e-5):
+    """The central difference of ``ends``, a function of a factor near 1."""
+    return (ends(1 + step) - ends(1 - step)) / (2 * step)
+
+
 def test_gradients_are_finite_differences(trained):
     sample = next(iter(batches(trained, "valid", sentences=3)))
     layers = attention_layers(trained.model)
     found, dims = gradients(trained, sample, trained.criterion)
     tokens, _ = gradients(trained, sample, trained.criterion, tokens=True)
-    step = 1e-5
+
+    def with_head(alone, place, head, factor):
+        factors = torch.ones(layers[place].num_heads, dtype=torch.float64)
+        factors[head] = factor
+        with multiplied(layers, {place: factors}):
+            return loss_of(trained, alone)
+
+    def with_dimension(alone, place, dimension, factor):
+        projection = layers[place].q_proj
+        before = {name: tensor.clone() for name, tensor in projection.state_dict().items()}
+        with torch.no_grad():
+            projection.weight[dimension] *= factor
+            projection.bias[dimension] *= factor
+        changed = loss_of(trained, alone)
+        projection.load_state_dict(before)
+        return changed
+
     for row, number in enumerate(sample["id"].tolist()):
         alone = single(trained, number)
-        for place, layer in layers.items():
-            for head in range(layer.num_heads):
-                ends = []
-                for sign in (1, -1):
-                    factor = torch.ones(layer.num_heads, dtype=torch.float64)
-                    factor[head] += sign * step
-                    with multiplied(layers, {place: factor}):
-                        ends.append(loss_of(trained, alone))
-                slope = (ends[0] - ends[1]) / (2 * step)
-                assert abs(found[place][row, head].item() - slope) < 1e-6 * max(1, abs(slope))
-                assert abs(tokens[place][row, :, head].sum().item() - slope) < 1e-6 * max(1, abs(slope))
+        for place, head in itertools.product(layers, range(2)):
+            expected = slope(partial(with_head, alone, place, head))
+            assert abs(found[place][row, head].item() - expected) < 1e-6 * max(1, abs(expected))
+            assert abs(tokens[place][row, :, head].sum().item() - expected) < 1e-6 * max(1, abs(expected))
     assert max(gradient.abs().max() for gradient in found.values()) > 0.01
-    for place, gradient in dims.items():
-        for dimension in (0, 5):
-            ends = []
-            for sign in (1, -1):
-                changed = {"weight": layers[place].q_proj.weight, "bias": layers[place].q_proj.bias}
-                before = {name: tensor.detach().clone() for name, tensor in changed.items()}
-                with torch.no_grad():
-                    for tensor in changed.values():
-                        tensor[dimension] *= 1 + sign * step
-                ends.append(loss_of(trained, single(trained, int(sample["id"][0]))))
-                with torch.no_grad():
-                    for name, tensor in changed.items():
-                        tensor.copy_(before[name])
-            slope = (ends[0] - ends[1]) / (2 * step)
-            assert abs(gradient[0, dimension].item() - slope) < 1e-6 * max(1, abs(slope))
+    alone = single(trained, int(sample["id"][0]))
+    for place, dimension in itertools.product(dims, (0, 5)):
+        expected = slope(partial(with_dimension, alone, place, dimension))
+        assert abs(dims[place][0, dimension].item() - expected) < 1e-6 * max(1, abs(expected))
 
 
 def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):

@@ -46,18 +46,17 @@ def test_attention_is_what_every_head_computes_alone(trained):
     assert "_contexts" not in vars(layer)
 
 
-def planted(words, head_of, length=None):
-    """One sentence whose head h looks at key ``head_of(h, t)`` from query t with weight 0.6, at </s> with the rest."""
-    number = len(words)
+def planted(number, head_of):
+    """N words whose head h looks at key ``head_of(h, t)`` from query t with weight 0.6, at </s> with the rest."""
     weights = torch.zeros(1, 2, number + 1, number + 1, dtype=torch.float64)
     for head in range(2):
         for step in range(number + 1):
             key = head_of(head, step)
-            weights[0, head, step, number] += 0.4 if 0 <= key < number else 1.0
-            if 0 <= key < number:
-                weights[0, head, step, key] += 0.6
-    real = torch.tensor([[True] * number + [False]])
-    return weights, real
+            within = 0 <= key < number
+            weights[0, head, step, number] = 0.4 if within else 1.0
+            if within:
+                weights[0, head, step, key] = 0.6
+    return weights, torch.tensor([[True] * number + [False]])
 
 
 def plant(monkeypatch, module, trained, head_of):
@@ -66,7 +65,7 @@ def plant(monkeypatch, module, trained, head_of):
     def attention(_, sample):
         (number,) = sample["id"].tolist()
         words = valid_words()[number]
-        weights, real = planted(words, lambda head, step: head_of(number, head, step))
+        weights, real = planted(len(words), lambda head, step: head_of(number, head, step))
         tokens = torch.tensor([[dictionary.index(word) for word in words] + [dictionary.eos()]])
         return {"encoder.0": roles.Seen(weights, real, real, tokens)}
 
@@ -184,19 +183,13 @@ def test_parses_are_aligned_to_subwords(tmp_path):
         ("1\tA\t0\n", "line 1: expected 10 fields between tabs, got 3"),
         (SAMPLE.replace("\n2\t", "\n4\t"), "line 4: expected word 2 and its head's number, got 4, '3'"),
         (SAMPLE.replace("\t0\troot", "\t9\troot"), "a head beyond the 7 words"),
+        (SAMPLE, "none of the 1 parses has the text of its sentence in valid"),
     ],
 )
-def test_parses_that_cannot_be(text, message, tmp_path):
+def test_parses_that_cannot_be_or_are_of_another_text(trained, text, message, tmp_path):
     path = tmp_path / "bad.conllu"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(HeadsError, match=message):
-        syntax.read_conllu(path)
-
-
-def test_parses_of_another_text_are_refused(trained, tmp_path):
-    path = tmp_path / "other.conllu"
-    path.write_text(SAMPLE, encoding="utf-8")
-    with pytest.raises(HeadsError, match="none of the 1 parses has the text of its sentence in valid"):
         syntax.syntax(trained, "valid", syntax.read_conllu(path))
 
 

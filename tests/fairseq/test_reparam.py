@@ -74,11 +74,9 @@ def test_calibration_is_that_of_the_inputs_one_by_one(trained, calibrations, cau
             with torch.no_grad():
                 attention = layer(*[own[:, None]] * 3, attn_mask=future, need_head_weights=True)[1][:, 0].double()
             rows += list(own.double())
-            spreads.append(torch.zeros(len(own), E, E, dtype=torch.float64))
-            for position in range(len(own)):
-                for head in attention[:, position]:
-                    spreads[-1][position] += torch.cov(own.double().T, correction=0, aweights=head) / len(attention)
-    found, x, spread = calibrations[place], torch.stack(rows), torch.cat(spreads)
+            for heads in attention.unbind(1):  # (H, S) of every query
+                spreads.append(sum(torch.cov(own.double().T, correction=0, aweights=p) for p in heads) / len(heads))
+    found, x, spread = calibrations[place], torch.stack(rows), torch.stack(spreads)
     weights = spread.diagonal(dim1=1, dim2=2).sum(1)
     assert found.queries == len(rows)
     mean = (weights[:, None] * x).sum(0) / weights.sum()
@@ -180,8 +178,10 @@ def test_the_command_writes_what_the_functions_make(command_line, checkpoint, ti
         assert layer["output_error"] == pytest.approx(errors[layer["layer"]], rel=1e-4)
         assert layer["parameters"]["after"] == 6 * (E + E + H) + H * E
         saved += layer["parameters"]["before"] - layer["parameters"]["after"]
-        assert 0 < layer["attention_kl"]["after"] <= layer["attention_kl"]["before"]
-    assert any(layer["attention_kl"]["after"] < layer["attention_kl"]["before"] for layer in report["layers"])
+    learnt = report["distillation"]
+    assert 0 < learnt["after"] < learnt["before"]
+    assert [step for step, _ in learnt["curve"]] == [9]
+    assert not (command_line / "six.pt.distilling").exists()
     assert sizes["b"] - sizes["a"] == saved
     told = report["evaluation"]["valid loss"]
     assert told["before"] == pytest.approx(loss(trained, "valid").loss, abs=1e-6)
@@ -223,6 +223,11 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "17"], "encoder.0: the shared key dim must be between 1 and 16"),
         (["--key-dim", "0"], "--key-dim must be at least 1"),
         (["--budget", "mean:8"], "--budget needs text"),
+        (["--key-dim", "8", "--distill-text", "train:9"], "--distill-text and --distill-rate need --distill"),
+        (
+            ["--key-dim", "8", "--calibration", "train:9", "--distill", "2", "--distill-text", "dev:9"],
+            "--distill-text dev:9: there is no file of that name",
+        ),
         (["--budget", "half", "--calibration", "train:9"], "mean:KEY_DIM or parameters:NUMBER, but is 'half'"),
         (["--budget", "parameters:100", "--calibration", "train:9"], "the budget is too small"),
         (["--budget", "mean:2", "--calibration", "train:9", "--multiple", "8"], "too small: the layers need"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from tests.common import BIN, ROOT, free_port, run
+from tests.common import BIN, ROOT, run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
 from tests.fairseq.models import SMALL
 
@@ -221,26 +221,6 @@ def test_a_killed_run_resumes_bit_for_bit(tiny_data, tmp_path):
     assert differences(tmp_path / "whole" / last, interrupted / last) == []
     run(*command(control, reset_optimizer=True))
     assert differences(tmp_path / "whole" / last, control / last) != []
-
-
-@pytest.mark.slow
-def test_two_processes_train_validate_save_and_resume(tiny_data, tmp_path):
-    def torchrun(updates):
-        command = train_command(
-            tiny_data, tmp_path / "run", **options(max_update=updates, dropout=0.0), distributed_backend="gloo"
-        )
-        command[command.index("--distributed-world-size") + 1] = 2
-        launch = ["torchrun", "--nproc_per_node", 2, "--master_addr", "127.0.0.1", "--master_port", free_port()]
-        return run(*launch, BIN / "fairseq-train", *command[1:]).stdout
-
-    first = torchrun(10)
-    assert "training on 2 devices" in first
-    assert "ddp_backend': 'pytorch_ddp'" in first
-    assert re.search(r"\| valid \|.*num_updates 10", first)
-    second = torchrun(20)
-    assert "(epoch 1 @ 10 updates)" in second or "@ 10 updates" in second
-    state = checkpoints.load(tmp_path / "run" / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 20
 
 
 @pytest.mark.slow

@@ -147,12 +147,6 @@ def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
     assert not [name for name in content(folder) if name.endswith((".tmp", ".partial"))]
 
 
-def test_a_folder_holds_one_demo(finished):
-    done = demo(finished[0], "--seed", "2", check=False)
-    assert done.returncode == 1
-    assert "holds a run with other settings" in done.stderr
-
-
 def test_a_failing_model_is_named(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)

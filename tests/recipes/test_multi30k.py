@@ -128,22 +128,12 @@ def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
     assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
 
 
-@pytest.mark.parametrize("case", ["missing", "damaged", "not gzip"])
-def test_bad_input_is_one_sentence_and_leaves_nothing(corpus, case):
-    source = corpus / "source"
-    german = source / "val.de.gz"
-    if case == "missing":
-        german.unlink()
-        expected = f"there is no file {german}, expected the archive val.de.gz"
-    elif case == "damaged":
-        german.write_bytes(german.read_bytes()[:-1])
-        expected = f"its sum is sha256:{hashlib.sha256(german.read_bytes()).hexdigest()}"
-    else:
-        german.write_bytes(b"plain text\n")
-        write_manifest(source, corpus / "manifest.tsv")
-        expected = "val.de.gz is truncated or not a gzipped archive"
-    assert fails(prepare(corpus, check=False), expected)
-    assert not (corpus / "data").exists() or list((corpus / "data").iterdir()) == []
+def test_what_is_not_gzipped_is_one_sentence_and_leaves_nothing(corpus):
+    """Other damage is the same for all archives (test_wmt14_data)."""
+    (corpus / "source" / "val.de.gz").write_bytes(b"plain text\n")
+    write_manifest(corpus / "source", corpus / "manifest.tsv")
+    assert fails(prepare(corpus, check=False), "val.de.gz is truncated or not a gzipped archive")
+    assert list((corpus / "data").iterdir()) == []
 
 
 def test_text_is_prepared_for_a_model_with_pieces_and_a_dictionary_of_its_own(prepared, corpus):

@@ -86,3 +86,10 @@ def inputs(case, rows=3, seed=1):
 def outputs(model, batch, **options):
     with torch.no_grad():
         return model(**batch, **options)
+
+
+def seen(case, batch, logits):
+    """The logits at positions that are not padding."""
+    if case == "bert-decoder":
+        return logits[batch["attention_mask"].bool()]
+    return logits[batch["labels"] != -100] if case == "marian" else logits

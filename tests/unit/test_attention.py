@@ -156,6 +156,15 @@ def test_cache_entries_grow_and_follow_the_beam(name):
     assert (picked - layer(query, chosen, chosen)[0]).abs().max() < FLOAT64
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_values_of_heads_are_what_their_weights_read(name):
+    layer = build(name, "cross")
+    query, key, _ = inputs("cross")
+    queries, entry = layer._project(query, key, key)
+    context, weights = layer._contexts(queries, entry, None, 0.0, True)
+    assert (weights.matmul(layer.head_values(entry)) - context).abs().max() < FLOAT64
+
+
 def test_latents_are_absorbed_where_that_is_cheaper():
     for name, absorbed in (("latent", True), ("latent-wide", False)):
         layer = build(name, "cross")

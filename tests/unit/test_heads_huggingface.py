@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -69,30 +70,30 @@ def test_gradients_are_finite_differences(case, heads):
     trained = [parameter.requires_grad for parameter in model.parameters()]
     found, shared = gradients(model, places, batch)
     assert [parameter.requires_grad for parameter in model.parameters()] == trained
-    step, row = 1e-5, 1
+    row, step = 1, 1e-5
+
+    def slope(change):
+        ends = [loss_of(change(1 + sign * step), batch, row) for sign in (1, -1)]
+        return pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4, abs=1e-7)
+
+    def with_dimension(place, dim, factor):
+        made = copy.deepcopy(model)
+        query = hf.head_places(made)[place].shared
+        with torch.no_grad():
+            for tensor in query.parameters():
+                tensor[dim] *= factor
+        return made
+
     for place in list(places)[-3:]:
         assert found[place].shape == (3, HEADS)
         for head in range(HEADS):
-            ends = [loss_of(scaled(model, place, head, 1 + sign * step), batch, row) for sign in (1, -1)]
-            slope = (ends[0] - ends[1]) / (2 * step)
-            assert float(found[place][row, head]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
+            assert float(found[place][row, head]) == slope(partial(scaled, model, place, head))
     assert max(float(gradient.abs().max()) for gradient in found.values()) > 1e-3
     assert set(shared) == (set(places) if heads == "collaborative" else set())
     for place in list(shared)[-1:]:
         assert shared[place].shape == (3, 12)
-        query = places[place].shared
         for dim in (0, 7):
-            ends = []
-            for sign in (1, -1):
-                made = copy.deepcopy(model)
-                own = hf.head_places(made)[place].shared
-                with torch.no_grad():
-                    own.weight[dim] *= 1 + sign * step
-                    if query.bias is not None:
-                        own.bias[dim] *= 1 + sign * step
-                ends.append(loss_of(made, batch, row))
-            slope = (ends[0] - ends[1]) / (2 * step)
-            assert float(shared[place][row, dim]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
+            assert float(shared[place][row, dim]) == slope(partial(with_dimension, place, dim))
 
 
 def test_importance_is_the_mean_over_sentences_whatever_the_batches():

@@ -1,18 +1,13 @@
 """What calibration counts, against loops, the layers' own attention and its divergence."""
 
+import itertools
 import math
 from typing import Any, Dict, List, Optional
 
 import pytest
 import torch
 
-from collab_fairseq.reparam import (
-    Calibrator,
-    HeadFactors,
-    ReparamError,
-    ScoreWeights,
-    standard_heads,
-)
+from collab_fairseq.reparam import Calibrator, HeadFactors, ReparamError, ScoreWeights, standard_heads
 from collab_fairseq.reparam.calibrate import Weighting
 from tests.unit.attention_cases import E, N, S, T, coloured, normal
 
@@ -55,43 +50,34 @@ def dense_score(source: ScoreWeights, head: int, x: torch.Tensor, y: torch.Tenso
 
 def brute_force(query: torch.Tensor, key: torch.Tensor, source: Optional[ScoreWeights] = None, **given: Any):
     """(queries, mean, query covariance, key covariance) by loops over sentences, queries, heads and keys."""
-    padding = given.get("key_padding_mask")
-    mask = given.get("attn_mask")
-    hidden_queries = given.get("query_padding_mask")
+    padding, mask, hidden = (given.get(name) for name in ("key_padding_mask", "attn_mask", "query_padding_mask"))
     masked_heads = 1 if mask is None or mask.dim() == 2 else mask.numel() // (N * T * S)
     heads = masked_heads if source is None else H
+    mask = None if mask is None else mask.expand(N * masked_heads, T, S) if mask.dim() == 2 else mask
     xs: List[torch.Tensor] = []
     spreads: List[torch.Tensor] = []
-    for n in range(N):
-        for t in range(T):
-            if hidden_queries is not None and hidden_queries[n, t]:
+    for n, t in itertools.product(range(N), range(T)):
+        if hidden is not None and hidden[n, t]:
+            continue
+        spread, seen = torch.zeros(key.size(2), key.size(2), dtype=torch.float64), 0.0
+        for h in range(heads):
+            weights = torch.zeros(S, dtype=torch.float64)
+            for s in range(S):
+                score = 0.0 if source is None else dense_score(source, h, query[n, t], key[n, s])
+                marks = [] if padding is None else [padding[n, s]]
+                if mask is not None:
+                    marks.append(mask.reshape(N, masked_heads, T, S)[n, min(h, masked_heads - 1), t, s])
+                for mark in marks:
+                    score += (-math.inf if mark else 0.0) if mark.dtype == torch.bool else float(mark)
+                weights[s] = math.exp(score)
+            if weights.sum() == 0:
                 continue
-            per_head = []
-            for h in range(heads):
-                weights = torch.zeros(S, dtype=torch.float64)
-                for s in range(S):
-                    score = 0.0
-                    if padding is not None:
-                        p = padding[n, s]
-                        score += (-math.inf if p else 0.0) if padding.dtype == torch.bool else float(p)
-                    if mask is not None:
-                        m = mask[t, s] if mask.dim() == 2 else mask.reshape(N, masked_heads, T, S)[n, h, t, s]
-                        score += (-math.inf if m else 0.0) if mask.dtype == torch.bool else float(m)
-                    if source is not None:
-                        score += dense_score(source, h, query[n, t], key[n, s])
-                    weights[s] = math.exp(score)
-                if weights.sum() > 0:
-                    per_head.append(weights / weights.sum())
-                else:
-                    per_head.append(weights)
-            if sum(float(weights.sum()) for weights in per_head) == 0:
-                continue
+            weights, seen = weights / weights.sum(), 1.0
+            mean = sum(weights[s] * key[n, s] for s in range(S))
+            square = sum(weights[s] * torch.outer(key[n, s], key[n, s]) for s in range(S))
+            spread += (square - torch.outer(mean, mean)) / heads
+        if seen:
             xs.append(query[n, t])
-            spread = torch.zeros(key.size(2), key.size(2), dtype=torch.float64)
-            for weights in per_head:
-                mean = sum(weights[s] * key[n, s] for s in range(S))
-                square = sum(weights[s] * torch.outer(key[n, s], key[n, s]) for s in range(S))
-                spread += (square - torch.outer(mean, mean)) / heads
             spreads.append(spread)
     weight = torch.stack([spread.trace() for spread in spreads])
     mean = sum(w * x for w, x in zip(weight, xs, strict=True)) / weight.sum()

@@ -23,6 +23,12 @@ from tests.unit.attention_cases import E, N, S, T, build, coloured, normal
 NAMES = ["standard", "collaborative", "collaborative-content", "collaborative-pruned"]
 
 
+def calibrated_on(query, key=None):
+    calibrator = Calibrator()
+    calibrator.update(query, query if key is None else key)
+    return calibrator.result()
+
+
 def scores(layer, query, key):
     """Attention logits (N, H, T, S) up to what a softmax does not see."""
     query_bias = 0 if layer.q_proj.bias is None else layer.q_proj.bias
@@ -57,16 +63,14 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
     """Brute force: source scores, minus each head's difference Δ_i at (query − mean) and key."""
     layer, key_dim = build(name), 3
     query, key = coloured(N, T, E), coloured(N, S, E, seed=1)
-    calibrator = Calibrator()
-    calibrator.update(query, key)
-    source = scores_of(layer)
-    fit = fit_scores(source, key_dim, calibrator.result() if calibrated else None)
+    source, calibration = scores_of(layer), calibrated_on(query, key)
+    fit = fit_scores(source, key_dim, calibration if calibrated else None)
     assert not any(tensor.requires_grad for tensor in fit.weights.parameters().values())
     made = collaborative_layer(layer, fit.weights)
     assert made.key_dim == key_dim
     assert made.scale == layer.scale
     assert made.q_proj.bias is None
-    mean = calibrator.result().query_mean if calibrated else torch.zeros(E, dtype=torch.float64)
+    mean = calibration.query_mean if calibrated else torch.zeros(E, dtype=torch.float64)
     dense = [
         torch.einsum("kd,hk,ke->hde", *(heads.query.detach(), heads.mixing.detach(), heads.key.detach()))
         for heads in (source.heads, fit.weights.heads)
@@ -108,10 +112,8 @@ def trained_like(dtype=torch.float64, strength: float = 1.0) -> StandardAttentio
 def test_calibration_lowers_the_error_of_the_output():
     layer, source = trained_like(), scores_of(trained_like())
     seen, unseen = coloured(20, 9, 64, seed=1), coloured(8, 9, 64, seed=2)
-    calibrator = Calibrator()
-    calibrator.update(seen, seen)
     for key_dim in (32, 16):
-        plain, aware = fit_scores(source, key_dim), fit_scores(source, key_dim, calibrator.result())
+        plain, aware = fit_scores(source, key_dim), fit_scores(source, key_dim, calibrated_on(seen))
         assert plain.weighted_error is None
         assert aware.weighted_error < plain.error < aware.error < 1
         before, after = (attention_error(layer, fit.weights, unseen) for fit in (plain, aware))
@@ -121,10 +123,8 @@ def test_calibration_lowers_the_error_of_the_output():
 def test_the_scale_is_the_sources():
     """The paper's own code divides the scores by (R/H)^½ where the layer divided by dk^½."""
     layer, inputs = trained_like(strength=0.3), coloured(8, 9, 64, seed=2)
-    calibrator = Calibrator()
-    calibrator.update(inputs, inputs)
     for key_dim in (48, 32, 16):
-        weights = fit_scores(scores_of(layer), key_dim, calibrator.result()).weights
+        weights = fit_scores(scores_of(layer), key_dim, calibrated_on(inputs)).weights
         assert weights.scale == layer.scale == 8**-0.5
         kept = attention_error(layer, weights, inputs)
         changed = attention_error(layer, weights, inputs, scale=(key_dim / 8) ** -0.5)
@@ -134,30 +134,23 @@ def test_the_scale_is_the_sources():
 
 
 def test_half_precision_comes_out_as_it_went_in():
-    layer = trained_like(torch.float16)
-    seen = coloured(20, 9, 64, seed=1)
-    calibrator = Calibrator()
-    calibrator.update(seen.half(), seen.half())
-    half = fit_scores(scores_of(layer), 32, calibrator.result())
-    wide = fit_scores(scores_of(trained_like()), 32, calibrator.result())
+    layer, seen = trained_like(torch.float16), coloured(20, 9, 64, seed=1)
+    half, wide = (fit_scores(scores_of(one), 32, calibrated_on(seen.half())) for one in (layer, trained_like()))
     assert {tensor.dtype for tensor in half.weights.parameters().values()} == {torch.float16}
     made = collaborative_layer(layer, half.weights)
     assert {parameter.dtype for parameter in made.parameters()} == {torch.float16}
     assert half.error == pytest.approx(wide.error, rel=0.02)
-    in_float = ScoreWeights(
-        half.weights.heads.to(torch.float64), half.weights.scale, None, half.weights.content_bias.double()
-    )
+    in_float = half.weights.to(torch.float64)
     error, best = (attention_error(trained_like(), w, seen[:8]) for w in (in_float, wide.weights))
     assert error == pytest.approx(best, rel=0.05)
 
 
 def test_compressing_twice():
     layer, seen = trained_like(), coloured(20, 9, 64, seed=1)
-    calibrator = Calibrator()
-    calibrator.update(seen, seen)
-    once = collaborative_layer(layer, fit_scores(scores_of(layer), 48, calibrator.result()).weights)
-    twice = collaborative_layer(once, fit_scores(scores_of(once), 24, calibrator.result()).weights)
-    direct = fit_scores(scores_of(layer), 24, calibrator.result()).weights
+    calibration = calibrated_on(seen)
+    once = collaborative_layer(layer, fit_scores(scores_of(layer), 48, calibration).weights)
+    twice = collaborative_layer(once, fit_scores(scores_of(once), 24, calibration).weights)
+    direct = fit_scores(scores_of(layer), 24, calibration).weights
     error = attention_error(layer, scores_of(twice), seen)
     assert attention_error(layer, scores_of(once), seen) < error < 1.3 * attention_error(layer, direct, seen)
 
@@ -177,28 +170,24 @@ def test_all_layers_of_a_model(caplog):
 
 
 def test_bad_sources_are_refused_by_name():
-    good = scores_of(build("standard"))
-    calibrator = Calibrator()
-    with pytest.raises(ReparamError, match="saw none"):
-        calibrator.result()
-    calibrator.update(coloured(N, T, E), coloured(N, S, 7))
-    narrow = calibrator.result()
+    good, narrow = scores_of(build("standard")), calibrated_on(coloured(N, T, E), coloured(N, S, 7))
+    bad_heads = HeadFactors(*[torch.ones(2)] * 3)
+    for change, message in (
+        ({"query_bias": torch.ones(5)}, r"query_bias must have shape \[12\], but is \[5\]"),
+        ({"content_bias": torch.ones(2, 12)}, r"content_bias must have shape \[3, 12\], but is \[2, 12\]"),
+        ({"query_bias": torch.full((12,), math.nan)}, "query_bias must be finite"),
+        ({"heads": bad_heads}, "heads: query must have shape"),
+    ):
+        with pytest.raises(ReparamError, match=message):
+            fit_scores(good._replace(**change), 3)
     for make, message in (
-        (
-            lambda: fit_scores(good._replace(query_bias=torch.ones(5)), 3),
-            r"query_bias must have shape \[12\], but is \[5\]",
-        ),
-        (
-            lambda: fit_scores(good._replace(content_bias=torch.ones(2, 12)), 3),
-            r"content_bias must have shape \[3, 12\], but is \[2, 12\]",
-        ),
-        (lambda: fit_scores(good._replace(query_bias=torch.full((12,), math.nan)), 3), "query_bias must be finite"),
-        (lambda: fit_scores(good._replace(heads=HeadFactors(*[torch.ones(2)] * 3)), 3), "heads: query must have shape"),
+        (Calibrator().result, "saw none"),
         (lambda: fit_scores(good, 3, narrow), "key inputs are 12 wide, but were 7 wide in the calibration"),
         (lambda: fit_scores(good, 13), "between 1 and 12.*but is 13"),
         (lambda: fit_layers({"a": good, "b": good}, {"a": 3}), "every layer needs a key dim, but there is none for b"),
         (lambda: fit_layers({"a": good}, 3, {"b": narrow}), "every layer needs calibration, but there is none for a"),
         (lambda: fit_layers({"encoder.3": good}, 13), "encoder.3: the shared key dim must be between 1 and 12"),
+        (lambda: scores_of(torch.nn.Linear(2, 2)), "Linear cannot be converted; expected standard or collaborative"),
     ):
         with pytest.raises(ReparamError, match=message):
             make()

@@ -38,15 +38,8 @@ def disguised(heads: HeadFactors, copies: int = 2) -> HeadFactors:
 
 
 def dense(heads: HeadFactors) -> torch.Tensor:
-    """The tensor that the solver never forms, (H, Dq, Dk), one head and one component at a time."""
-    query, key, mixing = (factor.double() for factor in heads)
-    matrices = []
-    for weights in mixing:
-        total = torch.zeros(query.size(1), key.size(1), dtype=torch.float64)
-        for component, weight in enumerate(weights):
-            total += weight * torch.outer(query[component], key[component])
-        matrices.append(total)
-    return torch.stack(matrices)
+    """The tensor that the solver never forms, (H, Dq, Dk)."""
+    return torch.einsum("hk,kd,ke->hde", heads.mixing.double(), heads.query.double(), heads.key.double())
 
 
 def dense_error(source: HeadFactors, fit: HeadFactors) -> float:
@@ -143,17 +136,13 @@ def test_restarts_take_back_rises():
 
 
 def test_seeds_repeat_with_the_trace():
-    def run(seed):
-        return decompose(standard(), 8, starts=["random"], seed=seed, sweeps=30)
-
-    first, again, other = run(1), run(1), run(2)
-    assert first.trace == again.trace
-    assert first.error == again.error
-    assert all(torch.equal(a, b) for a, b in zip(first.heads, again.heads, strict=True))
-    assert first.trace != other.trace
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    run(3)
+    runs = [decompose(standard(), 8, starts=["random"], seed=seed, sweeps=30) for seed in (1, 1, 2)]
+    first, again, other = runs
+    assert (first.trace, first.error) == (again.trace, again.error)
+    assert all(torch.equal(a, b) for a, b in zip(first.heads, again.heads, strict=True))
+    assert first.trace != other.trace
     assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are used
 
 
@@ -191,7 +180,7 @@ def test_collaborative_heads_are_compressed_further():
     assert 0.1 < dense_error(standard(), twice.heads) < 1.1 * decompose(standard(), 8).error
 
 
-def test_heads_of_different_sizes_and_dead_heads():
+def test_heads_of_different_sizes_dead_ones_and_more_dimensions_than_widths():
     mixing = block_mixing([1, 9, 5, 5]).double()
     mixing[3] = 0
     source = HeadFactors(normal(20, DQ), normal(20, DKEY, seed=1), mixing)
@@ -199,20 +188,12 @@ def test_heads_of_different_sizes_and_dead_heads():
     assert found.error == pytest.approx(dense_error(source, found.heads), abs=1e-7)
     assert 0.1 < found.error < 0.7
     assert decompose(source, 15).error < 1e-4  # all that is alive
-
-
-def test_more_dimensions_than_widths():
-    """One head of 20 components in 5 dimensions needs 5 of the 8 it may have."""
-    source = HeadFactors(normal(20, 5), normal(20, 5, seed=1), torch.ones(1, 20, dtype=torch.float64))
-    assert decompose(source, 8, starts=["energy"]).error < 1e-5
-    assert decompose(source, 4).error > 0.02  # control
-
-
-def test_nothing_to_fit():
+    # one head of 20 components in 5 dimensions needs 5 of the 8 it may have
+    wide = HeadFactors(normal(20, 5), normal(20, 5, seed=1), torch.ones(1, 20, dtype=torch.float64))
+    assert decompose(wide, 8, starts=["energy"]).error < 1e-5 < 0.02 < decompose(wide, 4).error
     zero = HeadFactors(*(factor * 0 for factor in standard()))
     found = decompose(zero, 3)
-    assert found.error == 0
-    assert found.heads.rank == 3
+    assert (found.error, found.heads.rank) == (0, 3)
     assert relative_error(zero, standard()) == math.inf
 
 
@@ -275,41 +256,33 @@ def test_never_worse_than_tensorly():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "options", "message"),
     [
-        ({"query": torch.ones(3)}, r"query must have shape \(K, Dq\), but is \[3\]"),
-        ({"key": torch.ones(K - 1, 3)}, r"key must have shape \(24, Dk\), but is \[23, 3\]"),
-        ({"mixing": torch.ones(H, K + 2)}, r"mixing must have shape \(H, 24\), but is \[4, 26\]"),
-        ({"mixing": torch.ones(0, K)}, r"mixing must have shape \(H, 24\), but is \[0, 24\]"),
-        ({"key": torch.ones(K, 3, dtype=torch.long)}, r"key must hold floating-point numbers, but holds torch.int64"),
-        ({"query": torch.full((K, 3), math.nan)}, r"query must be finite"),
-        ({"mixing": torch.full((H, K), math.inf)}, r"mixing must be finite"),
+        ({"query": torch.ones(3)}, {}, r"query must have shape \(K, Dq\), but is \[3\]"),
+        ({"key": torch.ones(K - 1, 3)}, {}, r"key must have shape \(24, Dk\), but is \[23, 3\]"),
+        ({"mixing": torch.ones(H, K + 2)}, {}, r"mixing must have shape \(H, 24\), but is \[4, 26\]"),
+        ({"mixing": torch.ones(0, K)}, {}, r"mixing must have shape \(H, 24\), but is \[0, 24\]"),
+        ({"key": torch.ones(K, 3, dtype=torch.long)}, {}, r"key must hold floating-point numbers, but .* torch.int64"),
+        ({"query": torch.full((K, 3), math.nan)}, {}, r"query must be finite"),
+        ({"mixing": torch.full((H, K), math.inf)}, {}, r"mixing must be finite"),
+        ({}, {"rank": 0}, r"between 1 and 24.*but is 0"),
+        ({}, {"rank": K + 1}, r"between 1 and 24.*but is 25"),
+        ({}, {"starts": ["energy", "svd"]}, r"among energy, random, but are energy, svd"),
+        ({}, {"starts": []}, r"but are none"),
+        ({}, {"dtype": torch.float16}, r"float32 or torch.float64, but is torch.float16"),
+        ({}, {"sweeps": 0}, r"positive, but are 0 and 20"),
     ],
 )
-def test_bad_factors_are_refused_by_name(change, message):
+def test_bad_factors_and_options_are_refused_by_name(change, options, message):
     with pytest.raises(ReparamError, match=message):
-        decompose(standard()._replace(**change), 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 0}, r"between 1 and 24.*but is 0"),
-        ({"rank": K + 1}, r"between 1 and 24.*but is 25"),
-        ({"starts": ["energy", "svd"]}, r"among energy, random, but are energy, svd"),
-        ({"starts": []}, r"but are none"),
-        ({"dtype": torch.float16}, r"float32 or torch.float64, but is torch.float16"),
-        ({"sweeps": 0}, r"positive, but are 0 and 20"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ReparamError, match=message):
-        decompose(standard(), **{"rank": 4, **options})
+        decompose(standard()._replace(**change), **{"rank": 4, **options})
 
 
 def test_bad_heads_are_refused():
-    with pytest.raises(ReparamError, match=r"5 standard heads must have shape \(5 · dk, Dq\), but is \[24, 20\]"):
-        standard_heads(normal(24, 20), normal(24, 20), 5)
-    with pytest.raises(ReparamError, match=r"standard heads: key must have shape \(24, Dk\), but is \[20, 20\]"):
-        standard_heads(normal(24, 20), normal(20, 20), 4)
+    for key, heads, message in (
+        (normal(24, 20), 5, r"5 standard heads must have shape \(5 · dk, Dq\), but is \[24, 20\]"),
+        (normal(20, 20), 4, r"standard heads: key must have shape \(24, Dk\), but is \[20, 20\]"),
+    ):
+        with pytest.raises(ReparamError, match=message):
+            standard_heads(normal(24, 20), key, heads)
     assert ReparamError.user_error

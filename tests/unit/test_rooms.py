@@ -24,11 +24,11 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "huggingface": {"attention", "checkpoints"},
     "reparam": {"attention", "modules", "checkpoints", "records", "translation", "huggingface"},
     "heads": {"attention", "modules", "checkpoints", "scoring", "records", "translation", "huggingface"},
-    "export": {"modules", "models", "checkpoints", "scoring", "translation"},
+    "export": {"attention", "modules", "models", "checkpoints", "scoring", "translation"},
     "bench": {"attention", "modules", "models", "records"},
 }
 #: pairs of rooms of which one imports the other, the command line included
-MOST_PAIRS = 43
+MOST_PAIRS = 44
 
 #: what the layers may import besides torch
 STANDARD_LIBRARY = {"contextlib", "math", "threading", "typing"}

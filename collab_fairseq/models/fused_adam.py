@@ -1,0 +1,69 @@
+"""``--optimizer fused_adam``: fairseq's Adam in one pass over memory.
+
+fairseq's ``adam`` on a CPU reads and writes parameters, gradients and moments about twenty times per update; torch's
+fused AdamW does so once. The numbers are fairseq's: it adds ε to √v before the bias correction, torch after it, so
+torch is given ε / √(1 − β₂ᵗ) at update t. Kingma and Ba (2015), https://arxiv.org/abs/1412.6980; decoupled weight
+decay: Loshchilov and Hutter (2019), https://arxiv.org/abs/1711.05101.
+
+Checkpoints of either optimizer go on with the other.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable
+
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+
+
+class FusedAdam(torch.optim.AdamW):
+    """torch's fused AdamW with fairseq's ε.
+
+    Args:
+        params: parameters, or groups of them, in float32 or float64.
+        options: ``lr``, ``betas``, ``eps`` and ``weight_decay`` (default 0, as in fairseq).
+    """
+
+    supports_flat_params = True  # of --fp16 on a GPU
+
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, fused=True, **{"weight_decay": 0.0, **options})
+
+    def step(self, closure: Any = None) -> Any:
+        """One update. ε follows the parameter of each group that has made the most updates."""
+        given = [group["eps"] for group in self.param_groups]
+        for group in self.param_groups:
+            steps = max((float(self.state[p]["step"]) for p in group["params"] if self.state.get(p)), default=0.0)
+            group["eps"] /= math.sqrt(1.0 - group["betas"][1] ** (steps + 1.0))
+        try:
+            return super().step(closure)
+        finally:
+            for group, eps in zip(self.param_groups, given, strict=True):
+                group["eps"] = eps
+
+    def state_dict(self) -> Dict[str, Any]:
+        """As of fairseq's Adam: the number of updates is an integer."""
+        state: Dict[str, Any] = super().state_dict()
+        state["state"] = {key: {**one, "step": int(one["step"])} for key, one in state["state"].items()}
+        return state
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Take up a state of either optimizer."""
+        for group in state["param_groups"]:
+            group.update(fused=True, foreach=None, capturable=False, maximize=False, differentiable=False)
+        super().__setstate__(state)
+
+
+@dataclass
+class FusedAdamConfig(FairseqAdamConfig):
+    """The flags of fairseq's ``adam``: --adam-betas, --adam-eps, --weight-decay."""
+
+
+@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+class FairseqFusedAdam(FairseqAdam):  # type: ignore[misc]
+    """See the top of this file."""
+
+    def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
+        FairseqOptimizer.__init__(self, cfg)
+        self._optimizer = FusedAdam(params, **self.optimizer_config)

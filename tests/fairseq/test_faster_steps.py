@@ -1,0 +1,119 @@
+"""What `--optimizer fused_adam` and `--fast-dropout` compute, beside fairseq's own."""
+
+import copy
+import math
+
+import pytest
+import torch
+from fairseq.modules import FairseqDropout
+from fairseq.optim.adam import Adam
+from torch import nn
+
+from collab_fairseq.models.fused_adam import FusedAdam
+from collab_fairseq.modules.dropout import FastDropout, factors
+from tests.common import run
+from tests.fairseq.models import SMALL, batch, build
+from tests.fairseq.test_training import train_command
+
+
+def updates(optimizer, parameters, number, seed=0):
+    """Make updates with gradients whose size shrinks, so that ε comes to matter."""
+    random = torch.Generator().manual_seed(seed)
+    for n in range(number):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=random, dtype=p.dtype) * 10.0 ** (-n)
+        optimizer.step()
+
+
+def start(dtype=torch.float64):
+    torch.manual_seed(1)
+    return [nn.Parameter(torch.randn(4, 3, dtype=dtype)), nn.Parameter(torch.randn(5, dtype=dtype))]
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_fused_adam_makes_fairseqs_updates(eps):
+    options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": eps, "weight_decay": 0.1}
+    theirs, ours, torchs, before = start(), start(), start(), start()
+    updates(Adam(theirs, **options), theirs, 5)
+    optimizer = FusedAdam(ours, **options)
+    updates(optimizer, ours, 5)
+    updates(torch.optim.AdamW(torchs, **options), torchs, 5)
+    assert max((a - b).abs().max() for a, b in zip(ours, theirs, strict=True)) < 1e-13
+    assert max((a - b).abs().max() for a, b in zip(before, theirs, strict=True)) > 0.1
+    if eps > 1e-3:  # the control: torch's own ε
+        assert max((a - b).abs().max() for a, b in zip(torchs, theirs, strict=True)) > 1e-3
+    assert optimizer.param_groups[0]["eps"] == eps
+
+
+@pytest.mark.parametrize(("first", "second"), [(Adam, FusedAdam), (FusedAdam, Adam), (FusedAdam, FusedAdam)])
+def test_a_checkpoint_of_either_goes_on_with_the_other(first, second):
+    options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3}
+    whole, parts = start(), start()
+    optimizer = Adam(whole, **options)
+    updates(optimizer, whole, 2)
+    updates(optimizer, whole, 2, seed=1)
+    optimizer = first(parts, **options)
+    updates(optimizer, parts, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    assert state["state"][0]["step"] == 2
+    assert type(state["state"][0]["step"]) is int
+    optimizer = second(parts, **options)
+    optimizer.load_state_dict(state)
+    updates(optimizer, parts, 2, seed=1)
+    assert max((a - b).abs().max() for a, b in zip(whole, parts, strict=True)) < 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_fast_dropout_keeps_as_many_and_scales_them(p, dtype):
+    torch.manual_seed(0)
+    x = torch.ones(101, 999, dtype=dtype)
+    found = FastDropout(p).train()(x)
+    assert found.dtype == dtype
+    share, deviation = float((found == 0).double().mean()), math.sqrt(p * (1 - p) / x.numel())
+    assert abs(share - p) < 4 * deviation + 2**-15
+    kept = found[found != 0].unique()
+    assert kept.tolist() == pytest.approx([1 / (1 - p)], rel=1e-4 if dtype == torch.float32 else 8e-3)
+    for lane in range(4):  # none of the four elements of a draw is dropped more often
+        part = found.flatten()[lane::4]
+        assert abs(float((part == 0).double().mean()) - p) < 8 * deviation + 2**-15
+    pairs = found.flatten()[: x.numel() // 2 * 2].view(-1, 2)
+    both = float((pairs == 0).all(1).double().mean())
+    assert abs(both - p * p) < 4 * math.sqrt(p * p / len(pairs))  # neighbours are independent
+
+
+def test_fast_dropout_has_the_gradient_of_its_mask_and_follows_the_seed():
+    x = torch.randn(7, 5, requires_grad=True)
+    module = FastDropout(0.4).train()
+    torch.manual_seed(3)
+    found = module(x)
+    torch.manual_seed(3)
+    mask = factors(x, 0.4)
+    assert torch.equal(found, x * mask)
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], mask)
+    assert not torch.equal(module(x), found)
+    assert module.eval()(x) is x
+    assert FastDropout(0.0).train()(x) is x
+    assert not FastDropout(1.0).train()(x).any()
+    module.apply_during_inference = True
+    assert (module(x) == 0).any()
+
+
+def test_the_flag_is_off_by_default_and_reaches_every_dropout_of_the_model():
+    flags = {**SMALL, "dropout": 0.2, "activation_dropout": 0.1}
+    plain, fast = build(**flags).train(), build(**flags, fast_dropout=True).train()
+    kinds = [{type(m) for m in model.modules() if isinstance(m, FairseqDropout)} for model in (plain, fast)]
+    assert kinds == [{FairseqDropout}, {FastDropout}]
+    assert torch.equal(plain.eval()(*batch())[0], fast.eval()(*batch())[0])
+    outputs = [model.train()(*batch())[0] for model in (fast, fast, torch.jit.script(fast))]
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
+    assert torch.isfinite(outputs[2]).all()
+
+
+def test_the_command_line_trains_with_all_of_it(tiny_data, tmp_path):
+    options = {
+        "criterion": "label_smoothed_cross_entropy_chunked", "optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)",
+        "weight_decay": 0.001, "fast_dropout": True, "dropout": 0.2, "max_update": 4, "no_save": True, **SMALL,
+    }  # fmt: skip
+    log = run(*train_command(tiny_data, tmp_path, **options)).stdout
+    assert "num_updates 4" in log

@@ -1,0 +1,99 @@
+"""Models whose heads share keys or values, saved and loaded, converted, and what analyses make of them."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq import models
+
+from collab_fairseq import checkpoints
+from collab_fairseq.heads import HeadsError
+from collab_fairseq.heads.redundancy import read_weights
+from collab_fairseq.heads.relevance import steps
+from collab_fairseq.heads.removal import remove_heads
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.modules.stock import model_config
+from collab_fairseq.reparam import ReparamError
+from collab_fairseq.reparam.fairseq import convert
+from collab_fairseq.translation import batches
+from collab_fairseq.translation.load import run_state
+from tests.fairseq.heads_cases import load, standard_state
+from tests.fairseq.models import KINDS
+
+SHARED = ["shared-values", "multi-query", "latent"]
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_run, tiny_data, tmp_path_factory):
+    """Kind → a checkpoint, and the logits of the model that it was made of."""
+    folder, found = tmp_path_factory.mktemp("shared"), {}
+    state = standard_state(tiny_run)
+    task = load(state, tiny_data).task
+    for kind in SHARED:
+        config = {**model_config(state), "collaborative_heads": "encoder_cross_decoder", **KINDS[kind]}
+        torch.manual_seed(0)
+        model = models.build_model(Namespace(**config), task).eval()
+        own = {**state, "model": model.state_dict(), "cfg": {**state["cfg"], "model": Namespace(**config)}}
+        checkpoints.save(own, folder / f"{kind}.pt")
+        trained = run_state(checkpoints.load(folder / f"{kind}.pt"), kind, tiny_data)
+        found[kind] = trained, logits(model, trained)
+    return found
+
+
+def first_batch(trained):
+    return next(iter(batches(trained, "test", max_tokens=200)))
+
+
+def logits(model, trained):
+    with torch.no_grad():
+        return model(**first_batch(trained)["net_input"])[0]
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_loaded_model_is_the_saved_one(saved, kind):
+    trained, expected = saved[kind]
+    assert torch.equal(logits(trained.model, trained), expected)
+    assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["shared-values", "multi-query"])
+def test_conversion_at_the_full_key_dim_changes_nothing(saved, tiny_data, kind):
+    """Groups of standard heads become collaborative heads that share values in these groups."""
+    trained, expected = saved[kind]
+    dims = {place: layer.key_dim for place, layer in attention_layers(trained.model).items()}
+    state, _ = convert(trained, dims)
+    made = run_state(state, "converted", tiny_data)
+    assert (logits(made.model, trained) - expected).abs().max() < 1e-4
+    layers = attention_layers(made.model).values()
+    assert {(layer.num_heads, layer.value_heads, hasattr(layer, "mixing")) for layer in layers} == {(2, 1, True)}
+    smaller = run_state(convert(trained, dict.fromkeys(dims, 3))[0], "smaller", tiny_data)
+    assert (logits(smaller.model, trained) - expected).abs().max() > 1e-3
+
+
+def test_latent_heads_are_not_converted(saved):
+    with pytest.raises(ReparamError, match="LatentAttention cannot be converted; expected standard, grouped or collab"):
+        convert(saved["latent"][0], 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"), [("shared-values", "values"), ("multi-query", "keys and values"), ("latent", "keys and values")]
+)
+def test_heads_that_share_are_not_removed_one_by_one(saved, kind, shared):
+    state = saved[kind][0].state
+    with pytest.raises(HeadsError, match=f"heads of A:1 share {shared}, so that none can be removed"):
+        remove_heads(state, {"cross.0": [1]})
+    if shared == "values":
+        assert read_weights(state)["cross.0"].collaborative
+    else:
+        with pytest.raises(ConfigurationError, match="but those of E:1 share keys"):
+            read_weights(state)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_relevance_is_conserved(saved, kind):
+    """All of a prediction goes back to embeddings and biases, through values that heads share."""
+    trained, _ = saved[kind]
+    for top, heads, returned in steps(trained, first_batch(trained)):
+        assert abs(float(returned) - float(top.sum())) < 1e-3 * float(top.abs().sum())
+        assert heads["encoder.0"].abs().max() > 1e-3
