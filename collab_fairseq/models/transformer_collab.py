@@ -17,9 +17,8 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.attention.beams import stay_together
 from collab_fairseq.modules.dropout import FastDropout
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 
 from .config import TransformerCollabConfig, attention_settings, resolve
 from .inherit import inherit_attention
