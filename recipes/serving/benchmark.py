@@ -167,11 +167,16 @@ def run(args: argparse.Namespace) -> int:
         places = {}
         for name, flags in EXPORTS.items():
             places[name] = work / name
-            if not places[name].exists():
-                _export(checkpoint, places[name], flags)
+            try:
+                if not places[name].exists():
+                    _export(checkpoint, places[name], flags)
+            except SystemExit as refusal:
+                sys.stderr.write(f"without {name}: {refusal}\n")
+                continue
             record.part(f"bytes/{name}", lambda place=places[name]: sum(f.stat().st_size for f in place.iterdir()))
+        systems = {system: name for system, (name, _) in SYSTEMS.items() if f"bytes/{name}" in record.parts}
         for number in range(args.rounds):
-            for system, (name, _) in SYSTEMS.items():
+            for system, name in systems.items():
                 for kind, text in (("start", one), ("all", source)):
                     record.part(
                         f"{system}/{kind}/{number}",
@@ -179,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
                     )
                     sys.stderr.write(f"round {number + 1}: {system}, {kind}\n")
         expected = record.part("generate", lambda: translate("fairseq-generate", places["folder"], source, args, work))
-        for system, (name, _) in list(SYSTEMS.items())[1:]:
+        for system, name in list(systems.items())[1:]:
             found = lambda s=system, p=places[name]: exact_scores(s, p, source, args)  # noqa: E731
             record.part(f"{system}/agreement", lambda found=found: compare(expected, found(), references))
     sys.stdout.write(f"{table([args.json])}\n")
@@ -215,6 +220,9 @@ def table(files: Sequence[str]) -> str:
 
         rows = [["engine", "sentences a second", "ratio", "start, s", "folder, MB", "identical", "score gap", "BLEU"]]
         for system, (name, _) in SYSTEMS.items():
+            if f"bytes/{name}" not in found:
+                rows.append([system, *["–"] * (len(rows[0]) - 1)])
+                continue
             seen = found.get(f"{system}/agreement", {})
             gap, bleu = seen.get("largest_score_gap"), seen.get("bleu")
             if system == "fairseq-generate":
@@ -228,9 +236,8 @@ def table(files: Sequence[str]) -> str:
                 ]
             )  # fmt: skip
         cpu, threads = record["hardware"]["cpu"], record["hardware"]["threads"]
-        model = f"random {settings['random']} model" if settings["random"] else settings["model"]["file"]
         parts.append(
-            f"**{Path(file).stem}** ({model}): {settings['sentences']} sentences, beam {settings['beam']}, "
+            f"**{Path(file).stem}**: {settings['sentences']} sentences, beam {settings['beam']}, "
             f"{threads} thread(s) of {cpu}; processor time.\n\n{pages.table(rows, numbers=True)}"
         )
     return "\n\n".join(parts)
