@@ -1,7 +1,8 @@
 """Give a trained translation model collaborative heads with a chosen key dim, without training.
 
     collab reparam checkpoint.pt --output collaborative.pt --key-dim 256 --calibration train:400 --evaluate
-    collab reparam checkpoint.pt --output collaborative.pt --budget mean:128 --calibration train:400 --distill 200
+    collab reparam checkpoint.pt --output collaborative.pt --budget mean:128 --calibration train:400 \\
+        --distill 2000 --distill-text train:29000
 
 CHECKPOINT is one of fairseq's `transformer` in any size, or of `transformer_collab`, which can so be made smaller
 again. At the key dim of the source nothing changes but the form. Calibration text tells which queries and keys occur:
@@ -44,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE,TARGET, two text "
         "files; or SOURCE, one file, which the model translates first (default: none, a plain fit)")  # fmt: skip
     add("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
-    text = "afterwards train each layer for so many steps to attend as its source does to the calibration text"
-    add("--distill", type=int, metavar="STEPS", help=text)
+    add("--distill", type=int, metavar="STEPS",
+        help="afterwards train the new layers together for so many steps to predict what the source predicts, without "
+        "labels; the same command goes on after a kill")  # fmt: skip
+    text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
+    add("--distill-text", metavar="TEXT", help=text)
+    add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
     add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
@@ -71,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     names = ("key_dim", "budget", "sites", "calibration", "data", "evaluate", "seed", "threads", "device", "max_tokens")
     record = convert_model(
-        args.checkpoint, args.output, distill_steps=args.distill, references=dict(args.reference),
+        args.checkpoint, args.output, references=dict(args.reference), distill_steps=args.distill,
+        distill_text=args.distill_text, distill_rate=args.distill_rate,
         **{name: getattr(args, name) for name in names},
     )  # fmt: skip
     if args.json:

@@ -6,8 +6,10 @@ fairseq imports every file here by itself; whoever uses the model without ``--us
 from fairseq_modern import survival
 
 from . import chunked_loss, criterions, presets  # noqa: F401  (registers the model, then the presets)
+from .beam_search import use_for_our_models
 from .transformer_collab import TransformerCollabModel
 
 __all__ = ["TransformerCollabModel"]
 
+use_for_our_models()
 survival.enable()  # trainings with this --user-dir resume and stop as fairseq_modern/README.md says

@@ -173,7 +173,9 @@ class IncrementalAttention(FairseqIncrementalState):
     def _get_input_buffer(
         self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
     ) -> Dict[str, Optional[Tensor]]:
-        state = self.get_incremental_state(incremental_state, "attn_state")
+        state: Optional[Dict[str, Optional[Tensor]]] = None
+        if incremental_state is not None:  # the key of the state is each layer's own: torch.compile must not look at it
+            state = self.get_incremental_state(incremental_state, "attn_state")
         if state is not None:
             return state
         return torch.jit.annotate(Dict[str, Optional[Tensor]], {})

@@ -1,109 +1,136 @@
-"""Local distillation: each collaborative layer learns the attention distributions of the layer it stands for.
+"""Distillation: the collaborative layers of a model learn together to predict what the source model predicts.
 
-The source model reads text; every layer is given what the source layer is given there, and its query and key
-projections, mixing matrix and content bias are trained to bring down KL(softmax(s) ‖ softmax(s')) of the source's
-scores s and its own s', averaged over queries and heads. Layers do not see each other, no labels are needed, nothing
-else is trained.
+For a source text x the source model p draws a translation y; no reference is used. The converted model p' reads both,
+and the scores of its new layers (projections of queries and keys, mixing matrices, content biases) are trained, all
+else being frozen, to bring down
+
+    Σ_t KL( p(· | x, y_<t) ‖ p'(· | x, y_<t) )
+
+whose mean over y is KL(p(y | x) ‖ p'(y | x)), the divergence of whole translations, by the chain rule. The best
+translation alone in place of y is the approximation of Kim & Rush (2016), https://arxiv.org/abs/1606.07947.
 """
 
+import hashlib
 import itertools
 import logging
 import math
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+import os
+import time
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
 
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights
-from collab_fairseq.attention.masks import combine
-from collab_fairseq.translation import TrainedModel, batches
+from collab_fairseq import checkpoints
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import TrainedModel, batches, with_state
 
-from .fairseq import Call, calls, sources
+from .allocation import divergences
+from .fairseq import SCORE_PARAMETERS, converted, sources
+from .scores import scores_of
 
 logger = logging.getLogger(__name__)
 
-# batches that the divergence is measured on
-_MEASURED = 20
+# every so many steps: a point of the curve, a line in the log, and the state that a killed run goes on from
+_STRIDE = 50
+# part of the steps in which the learning rate rises
+_WARMUP = 0.05
+# sentences that the divergence before and after is measured on
+_MEASURED = 200
 
 
 class Distilled(NamedTuple):
-    """What :func:`distill` made of one layer.
+    """What :func:`distill` made of a model.
 
     Attributes:
-        weights: the scores. before, after: KL in nats per query and head, on some of the text.
+        weights: ``site.layer`` → scores.
+        before, after: KL(p ‖ p') in bits per target token, on some of the text.
+        curve: step and the same on the batches since the point before.
+        cpu_seconds: of this process, and of those that were killed.
     """
 
-    weights: ScoreWeights
+    weights: Dict[str, ScoreWeights]
     before: float
     after: float
+    curve: List[Tuple[int, float]]
+    cpu_seconds: float
 
-
-def log_weights(scores: ScoreWeights, call: Call) -> Tuple[Tensor, Tensor]:
-    """Logarithms of attention weights, (N, H, T, S), and which of them count, broadcasting to the same."""
-    raw = scores.logits(call.query, call.key)
-    rows, length, keys = call.query.size(0), call.query.size(1), call.key.size(1)
-    mask = combine(
-        call.key_padding_mask, call.attn_mask, False, rows, 1, length, keys, torch.float32, call.query.device
-    )
-    counted = ~call.query_padding_mask[:, None, :, None]
-    if mask is not None:
-        raw = raw + mask.additive
-        counted = counted & (mask.additive > -1e4)
-        if mask.hidden is not None:
-            counted = counted & ~mask.hidden
-    return torch.log_softmax(raw, dim=-1), counted
-
-
-def divergence(source: ScoreWeights, scores: ScoreWeights, call: Call) -> Tensor:
-    """KL(softmax(s) ‖ softmax(s')) in nats, averaged over heads and over the queries that are not padding."""
-    with torch.no_grad():
-        target, counted = log_weights(source, call)
-    found, _ = log_weights(scores, call)
-    terms = target.exp() * (target - found)
-    terms = torch.where(counted, terms, 0.0)
-    return terms.sum() / (terms.size(1) * (~call.query_padding_mask).sum())
+    def told(self) -> Dict[str, Any]:
+        """What a record says of it."""
+        return {name: value for name, value in self._asdict().items() if name != "weights"}
 
 
 class _Student:
-    """One layer's scores as trainable tensors, with an optimizer of their own."""
+    """The converted model as it learns. Names of parameters begin with ``site.layer``."""
 
-    def __init__(self, source: ScoreWeights, given: ScoreWeights, rate: float, steps: int) -> None:
-        heads = given.heads.to(torch.float32).balanced()
-        content = heads.key.new_zeros(heads.num_heads, heads.key.size(1))
-        if given.content_bias is not None:
-            content = given.content_bias.detach().float()
-        self.source, self.dtype = source, given.heads.query.dtype
-        query, key, mixing, bias = (tensor.clone().requires_grad_() for tensor in (*heads, content))
-        self.scores = ScoreWeights(HeadFactors(query, key, mixing), given.scale, None, bias)
-        # steps as large as the numbers they change; a content bias that is zero is as large as its neighbours
-        sizes = [float(tensor.square().mean().sqrt()) for tensor in (*heads, content)]
+    def __init__(self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str]) -> None:
+        even = {name: given._replace(heads=given.heads.balanced()) for name, given in weights.items()}
+        self.source: Any = trained.model
+        self.model: Any = with_state(trained, converted(trained, even)).model.requires_grad_(False)
+        self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
+        self.parameters = {
+            f"{place}.{name}": parameter.requires_grad_()
+            for place, layer in self.layers.items()
+            for name, parameter in layer.named_parameters()
+            if name.startswith(SCORE_PARAMETERS)
+        }
+        self.pad = trained.task.target_dictionary.pad()
+        sizes = {name: float(parameter.detach().square().mean().sqrt()) for name, parameter in self.parameters.items()}
+        # steps as large as the numbers they change; what is zero becomes as large as the others
         groups = [
-            {"params": [tensor], "lr": rate * (size or max(sizes))}
-            for tensor, size in zip((query, key, mixing, bias), sizes, strict=True)
+            {"params": [parameter], "size": sizes[name] or sum(sizes.values()) / len(sizes)}
+            for name, parameter in self.parameters.items()
         ]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-        )
 
-    def step(self, call: Call) -> None:
-        self.optimizer.zero_grad()
+    def step(self, sample: Mapping[str, Any], rate: float) -> Tuple[float, int]:
+        """An update, its rate relative to the sizes of the parameters; returns the summed KL in nats and its tokens."""
+        counted = sample["target"].ne(self.pad)
+        with torch.no_grad():
+            features = self.source(**sample["net_input"], features_only=True)[0]
+            reference = torch.log_softmax(self.source.decoder.output_layer(features[counted]).float(), dim=-1)
         with torch.enable_grad():
-            divergence(self.source, self.scores, call).backward()
+            features = self.model(**sample["net_input"], features_only=True)[0]
+            logits = self.model.decoder.output_layer(features[counted])
+        with torch.no_grad():
+            found = torch.log_softmax(logits.float(), dim=-1)
+            p = reference.exp()
+            total = float((p * (reference - found)).sum(dtype=torch.float64))
+            gradient = found.exp_().sub_(p).div_(len(p))  # of the mean KL by the logits: p' − p
+        self.optimizer.zero_grad()
+        logits.backward(gradient.to(logits.dtype))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["size"]
         self.optimizer.step()
-        self.schedule.step()
+        return total, len(p)
 
-    def result(self) -> ScoreWeights:
-        found = self.scores.to(self.dtype)
-        return found._replace(heads=found.heads.balanced())
+    def state(self) -> Dict[str, Any]:
+        parameters = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return {"parameters": parameters, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["parameters"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def weights(self) -> Dict[str, ScoreWeights]:
+        found = {name: scores_of(layer) for name, layer in self.layers.items()}
+        return {name: scores._replace(heads=scores.heads.balanced()) for name, scores in found.items()}
 
 
-def _shuffled(text: Sequence[Any], steps: int, seed: int) -> Iterator[Any]:
-    """``steps`` batches, every pass over the text in another order."""
+def _factor(step: int, steps: int) -> float:
+    """Of the learning rate: a rise along a line, then a fall to zero along a cosine."""
+    return min((step + 1) / max(1, round(_WARMUP * steps)), 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _shuffled(text: Sequence[Any], first: int, steps: int, seed: int) -> Iterator[Any]:
+    """The batches of steps ``first`` to ``steps``, every pass over the text in another order."""
     random = torch.Generator().manual_seed(seed)
     passes = itertools.repeat(None, -(-steps // len(text)))
     order = (number for _ in passes for number in torch.randperm(len(text), generator=random).tolist())
-    return (text[number] for number in itertools.islice(order, steps))
+    return (text[number] for number in itertools.islice(order, first, steps))
 
 
 def distill(
@@ -114,64 +141,67 @@ def distill(
     *,
     sentences: Optional[int] = None,
     max_tokens: int = 1000,
-    rate: float = 1e-2,
+    rate: float = 5e-3,
     seed: int = 1,
-) -> Dict[str, Distilled]:
-    """Train collaborative scores on what the source layers attend to.
+    kept: Optional[PathLike] = None,
+) -> Distilled:
+    """Train collaborative scores on the predictions of the source.
 
     Args:
         trained: the source.
         weights: ``site.layer`` → scores to start from. Layers whose key dim is the source's are exact and stay.
-        split, sentences: the text; its batches come in random order, again and again.
-        steps: batches; every layer makes one step on each.
-        max_tokens: of a batch.
-        rate: learning rate of Adam relative to the size of each tensor; it falls to zero along a cosine.
+        split, sentences: the text with the source's translations (:func:`.own_translations`); its batches come in
+            random order, again and again.
+        steps: batches. max_tokens: of a batch.
+        rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
+            falls to zero along a cosine.
         seed: of the order of batches.
+        kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:
-        ``site.layer`` → scores and divergences, for all layers of ``weights``; where a layer came no closer, the scores
-        that it started from.
+        Scores of all layers of ``weights``, and the divergences; where the model came no closer, the scores that it
+        started from.
 
     Raises:
-        ReparamError: no steps; scores with a query bias, which :func:`.fit_scores` never leaves.
+        ReparamError: no steps, no positive rate; ``kept`` belongs to another run.
+        CheckpointError: ``kept`` cannot be read or written.
     """
-    if steps < 1:
-        raise ReparamError(f"distillation needs at least one step, got {steps}")
+    if steps < 1 or not rate > 0:
+        raise ReparamError(f"distillation needs at least one step and a positive rate, got {steps} and {rate:g}")
     origin = sources(trained, list(weights))
-    exact = [name for name in weights if weights[name].heads.rank == origin[name].heads.rank]
-    biased = [name for name in weights if name not in exact and weights[name].query_bias is not None]
-    if biased:
-        raise ReparamError(f"scores with a query bias cannot be distilled, but {', '.join(biased)} have one")
-    students = {name: _Student(origin[name], weights[name], rate, steps) for name in weights if name not in exact}
-    found = {name: Distilled(scores, 0.0, 0.0) for name, scores in weights.items()}
-    if not students:
-        return found
+    learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
+    if not learning:
+        return Distilled(dict(weights), 0.0, 0.0, [], 0.0)
+    student = _Student(trained, weights, learning)
+    digest = hashlib.sha256()
+    for parameter in student.parameters.values():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    run = {"steps": steps, "rate": rate, "seed": seed, "split": split, "sentences": sentences, "max_tokens": max_tokens}
+    state: Dict[str, Any] = {"run": {**run, "start": digest.hexdigest()}, "step": 0, "curve": [], "seconds": 0.0}
+    if kept and os.path.exists(kept):
+        earlier = checkpoints.load(kept)
+        if earlier.get("run") != state["run"]:
+            raise ReparamError(f"{os.fspath(kept)} belongs to another distillation; remove it to begin anew")
+        state = earlier
+        student.load(state)
+        logger.info("distillation goes on after step %d of %d", state["step"], steps)
     text = list(batches(trained, split, sentences=sentences, max_tokens=max_tokens))
-    before = _mean_divergences(trained, weights, text, list(students))
-    for number, batch in enumerate(calls(trained, _shuffled(text, steps, seed), list(students))):
-        for name, student in students.items():
-            student.step(batch[name])
-        if (number + 1) % max(1, steps // 10) == 0:
-            logger.info("distillation: step %d of %d", number + 1, steps)
-    learnt = {name: student.result() for name, student in students.items()}
-    after = _mean_divergences(trained, learnt, text, list(students))
-    for name in students:
-        closer = after[name] < before[name]  # else so close from the start that steps led away
-        found[name] = Distilled(learnt[name] if closer else weights[name], before[name], min(before[name], after[name]))
-    return found
-
-
-def _mean_divergences(
-    trained: TrainedModel, weights: Mapping[str, ScoreWeights], text: Sequence[Any], names: Sequence[str]
-) -> Dict[str, float]:
-    """:func:`divergence` of the named layers over some of the text, the same at every call."""
-    origin = sources(trained, names)
-    sums, queries = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    some = text[:: -(-len(text) // _MEASURED)]
-    for batch in calls(trained, some, names):
-        for name, call in batch.items():
-            number = int((~call.query_padding_mask).sum())
-            with torch.no_grad():
-                sums[name] += number * float(divergence(origin[name], weights[name], call))
-            queries[name] += number
-    return {name: sums[name] / queries[name] for name in names}
+    total, tokens, began = 0.0, 0, time.process_time() - state["seconds"]
+    for step, sample in enumerate(_shuffled(text, state["step"], steps, seed), state["step"]):
+        more, counted = student.step(sample, rate * _factor(step, steps))
+        total, tokens = total + more, tokens + counted
+        if (step + 1) % _STRIDE == 0 or step + 1 == steps:
+            state["curve"].append((step + 1, total / tokens / math.log(2)))
+            logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, state["curve"][-1][1])
+            total, tokens = 0.0, 0
+            state.update(step=step + 1, seconds=time.process_time() - began)
+            if kept:
+                checkpoints.save({**state, **student.state()}, kept)
+    given = attention_layers(with_state(trained, converted(trained, weights)).model)
+    variants = {"before": {name: given[name] for name in learning}, "after": student.layers}
+    measured = divergences(trained, variants, split, sentences=min(_MEASURED, sentences or _MEASURED))
+    if kept and os.path.exists(kept):
+        os.remove(kept)
+    closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
+    learnt = {**weights, **student.weights()} if closer else dict(weights)
+    return Distilled(learnt, measured["before"], min(measured.values()), state["curve"], state["seconds"])

@@ -39,6 +39,8 @@ def convert_model(
     calibration: Optional[str] = None,
     data: Optional[PathLike] = None,
     distill_steps: Optional[int] = None,
+    distill_text: Optional[str] = None,
+    distill_rate: Optional[float] = None,
     evaluate: bool = False,
     references: Optional[Mapping[str, PathLike]] = None,
     seed: int = 1,
@@ -55,22 +57,32 @@ def convert_model(
         sites: which attention, written as in ``--collaborative-heads``.
         calibration: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
-        distill_steps: of training each layer to attend as its source does; None: none.
+        distill_steps: of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
+            run that was killed goes on from ``output`` with ``.distilling`` at its end.
+        distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
+        distill_rate: learning rate; None: that of :func:`.distill`.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
         references: test split → file of raw references, for ``evaluate``.
         seed: of random starts and batches. threads: of the CPU; None: torch's. max_tokens: per batch.
 
     Returns:
         A record of kind ``conversion`` for :func:`table`. Its parts: ``output`` (file and sum), ``layers`` (a list),
-        ``parameters`` (of the model), ``divergences`` (that the budget was spread by), ``seconds`` (of calibration,
-        allocation, fit and distillation) and ``evaluation`` (by name).
+        ``parameters`` (of the model), ``divergences`` (that the budget was spread by), ``distillation`` (divergences
+        before, after and on the way), ``seconds`` (of all but the evaluation) and ``evaluation`` (by name).
 
     Raises:
         ReparamError: settings that do not go together, or a model that they do not fit. TargetError: ``output`` cannot
         be written. CheckpointError, TranslationError, ConfigurationError: as of :func:`.load_model`.
     """
     references = references or {}
-    settings = {"key_dim": key_dim, "budget": budget, "sites": sites, "distill": distill_steps, "seed": seed}
+    settings: Dict[str, Any] = {
+        "key_dim": key_dim,
+        "budget": budget,
+        "sites": sites,
+        "distill": distill_steps,
+        "seed": seed,
+    }
+    settings.update(distill_text=distill_text, distill_rate=distill_rate)
     _check({**settings, "threads": threads, "max_tokens": max_tokens}, calibration, evaluate, references)
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
@@ -106,11 +118,15 @@ def convert_model(
         )
         key_dims = allocation.spend(trained, curves, spending)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
-    distilled: Dict[str, Distilled] = {}
-    if distill_steps and text:
+    distilled: Optional[Distilled] = None
+    if distill_steps and calibration:
+        own = text_of(distill_text or calibration, trained, max_tokens, option="--distill-text", seed=seed)
+        settings["distill_text"] = own.setting()
         weights = {name: fit.weights for name, fit in fits.items()}
-        distilled = distill(trained, weights, text.split, distill_steps, sentences=text.sentences, seed=seed)
-        state = fairseq.converted(trained, {name: done.weights for name, done in distilled.items()})
+        options: Dict[str, Any] = {"rate": distill_rate} if distill_rate else {}
+        kept = f"{os.fspath(output)}.distilling"
+        distilled = distill(trained, weights, own.split, distill_steps, seed=seed, kept=kept, **options)
+        state = fairseq.converted(trained, distilled.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))
@@ -130,11 +146,11 @@ def convert_model(
             evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
     record.parts.update(
         output=file_setting(output), layers=[
-            _layer(name, source, fits[name], distilled.get(name), errors.get(name), trained.state, state)
+            _layer(name, source, fits[name], errors.get(name), trained.state, state)
             for name, source in fairseq.sources(trained, names).items()
         ],
         parameters={"before": parameters_of(trained.state), "after": parameters_of(state)}, divergences=curves,
-        seconds=seconds, evaluation=evaluation,
+        distillation=distilled and distilled.told(), seconds=seconds, evaluation=evaluation,
     )  # fmt: skip
     return record
 
@@ -149,18 +165,20 @@ def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bo
     for name in ("budget", "distill"):
         if settings[name] and not calibration:
             raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
+    if (settings["distill_text"] or settings["distill_rate"]) and not settings["distill"]:
+        raise ReparamError("--distill-text and --distill-rate need --distill")
     if references and not evaluate:
         raise ReparamError("--reference needs --evaluate")
 
 
 def _layer(
-    name: str, source: ScoreWeights, fit: ScoreFit, distilled: Optional[Distilled], error: Optional[float],
+    name: str, source: ScoreWeights, fit: ScoreFit, error: Optional[float],
     before: Mapping[str, Any], after: Mapping[str, Any],
 ) -> Dict[str, Any]:  # fmt: skip
     """What the record says of one layer; ``before`` and ``after`` are the checkpoints."""
     own = tuple(parameter_prefix(name) + part for part in fairseq.SCORE_PARAMETERS)
     sizes = [sum(t.numel() for key, t in state["model"].items() if key.startswith(own)) for state in (before, after)]
-    entry = {
+    return {
         "layer": name,
         "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
         "relative_error": fit.error,
@@ -171,9 +189,6 @@ def _layer(
         "sweeps": fit.sweeps,
         "seconds": fit.seconds,
     }
-    if distilled is not None:
-        entry["attention_kl"] = {"before": distilled.before, "after": distilled.after}
-    return entry
 
 
 def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, Any]:

@@ -110,34 +110,36 @@ def study(record: Record, tuned: Optional[Record]) -> str:
     text += grid(frame, "increase", 4)
     text += "CPU seconds for the whole model, calibration and allocation not counted:\n\n"
     text += grid(frame[frame["method"] != "authors"], "cpu_seconds", 1)
-    part, splits = settings["bleu_rank"], list(source["bleu"])
+    parts, splits = settings["bleu_ranks"], list(source["bleu"])
     rows = [["model", *splits], ["source", *(f"{source['bleu'][split]['score']:.2f}" for split in splits)]]
-    chosen = frame[frame["part"] == Fraction(part)]
-    for method in (method for method in METHODS if method in set(chosen["method"])):
-        own = chosen[chosen["method"] == method]
-        rows.append([METHODS[method], *(spread(own[split], 2) for split in splits)])
+    for part in parts:
+        chosen = frame[frame["part"] == Fraction(part)]
+        for method in (method for method in METHODS if method in set(chosen["method"])):
+            own = chosen[chosen["method"] == method]
+            rows.append([f"{METHODS[method]}, R = {part}", *(spread(own[split], 2) for split in splits)])
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
-    text += f"sacreBLEU at R = {part}, without any training (`{signature}`):\n\n"
+    text += f"sacreBLEU without labels (`{signature}`):\n\n"
     text += pages.table(rows, numbers=True) + "\n\n"
     if tuned:
         rows = [["model", "validation loss", *splits]]
-        for rank, run in tuned_runs(tuned):
-            label = f"calibrated, R = {rank}" if rank else "unchanged"
+        for method, rank, run in tuned_runs(tuned):
+            label = f"{method}, R = {rank}" if rank else "unchanged"
             rows.append([label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][s]['score']:.2f}" for s in splits)])
         text += f"After fine-tuning for {tuned['settings']['updates']} updates:\n\n"
         text += pages.table(rows, numbers=True) + "\n\n"
-        text += f"Interrupted half-way and continued, {tuned['parts']['resumed']} ended the same, bit for bit.\n\n"
+        if "resumed" in tuned["parts"]:
+            text += f"Interrupted half-way and continued, {tuned['parts']['resumed']} ended the same, bit for bit.\n\n"
     return text + exactness(source) + "\n\n"
 
 
-def tuned_runs(record: Record) -> List[Tuple[Optional[Fraction], Record]]:
-    """Rank (None: unchanged) and scores of every fine-tuned model, the unchanged one first, then large ranks."""
+def tuned_runs(record: Record) -> List[Tuple[str, Optional[Fraction], Record]]:
+    """Method, rank (None: unchanged) and scores of the fine-tuned models, the unchanged one first, then large ranks."""
     found = []
     for name, run in record["parts"].items():
-        last = name.rsplit("-", 1)[-1]  # of finetuned/tiny-full, finetuned/tiny-calibrated-3of4
         if name.startswith("finetuned/"):
-            found.append((None if last == "full" else Fraction(last.replace("of", "/")), run))
-    return sorted(found, key=lambda pair: -(pair[0] or Fraction(2)))
+            _, method, last = f"-{name}".rsplit("-", 2)  # of finetuned/tiny-full, finetuned/tiny-calibrated-3of4
+            found.append((method, None if last == "full" else Fraction(last.replace("of", "/")), run))
+    return sorted(found, key=lambda entry: -(entry[1] or Fraction(2)))
 
 
 def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: bool) -> None:
@@ -155,9 +157,10 @@ def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: b
                     )  # fmt: skip
             if quality:
                 runs = tuned_runs(tuned[record["name"]]) if record["name"] in tuned else []
-                after = [(float(rank), run["valid"]["loss"]) for rank, run in runs if rank]
+                after = [(float(rank), run["valid"]["loss"]) for _, rank, run in runs if rank]
                 if after:
-                    axis.plot(*zip(*after, strict=True), label="calibrated, fine-tuned", color="black", marker="x")
+                    label = f"{runs[-1][0]}, fine-tuned"
+                    axis.plot(*zip(*after, strict=True), label=label, color="black", marker="x")
                 loss = record["parts"]["source"]["valid"]["loss"]
                 axis.axhline(loss, color="#777777", linestyle=":", label="source")
             else:
@@ -182,7 +185,7 @@ def main() -> None:
     records = [load(path, "study") for path in args.records]
     benchmarks = [record for record in records if "race" in record["parts"]]
     studies = [record for record in records if "source" in record["parts"]]
-    tuned = {record["name"]: record for record in records if "resumed" in record["parts"]}
+    tuned = {record["name"]: record for record in records if "source" not in record["parts"]}
     if not studies and (args.time or args.quality or not benchmarks):
         parser.error("no record of a study was given")
     text = "".join([*map(solver, benchmarks), *(study(record, tuned.get(record["name"])) for record in studies)])

@@ -10,18 +10,19 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 finetune_updates=300
 threads=1
+finetune_method=calibrated
 seed=1
-optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.0003 --lr-scheduler fixed
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 4096)
+optimisation_flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.0005 --warmup-updates 30
+    --lr-scheduler polynomial_decay --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 2048)
 
 usage() {
     cat <<EOF
 usage: recipes/reparam/run.sh --model CHECKPOINT --data DIR --name NAME [options] [-- OPTIONS of study.py ...]
 
 Convert a trained fairseq transformer at several key dims: the paper's method (TensorLy) beside ours, plain, with
-calibration text, with the rank spread over the layers, and with local distillation; three seeds; loss, BLEU and time.
-Then fine-tune the calibrated models, and the unchanged one for comparison, and check that a fine-tuning that is
-interrupted ends like one that is not. Needs the extras reparam and plots of this project.
+calibration text, with the rank spread over the layers, and distilled without labels; three seeds; loss, BLEU and time.
+Then fine-tune converted models, and the unchanged one for comparison, and check that a fine-tuning that is
+interrupted ends like one that is not. Needs the extras reparam (for the paper's method) and plots of this project.
 
   --model FILE      checkpoint of fairseq's transformer
   --data DIR        its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)
@@ -30,13 +31,15 @@ interrupted ends like one that is not. Needs the extras reparam and plots of thi
                     raw references of a test split, such as test=test_2016_flickr.de (default: the data-bin's own);
                     repeatable
   --finetune-updates R
-                    length of each fine-tuning (default: $finetune_updates; 0: none)
+                    length of each fine-tuning, its rate falling to zero (default: $finetune_updates; 0: none)
+  --finetune-method METHOD
+                    which converted models are fine-tuned: calibrated or distilled (default: $finetune_method)
   --seed N          of the fine-tuning (default: $seed)
   --threads N       CPU threads (default: $threads)
   --output DIR      (default: runs/reparam/NAME)
   --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
 
-Options of study.py: --ranks, --seeds, --sentences, --distill, ... (see its --help).
+Options of study.py: --methods, --ranks, --bleu-ranks, --seeds, --sentences, --distill, ... (see its --help).
 The same command continues an interrupted run; what is finished is skipped.
 OUTPUT: NAME.json and NAME.finetuned.json (the records), table.md, time.svg and quality.svg (Figures 4 and 5 of the
 paper) made from them, converted and fine-tuned checkpoints. Several models in one table and figure:
@@ -55,6 +58,7 @@ name $name
 model $model_sum
 seed $seed
 finetune_updates $finetune_updates
+finetune_method $finetune_method
 study $*
 EOF
 export OMP_NUM_THREADS=$threads
@@ -67,13 +71,13 @@ fi
 
 fine_tune() { # CHECKPOINT FOLDER UPDATES
     say "fine-tuning $(basename "$1") for $3 updates"
-    train_on "$@" "${optimisation_flags[@]}" --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
+    train_on "$@" "${optimisation_flags[@]}" --total-num-update "$finetune_updates" --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
 }
 
 if [ "$finetune_updates" -gt 0 ]; then
     mkdir -p "$output/finetuned"
     noted=(--name "$name" --updates "$finetune_updates" --output "$output/$name.finetuned.json")
-    for checkpoint in "$output/$name"-full.pt "$output/$name"-calibrated-*.pt; do
+    for checkpoint in "$output/$name"-full.pt "$output/$name"-"$finetune_method"-*.pt; do
         run=$(basename "$checkpoint" .pt)
         ! finished "finetune-$run" || continue
         fine_tune "$checkpoint" "$output/finetuned/$run" "$finetune_updates"

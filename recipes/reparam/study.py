@@ -10,12 +10,13 @@ For each rank (a part of the key dim of the source) and each seed of the decompo
   plain        our solver, all inputs counting alike
   calibrated   our solver, weighted by the covariances of --sentences sentences of train
   allocated    the same with the rank spread over the layers by the divergence of the predictions on 100 of them
-  distilled    the allocated model after --distill steps on 2,000 sentences of train (at --distill-ranks)
+  distilled    the allocated model after --distill steps on the source's predictions for its own translations of
+               --unlabelled sentences of train (at --distill-ranks)
 
-For every one the loss on valid; at --bleu-rank also sacreBLEU of every test split (beam 5). Every result is a part of
+For every one the loss on valid; at --bleu-ranks also sacreBLEU of every test split (beam 5). Every result is a part of
 the record OUTPUT/NAME.json that a second run does not make again. CPU seconds are those of this process on --threads
-threads. The checkpoints of `calibrated` of the first seed stay in OUTPUT as
-NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative heads as NAME-full.pt.
+threads. The checkpoints of `calibrated` and `distilled` of the first seed stay in
+OUTPUT as NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative heads as NAME-full.pt.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import sys
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
@@ -38,13 +39,15 @@ from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
-from collab_fairseq.reparam.distill import distill
+from collab_fairseq.reparam.distill import Distilled, distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
+from collab_fairseq.reparam.text import text_of
 
 logger = logging.getLogger("study")
 
 METHODS = ("paper", "authors", "plain", "calibrated", "allocated", "distilled")
-MEASURED, UNLABELLED = 100, 2000  # sentences for allocation and for distillation
+KEPT = ("calibrated", "distilled")  # whose checkpoints stay
+MEASURED = 100  # sentences for allocation
 
 Weights = Dict[str, ScoreWeights]
 
@@ -94,10 +97,12 @@ class Study:
             },
             "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
             "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
-            "sentences": args.sentences, "distill": args.distill, "seeds": args.seeds,
+            "sentences": args.sentences, "distill": args.distill, "unlabelled": args.unlabelled,
+            "seeds": args.seeds,
             "distill_ranks": [str(part) for part in args.distill_ranks],
-            "ranks": [str(part) for part in args.ranks], "bleu_rank": str(args.bleu_rank),
-            "tensorly": importlib.metadata.version("tensorly"),
+            "ranks": [str(part) for part in args.ranks],
+            "bleu_ranks": [str(part) for part in args.bleu_ranks],
+            "tensorly": importlib.metadata.version("tensorly") if {"paper", "authors"} & {*args.methods} else None,
         }  # fmt: skip
 
     def ranks(self, part: Fraction) -> Dict[str, int]:
@@ -114,19 +119,25 @@ class Study:
         ))  # fmt: skip
         return {name: {int(dim): value for dim, value in curve.items()} for name, curve in made.items()}
 
+    @functools.cached_property
+    def unlabelled(self) -> str:
+        """The split of the source's own translations."""
+        flag = f"train:{self.args.unlabelled}"
+        return text_of(flag, self.trained, 4000, option="unlabelled", seed=self.args.seeds[0]).split
+
     def parafacs(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
         """The paper's decomposition of all layers and its CPU seconds; `authors` has another scale."""
         began = time.process_time()
         found = {name: parafac(self.origin[name], rank, seed) for name, rank in self.ranks(part).items()}
         return found, time.process_time() - began
 
-    def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float]:
-        """The scores that a method makes, and its CPU seconds."""
+    def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float, Optional[Distilled]]:
+        """The scores that a method makes, its CPU seconds, and how distillation went."""
         if method in ("paper", "authors"):
             found, seconds = self.dense(part, seed)
             if method == "authors":
                 found = {n: w._replace(scale=(w.heads.rank / w.heads.num_heads) ** -0.5) for n, w in found.items()}
-            return found, seconds
+            return found, seconds, None
         # the same text for all of them: not in anybody's time
         calibrations = None if method == "plain" else self.calibrations
         curves = self.curves if method in ("allocated", "distilled") else None
@@ -135,14 +146,16 @@ class Study:
             dims = spend(self.trained, curves, Budget(mean=sum(dims.values()) / len(dims)))
         fits = fit_layers(self.origin, dims, calibrations, progress=lambda *_: None, seed=seed)
         found = {name: fit.weights for name, fit in fits.items()}
-        if method == "distilled":
-            done = distill(self.trained, found, "train", self.args.distill, sentences=UNLABELLED, seed=seed)
-            found = {name: one.weights for name, one in done.items()}
-        return found, time.process_time() - began
+        seconds = time.process_time() - began
+        if method != "distilled":
+            return found, seconds, None
+        kept = self.args.output / f"{self.args.name}-{slug(part)}-seed{seed}.distilling"
+        done = distill(self.trained, found, self.unlabelled, self.args.distill, seed=seed, kept=kept)
+        return done.weights, seconds + done.cpu_seconds, done
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
         """One conversion and what it loses."""
-        weights, seconds = self.weights(method, part, seed)
+        weights, seconds, distilled = self.weights(method, part, seed)
         state = converted(self.trained, weights)
         model = translation.with_state(self.trained, state)
         digest = hashlib.sha256()
@@ -157,10 +170,11 @@ class Study:
             "errors": {n: relative_error(self.origin[n].heads, w.heads) for n, w in weights.items()},
             "output_errors": output_errors(self.trained, model, "train", self.names, sentences=MEASURED),
             "parameters": parameters_of(state), "valid": loss,
+            "distillation": distilled and distilled.told(),
         }  # fmt: skip
-        if part == self.args.bleu_rank:
+        if part in self.args.bleu_ranks:
             result["bleu"] = self.bleu(model, key)
-        if method == "calibrated" and seed == self.args.seeds[0]:
+        if method in KEPT and seed == self.args.seeds[0]:
             checkpoints.save(state, self.args.output / f"{self.args.name}-{method}-{slug(part)}.pt")
         return result
 
@@ -196,7 +210,7 @@ class Study:
         args = self.args
         source = self.record.part("source", self.source)
         for part in args.ranks:
-            for method in METHODS:
+            for method in args.methods:
                 if method == "distilled" and (part not in args.distill_ranks or not args.distill):
                     continue
                 for seed in args.seeds:
@@ -215,9 +229,11 @@ def main() -> int:
     parser.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
     quarters = [Fraction(3, 4), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)]
     parser.add_argument("--ranks", type=Fraction, nargs="+", default=quarters)
-    parser.add_argument("--bleu-rank", type=Fraction, default=Fraction(1, 2))
+    parser.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS, help="in this order (default: all)")
+    parser.add_argument("--bleu-ranks", type=Fraction, nargs="*", default=[Fraction(1, 2)])
     parser.add_argument("--distill-ranks", type=Fraction, nargs="*", default=quarters[2:])
-    parser.add_argument("--distill", type=int, default=200, metavar="STEPS")
+    parser.add_argument("--distill", type=int, default=2000, metavar="STEPS")
+    parser.add_argument("--unlabelled", type=int, default=29000, metavar="SENTENCES")
     parser.add_argument("--sentences", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1)
@@ -226,7 +242,6 @@ def main() -> int:
         # fairseq has set up logging of its own by now
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
         logging.getLogger("fairseq").setLevel(logging.WARNING)
-        importlib.metadata.version("tensorly")
         torch.set_num_threads(args.threads)
         Study(args).run()
     except importlib.metadata.PackageNotFoundError:

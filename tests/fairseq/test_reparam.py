@@ -178,8 +178,10 @@ def test_the_command_writes_what_the_functions_make(command_line, checkpoint, ti
         assert layer["output_error"] == pytest.approx(errors[layer["layer"]], rel=1e-4)
         assert layer["parameters"]["after"] == 6 * (E + E + H) + H * E
         saved += layer["parameters"]["before"] - layer["parameters"]["after"]
-        assert 0 < layer["attention_kl"]["after"] <= layer["attention_kl"]["before"]
-    assert any(layer["attention_kl"]["after"] < layer["attention_kl"]["before"] for layer in report["layers"])
+    learnt = report["distillation"]
+    assert 0 < learnt["after"] < learnt["before"]
+    assert [step for step, _ in learnt["curve"]] == [9]
+    assert not (command_line / "six.pt.distilling").exists()
     assert sizes["b"] - sizes["a"] == saved
     told = report["evaluation"]["valid loss"]
     assert told["before"] == pytest.approx(loss(trained, "valid").loss, abs=1e-6)
@@ -221,6 +223,11 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "17"], "encoder.0: the shared key dim must be between 1 and 16"),
         (["--key-dim", "0"], "--key-dim must be at least 1"),
         (["--budget", "mean:8"], "--budget needs text"),
+        (["--key-dim", "8", "--distill-text", "train:9"], "--distill-text and --distill-rate need --distill"),
+        (
+            ["--key-dim", "8", "--calibration", "train:9", "--distill", "2", "--distill-text", "dev:9"],
+            "--distill-text dev:9: there is no file of that name",
+        ),
         (["--budget", "half", "--calibration", "train:9"], "mean:KEY_DIM or parameters:NUMBER, but is 'half'"),
         (["--budget", "parameters:100", "--calibration", "train:9"], "the budget is too small"),
         (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev'; it has train, valid, test"),

@@ -20,8 +20,8 @@ def command(tiny_run, tiny_data, tmp_path_factory):
     return output, [
         RECIPE / "run.sh", "--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--name", "tiny",
         "--output", output, "--python", sys.executable, "--finetune-updates", 4, "--",
-        "--ranks", "1/2", "--bleu-rank", "3/4", "--seeds", 1, "--distill", 2,
-        "--distill-ranks", "1/2", "--sentences", 30,
+        "--ranks", "1/2", "--bleu-ranks", "3/4", "--seeds", 1, "--distill", 2,
+        "--distill-ranks", "1/2", "--sentences", 30, "--unlabelled", 30,
     ]  # fmt: skip
 
 
@@ -46,6 +46,8 @@ def test_the_record_has_every_method(done):
         assert "bleu" not in result
         assert 0 < result["output_errors"]["cross.0"] < 2
     assert source["full"]["bleu"]["test"]["score"] == source["bleu"]["test"]["score"]
+    assert [found["distillation"] is None for found in results] == [True] * 5 + [False]
+    assert results[5]["distillation"]["curve"][-1][0] == 2
     paper, authors = results[:2]
     assert paper["errors"] == authors["errors"]
     assert paper["output_errors"] != authors["output_errors"]

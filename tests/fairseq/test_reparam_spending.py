@@ -1,13 +1,15 @@
-"""How dimensions are spread over layers, and local distillation."""
+"""How dimensions are spread over layers, and distillation."""
 
 import contextlib
 import itertools
+import math
 
 import pytest
 import torch
 
 from collab_fairseq.modules.sites import attention_layers, swapped
-from collab_fairseq.reparam import ReparamError
+from collab_fairseq.reparam import ReparamError, relative_error, scores_of
+from collab_fairseq.reparam import distill as distillation
 from collab_fairseq.reparam.allocation import (
     Budget,
     allocate,
@@ -17,10 +19,10 @@ from collab_fairseq.reparam.allocation import (
     parameters_of,
     spend,
 )
-from collab_fairseq.reparam.distill import distill, divergence, log_weights
-from collab_fairseq.reparam.fairseq import calibrate, calls, convert, converted, sources
+from collab_fairseq.reparam.distill import distill
+from collab_fairseq.reparam.fairseq import calibrate, convert, converted, sources
+from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation import batches, load_model, with_state
-from tests.common import FLOAT32
 
 PLACES = ["encoder.0", "cross.0", "decoder.0"]
 
@@ -128,65 +130,121 @@ def test_budgets_are_spent_where_they_matter(trained, calibrations):
     assert limit - 34 < counted <= limit
 
 
-def test_attention_weights_are_the_layers_own(trained, calibrations):
-    """Standard and collaborative layers, with their masks, against what the layers themselves return."""
-    small = with_state(trained, convert(trained, 5, calibrations)[0])
-    for model in (trained, small):
-        layers, scores = attention_layers(model.model), sources(model)
-        for batch in calls(trained, batches(trained, "valid", max_tokens=60), PLACES):
-            for name, call in batch.items():
-                with torch.no_grad():
-                    found, counted = log_weights(scores[name], call)
-                    _, weights = layers[name](
-                        *(tensor.transpose(0, 1) for tensor in (call.query, call.key, call.value)),
-                        key_padding_mask=call.key_padding_mask, attn_mask=call.attn_mask, need_head_weights=True,
-                    )  # fmt: skip
-                weights = weights.transpose(0, 1)
-                torch.testing.assert_close(found.exp(), weights, atol=FLOAT32, rtol=0)
-                assert bool((~counted | (weights > 0)).all())
-
-
-def test_the_divergence_of_attention_by_hand(trained, calibrations):
-    scores, fit = sources(trained), convert(trained, 4, calibrations)[1]
-    batch = next(iter(calls(trained, batches(trained, "valid", max_tokens=60), ["decoder.0"])))
-    call = batch["decoder.0"]
-    given = [log_weights(s, call)[0].exp() for s in (scores["decoder.0"], fit["decoder.0"].weights)]
-    total, number = 0.0, 0
-    for row, position in (~call.query_padding_mask).nonzero().tolist():
-        for head in range(2):
-            p, q = (weights[row, head, position, : position + 1].double() for weights in given)
-            total += float((p * (p / q).log()).sum())
-            number += 1
-    found = divergence(scores["decoder.0"], fit["decoder.0"].weights, call)
-    assert float(found) == pytest.approx(total / number, rel=1e-4)
-    assert float(found) > 1e-4
-    assert float(divergence(scores["decoder.0"], scores["decoder.0"], call)) == pytest.approx(0, abs=1e-7)
-
-
-def test_distillation_brings_attention_closer(trained, calibrations):
-    _, fits = convert(trained, {"encoder.0": 4, "cross.0": 4, "decoder.0": 16}, calibrations)
-    start = {name: fit.weights for name, fit in fits.items()}
-    runs = [distill(trained, start, "train", 60, sentences=100, max_tokens=300, seed=seed) for seed in (1, 1, 2)]
-
-    def total(weights):
-        values = dict.fromkeys(PLACES, 0.0)
-        for batch in calls(trained, batches(trained, "valid"), PLACES):
-            for name, call in batch.items():
-                values[name] += float(divergence(sources(trained)[name], weights[name], call))
-        return values
-
-    before, after = total(start), total({name: done.weights for name, done in runs[0].items()})
+@pytest.fixture(scope="module")
+def start(trained, calibrations):
+    """Scores of two layers with a quarter of their dimensions, and far off, and of one that is exact."""
+    fits = convert(trained, {"encoder.0": 4, "cross.0": 4, "decoder.0": 16}, calibrations)[1]
+    found = {name: fit.weights for name, fit in fits.items()}
     for name in ("encoder.0", "cross.0"):
-        assert 0 < after[name] < before[name]
-        assert 0 < runs[0][name].after < runs[0][name].before
-    assert after["encoder.0"] < 0.95 * before["encoder.0"]
-    assert runs[0]["decoder.0"].weights is start["decoder.0"]  # exact: nothing to learn
-    one, again, other = (run["cross.0"].weights.heads.query for run in runs)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert one.shape[0] == 4
+        found[name].heads.mixing.normal_(0, 3, generator=torch.Generator().manual_seed(1))
+        found[name] = found[name]._replace(heads=found[name].heads.balanced())
+    return found
+
+
+@pytest.fixture(scope="module")
+def own(trained):
+    """The name of a split of 64 training sentences with translations drawn from the model."""
+    return text_of("train:64", trained, 4000, option="own", seed=1).split
+
+
+def test_translations_are_drawn_from_the_model(trained, own):
+    """No reference is read; another seed draws others; what is drawn is likelier than the references are."""
+    drawn, given = (trained.task.dataset(name) for name in (own, "train"))
+    pairs = [(drawn.src[n], given.src[n]) for n in range(64)]
+    assert all(torch.equal(one.long(), other.long()) for one, other in pairs)
+    targets = [[tuple(data.tgt[n].tolist()) for n in range(64)] for data in (drawn, given)]
+    other = trained.task.dataset(text_of("train:64", trained, 4000, option="other", seed=2).split)
+    again = trained.task.dataset(text_of("train:64", trained, 4000, option="again", seed=1).split)
+    assert [tuple(again.tgt[n].tolist()) for n in range(64)] == targets[0]
+    assert [tuple(other.tgt[n].tolist()) for n in range(64)] != targets[0]
+    assert sum(one == reference for one, reference in zip(*targets, strict=True)) < 10
+
+
+def scores_of_predictions(trained, start, split, steps, rate):
+    """:func:`distill` on a single batch, by autograd of the loss as it is written in its module."""
+    model = with_state(trained, converted(trained, start)).model
+    learning = {
+        parameter: float(parameter.detach().square().mean().sqrt())
+        for place, layer in attention_layers(model).items() if place in start
+        for name, parameter in layer.named_parameters() if not name.startswith(("v_proj", "out_proj"))
+    }  # fmt: skip
+    optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in learning], betas=(0.9, 0.98))
+    (sample,) = batches(trained, split)
+    with torch.no_grad():
+        p = torch.softmax(trained.model(**sample["net_input"])[0], -1)
+    for step in range(steps):
+        q = torch.softmax(model(**sample["net_input"])[0], -1)
+        optimizer.zero_grad()
+        (p * (p / q).log()).sum(-1)[sample["target"] != 1].mean().backward()
+        for group, size in zip(optimizer.param_groups, learning.values(), strict=True):
+            group["lr"] = rate * size * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.step()
+    layers = attention_layers(model)
+    return {name: scores_of(layers[name]) for name in start}
+
+
+def test_a_step_is_one_on_the_divergence_of_predictions(trained, start, own):
+    some = {name: start[name] for name in ("encoder.0", "cross.0")}
+    expected = scores_of_predictions(trained, some, own, 3, 0.01)
+    found = distill(trained, some, own, 3, max_tokens=4000, rate=0.01)
+    for name, scores in found.weights.items():
+        wanted = expected[name]._replace(heads=expected[name].heads.balanced())
+        moved = relative_error(wanted.heads, start[name].heads)
+        assert relative_error(wanted.heads, scores.heads) < 1e-2 * moved
+        torch.testing.assert_close(scores.content_bias, wanted.content_bias, atol=1e-4, rtol=0)
+        assert moved > 1e-3
+        assert float((wanted.content_bias - start[name].content_bias).abs().max()) > 1e-3
+
+
+def test_distillation_brings_predictions_closer(trained, start, own):
+    """On text that it does not see, and as far as it says; what it was given stays as it was."""
+    done = distill(trained, start, own, 60, max_tokens=300, rate=0.03)
+    models = {"before": start, "after": done.weights}
+    variants = {
+        name: attention_layers(with_state(trained, converted(trained, weights)).model)
+        for name, weights in models.items()
+    }
+    unseen = divergences(trained, variants, "valid")
+    assert 0 < unseen["after"] < 0.8 * unseen["before"]
+    measured = divergences(trained, variants, own)
+    assert measured == pytest.approx({"before": done.before, "after": done.after}, rel=1e-3)
+    assert done.weights["decoder.0"] is start["decoder.0"]  # exact: nothing to learn
+    assert [step for step, _ in done.curve] == [50, 60]
+    assert done.curve[-1][1] < done.before
     with pytest.raises(ReparamError, match="at least one step"):
-        distill(trained, start, "train", 0)
-    biased = {"cross.0": start["cross.0"]._replace(query_bias=torch.zeros(4))}
-    with pytest.raises(ReparamError, match=r"cross\.0 have one"):
-        distill(trained, biased, "train", 1)
+        distill(trained, start, own, 0)
+    assert distill(trained, {"decoder.0": start["decoder.0"]}, own, 1).curve == []
+
+
+def test_where_steps_lead_away_the_start_stays(trained, start, own):
+    done = distill(trained, start, own, 2, rate=100.0)
+    assert done.weights == start
+    assert done.after == done.before > 0
+
+
+def test_a_distillation_that_is_killed_goes_on_to_the_same_end(trained, start, own, tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation, "_STRIDE", 2)
+    kept, settings = tmp_path / "kept", {"max_tokens": 200, "seed": 5}
+    whole = distill(trained, start, own, 5, **settings)
+    step, left = distillation._Student.step, [3]
+
+    def killed(*args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return step(*args)
+
+    monkeypatch.setattr(distillation._Student, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        distill(trained, start, own, 5, kept=kept, **settings)
+    monkeypatch.setattr(distillation._Student, "step", step)
+    with pytest.raises(ReparamError, match="kept belongs to another distillation; remove it"):
+        distill(trained, start, own, 6, kept=kept, **settings)
+    again = distill(trained, start, own, 5, kept=kept, **settings)
+    assert not kept.exists()
+    assert again.curve == whole.curve
+    for name in start:
+        pairs = zip(again.weights[name].parameters().values(), whole.weights[name].parameters().values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    other = distill(trained, start, own, 5, max_tokens=200, seed=6)
+    assert other.curve != whole.curve

@@ -1,0 +1,173 @@
+"""fairseq's beam search with fewer passes over the vocabulary: the same hypotheses and scores, sooner.
+
+fairseq's SequenceGenerator goes over the log-probabilities of all types six times at every step, and looks for all
+modules that have a cache. But of a hypothesis only its 2 · beam best types can be among the 2 · beam best of its
+sentence. So the generator is shown a vocabulary of 4 + 2 · beam types, each hypothesis its own: the four special
+symbols, under their usual numbers, and its best others. What the search chooses is then given its real number.
+
+Whatever else reads or changes log-probabilities by their numbers (sampling, constraints, forced prefixes, blocked
+n-grams, a language model) gets the whole vocabulary, as in fairseq.
+"""
+
+import copy
+import functools
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+import torch
+from fairseq.search import BeamSearch
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from .transformer_collab import TransformerCollabModel
+
+#: <s>, <pad>, </s>, <unk>
+SPECIAL = 4
+#: types of which the largest is looked for first
+BLOCK = 64
+
+State = Dict[str, Dict[str, Optional[Tensor]]]
+
+
+class Shortlist(EnsembleModel):  # type: ignore[misc]
+    """Models that tell, of each of R hypotheses, the log-probabilities of 4 + K types only.
+
+    Args:
+        models: one or several ``transformer_collab``. size: K. beams: hypotheses of a sentence.
+
+    Attributes:
+        types: (R, 4 + K), the numbers of these types, of the last step.
+    """
+
+    def __init__(self, models: List[nn.Module], size: int, beams: int) -> None:
+        super().__init__(models)
+        self.size, self.beams = size, beams
+        self.types = torch.empty(0)
+        self._logits = torch.empty(0)
+        decoders: List[Any] = [model.decoder for model in models]
+        self._caches = [
+            [m for m in d.modules() if m is not d and hasattr(m, "reorder_incremental_state")] for d in decoders
+        ]
+
+    def forward_decoder(
+        self, tokens: Tensor, encoder_outs: List[Any], incremental_states: List[State], temperature: float = 1.0
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Log-probabilities (R, 4 + K), and attention (R, S) or None; arguments as in fairseq."""
+        if len(self.models) > 1 or not self._one_product(self.single_model.decoder):
+            found, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+        else:
+            found, attention = self._decode(tokens, encoder_outs[0], incremental_states[0], temperature)
+        values, numbers = largest(found[:, SPECIAL:], self.size)
+        special = torch.arange(SPECIAL, device=found.device).expand(found.size(0), -1)
+        self.types = torch.cat([special, numbers + SPECIAL], 1)
+        return torch.cat([found[:, :SPECIAL], values], 1), attention
+
+    @staticmethod
+    def _one_product(decoder: Any) -> bool:
+        layer = decoder.output_projection
+        return decoder.adaptive_softmax is None and type(layer) is nn.Linear and layer.bias is None
+
+    def _decode(self, tokens: Tensor, source: Any, state: State, temperature: float) -> Tuple[Tensor, Optional[Tensor]]:
+        """Log-probabilities (R, V) of one model, in memory that the next step uses again; attention."""
+        decoder: Any = self.single_model.decoder
+        features, extra = decoder(tokens, encoder_out=source, incremental_state=state, features_only=True)
+        features, weight = features[:, -1], decoder.output_projection.weight
+        shape, kept = (features.size(0), weight.size(0)), self._logits
+        if kept.numel() < shape[0] * shape[1] or kept.dtype != features.dtype or kept.device != features.device:
+            kept = self._logits = features.new_empty(shape[0] * shape[1])
+        logits = torch.mm(features, weight.t(), out=kept[: shape[0] * shape[1]].view(shape))
+        if temperature != 1.0:
+            logits.div_(temperature)
+        attention = extra["attn"][0]
+        attention = attention[:, -1] if attention is not None else None
+        if logits.dtype != torch.float32:
+            return torch.log_softmax(logits, -1, dtype=torch.float32), attention
+        return torch.log_softmax(logits, -1, out=logits), attention
+
+    def reorder_incremental_state(self, incremental_states: List[State], new_order: Tensor) -> None:
+        """Hypothesis r becomes what ``new_order[r]`` was; keys of sources are left alone while all sentences stay."""
+        sentences = torch.div(new_order, self.beams, rounding_mode="floor")
+        places = torch.arange(self.types.size(0), device=new_order.device)  # of the last step
+        stay = torch.equal(sentences, torch.div(places, self.beams, rounding_mode="floor"))
+        for state, modules in zip(incremental_states, self._caches, strict=True):
+            for module in modules:
+                if not (stay and getattr(module, "cross", False)):
+                    module.reorder_incremental_state(state, new_order)
+
+
+def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
+    """The K largest of each row (R, V), in order, and their places, both (R, K): those of ``topk``, on a CPU sooner.
+
+    They lie in the K blocks with the largest maxima; a maximum costs a fraction of a sorted selection.
+    """
+    rows, blocks = values.size(0), values.size(1) // BLOCK
+    if values.device.type != "cpu" or blocks < 4 * number:
+        found = values.topk(number)
+        return found.values, found.indices
+    blocked = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    first = blocked.amax(2).topk(number).indices[:, :, None]  # (R, K, 1)
+    some = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)
+    places = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
+    rest = torch.arange(blocks * BLOCK, values.size(1)).expand(rows, -1)
+    found = torch.cat([some, values[:, blocks * BLOCK :]], 1).topk(number)
+    return found.values, torch.cat([places, rest], 1).gather(1, found.indices)
+
+
+class ShortlistSearch(BeamSearch):  # type: ignore[misc]
+    """fairseq's beam search over the types of a :class:`Shortlist`, which it gives their real numbers."""
+
+    def __init__(self, search: BeamSearch, model: Shortlist) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(search.__dict__)  # it has numbers only
+        self._shortlist = [model]  # not a submodule of this one as well
+
+    def step(self, step: int, lprobs: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
+        """Scores, types and beams (N, 2 · beam), of log-probabilities (N, beam, 4 + K)."""
+        scores, columns, beams = super().step(step, lprobs, *rest)
+        types = self._shortlist[0].types.view(lprobs.size(0), -1)  # (N, beam · (4 + K))
+        return scores, types.gather(1, beams * lprobs.size(2) + columns), beams
+
+
+class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
+    """See the top of this file."""
+
+    def _generate(
+        self,
+        sample: Dict[str, Any],
+        prefix_tokens: Optional[Tensor] = None,
+        constraints: Optional[Tensor] = None,
+        bos_token: Optional[int] = None,
+    ) -> List[List[Dict[str, Tensor]]]:
+        size, models = 2 * self.beam_size, list(self.model.models)
+        plain = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
+        forced = prefix_tokens is not None or constraints is not None or self.token_indices_to_suppress is not None
+        special = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
+        if forced or not (plain and special and all_ours(models)):
+            return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
+        shown = copy.copy(self)  # several threads may share the generator
+        shown._modules = dict(self._modules)
+        shown.model = Shortlist(models, size, self.beam_size).eval()
+        shown.search, shown.vocab_size = ShortlistSearch(self.search, shown.model), SPECIAL + size
+        return SequenceGenerator._generate(shown, sample, bos_token=bos_token)  # type: ignore[no-any-return]
+
+
+def all_ours(models: Iterable[nn.Module]) -> bool:
+    """Whether all are ``transformer_collab``, whose decoder is known here."""
+    return all(isinstance(model, TransformerCollabModel) for model in models)
+
+
+def use_for_our_models(task: Any = FairseqTask) -> None:
+    """Let fairseq's tasks, and so fairseq-generate and --eval-bleu, translate with it where all models are ours."""
+    original = task.build_generator
+    if getattr(original, "makes_shortlists", False):
+        return
+
+    @functools.wraps(original)
+    def build_generator(self: Any, models: Any, *args: Any, **options: Any) -> Any:
+        made = original(self, models, *args, **options)
+        if type(made) is SequenceGenerator and all_ours(made.model.models):
+            made.__class__ = ShortlistGenerator
+        return made
+
+    build_generator.makes_shortlists = True  # type: ignore[attr-defined]
+    task.build_generator = build_generator

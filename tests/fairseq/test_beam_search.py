@@ -1,0 +1,174 @@
+"""Beam search over shortlists against fairseq's own: the same hypotheses and scores."""
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import FairseqTask
+from omegaconf import OmegaConf
+
+from collab_fairseq.models import beam_search
+from collab_fairseq.models.beam_search import Shortlist, ShortlistGenerator, largest
+from collab_fairseq.translation import batches, load_model
+from tests.fairseq.models import KINDS, SMALL, Task, batch, build, model_of
+
+DICTIONARY = Task().target_dictionary
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(beam_search, "BLOCK", 3)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The shortlists that were made."""
+    made, original = [], Shortlist.__init__
+
+    def recorded(self, *args):
+        made.append(self)
+        original(self, *args)
+
+    monkeypatch.setattr(Shortlist, "__init__", recorded)
+    return made
+
+
+def sample_of(sentences=7, seed=7):
+    source, lengths, target = batch(sentences=sentences, source_len=9, seed=seed)
+    return {"net_input": {"src_tokens": source, "src_lengths": lengths}, "target": target}
+
+
+def hypotheses(kind, models, sample, prefix_tokens=None, **options):
+    options = {"beam_size": 4, "max_len_b": 12, **options}
+    made = kind(models, DICTIONARY, **options)
+    torch.manual_seed(0)
+    return made.generate(models, sample, prefix_tokens=prefix_tokens)
+
+
+def same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for sentence, other in zip(ours, theirs, strict=True):
+        if len(sentence) != len(other):
+            return False
+        for a, b in zip(sentence, other, strict=True):
+            for name in ("tokens", "score", "positional_scores", "attention"):
+                if a[name].shape != b[name].shape or not torch.allclose(a[name], b[name], rtol=0, atol=1e-6):
+                    return False
+    return True
+
+
+OPTIONS = [
+    {},
+    {"beam_size": 1},
+    {"beam_size": 7, "len_penalty": 0.6},
+    {"unk_penalty": -8.0, "min_len": 5},
+    {"temperature": 9.0},
+    {"temperature": 1.7, "max_len_b": 3},
+    {"normalize_scores": False, "match_source_len": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hypotheses_and_scores_are_fairseqs(kind, options, used):
+    models = [model_of(kind)]
+    with torch.no_grad():  # </s> is as likely as a few others, so that sentences leave the batch at different steps
+        weight = models[0].decoder.output_projection.weight
+        weight[2] = weight[4:].mean(0) + 0.6 * (weight[29] + weight[46] + weight[36])
+    ours = hypotheses(ShortlistGenerator, models, sample_of(), **options)
+    assert len(used) == 1
+    assert same(ours, hypotheses(SequenceGenerator, models, sample_of(), **options))
+    other = hypotheses(SequenceGenerator, models, sample_of(seed=8), **options)
+    assert not same(ours, other)  # the control
+    if not options and kind == "collaborative":
+        assert len({max(len(h["tokens"]) for h in sentence) for sentence in ours}) > 2
+
+
+def test_ensembles_other_layers_and_attention(used):
+    pairs = [
+        ([model_of("content"), model_of("standard", seed=1)], {}),
+        ([build(**SMALL, share_all_embeddings=False, adaptive_softmax_cutoff="20,30").eval()], {}),
+        ([model_of("collaborative").bfloat16()], {}),
+    ]
+    needy = model_of("collaborative")
+    needy.decoder.layers[-1].need_attn = True
+    for models, options in [*pairs, ([needy], {})]:
+        ours = hypotheses(ShortlistGenerator, models, sample_of(), **options)
+        assert same(ours, hypotheses(SequenceGenerator, models, sample_of(), **options))
+    assert ours[0][0]["attention"].numel() > 0
+    assert len(used) == 4
+
+
+def test_hypotheses_that_are_no_numbers_any_more_are_given_up(monkeypatch, used):
+    model = model_of("collaborative")
+    whole = model.decoder.forward
+
+    def broken(*args, **kwargs):
+        output, extra = whole(*args, **kwargs)
+        output[3::4] = float("nan")
+        return output, extra
+
+    expected = hypotheses(SequenceGenerator, [model], sample_of())
+    monkeypatch.setattr(model.decoder, "forward", broken)
+    ours = hypotheses(ShortlistGenerator, [model], sample_of())
+    assert same(ours, hypotheses(SequenceGenerator, [model], sample_of()))
+    assert not same(ours, expected)
+    assert used
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_tokens": torch.tensor([[9, 8]] * 7)},
+        {"search_strategy": search.Sampling(DICTIONARY, sampling_topk=10)},
+        {"search_strategy": search.DiverseBeamSearch(DICTIONARY, num_groups=2, diversity_strength=0.5)},
+        {"no_repeat_ngram_size": 2},
+        {"tokens_to_suppress": ("w3",)},
+        {"eos": 30},
+        {"beam_size": 30},
+    ],
+    ids=str,
+)
+def test_what_needs_the_whole_vocabulary_gets_it(options, used):
+    models = [model_of("collaborative")]
+    ours = hypotheses(ShortlistGenerator, models, sample_of(), **options)
+    assert same(ours, hypotheses(SequenceGenerator, models, sample_of(), **options))
+    assert not used
+
+
+def test_tasks_use_it_for_our_models_alone():
+    task = FairseqTask.__new__(FairseqTask)
+    type(task).target_dictionary = property(lambda self: DICTIONARY)
+    try:
+        for models, expected in (
+            ([model_of("collaborative")], ShortlistGenerator),
+            ([build("transformer", **SMALL)], SequenceGenerator),
+            ([model_of("collaborative"), build("transformer", **SMALL)], SequenceGenerator),
+        ):
+            assert type(task.build_generator(models, OmegaConf.create({"beam": 3}))) is expected
+    finally:
+        del type(task).target_dictionary
+
+
+def test_a_trained_model_translates_as_before(tiny_run, tiny_data, used):
+    trained = load_model(tiny_run / "checkpoint_best.pt", tiny_data)
+    made = trained.task.build_generator([trained.model], OmegaConf.create({"beam": 5, "max_len_b": 15}))
+    assert type(made) is ShortlistGenerator
+    plain = SequenceGenerator([trained.model], trained.task.target_dictionary, beam_size=5, max_len_b=15)
+    for sample in batches(trained, "test", sentences=7):
+        assert same(made.generate([], sample), plain.generate([], sample))
+    assert used
+
+
+def test_the_largest_are_those_of_topk():
+    random = torch.Generator().manual_seed(0)
+    for width in (50, 51, 100):
+        values = torch.randn(9, width, generator=random)
+        values[3] = -torch.inf
+        values[4, 7] = float("nan")
+        for number in (1, 4):
+            ours, theirs = largest(values, number), values.topk(number)
+            assert torch.equal(ours[0].nan_to_num(7.0), theirs.values.nan_to_num(7.0))
+            assert torch.equal(values.gather(1, ours[1]).nan_to_num(7.0), ours[0].nan_to_num(7.0))
+            rows = [0, 1, 2, 4, 5, 6, 7, 8]
+            assert torch.equal(ours[1][rows], theirs.indices[rows])
