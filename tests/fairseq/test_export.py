@@ -37,6 +37,7 @@ MODELS = {
     "standard, small keys": ("standard", {"key_dim": 8}),
     "shared values": ("content", {"value_heads": 1}),
     "grouped keys": ("standard", {"kv_heads": 1}),
+    "latents": ("standard", {"kv_latent_dim": 5}),
     "pre-norm": ("pre-norm", {"encoder_normalize_before": True}),
     "masks": ("collaborative", {"mask_heads": "E:1:2 A:2:1"}),
     "shapes": ("content", {"attention_shapes": {
@@ -190,7 +191,7 @@ def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
 
 #: those of MODELS whose heads fit into fairseq's, 8 dimensions each
 FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned",
-           "shared values", "grouped keys"]  # fmt: skip
+           "shared values", "grouped keys", "latents"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FITTING, "pre-norm"])
