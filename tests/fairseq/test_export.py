@@ -260,7 +260,7 @@ ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
         ("content", ONE_LAYER),
         *(pytest.param(kind, flags, marks=pytest.mark.slow, id=f"{kind} {list(flags)}") for kind, flags in (
             ("pre-norm", {"encoder_normalize_before": True, "mask_heads": "D:1:1"}),
-            ("standard", {**ONE_LAYER, "kv_heads": 1}), ("collaborative", {**ONE_LAYER, "value_heads": 1}),
+            ("standard", {**ONE_LAYER, "kv_heads": 1}), ("standard", {**ONE_LAYER, "kv_latent_dim": 5}), ("collaborative", {**ONE_LAYER, "value_heads": 1}),
             ("standard", {**ONE_LAYER, "decoder_learned_pos": True, "encoder_learned_pos": True}),
         )),
     ],
