@@ -154,8 +154,8 @@ def beam_step_case(size: str, sentences: int, length: int, source_len: int, key_
     """One step of a whole decoder: reorder all caches, embed, all layers, output projection.
 
     Args:
-        length: T, the new position included. source_len: S. graph: as a CUDA graph, of the layers alone without
-            cross-attention's reordering, since fairseq's decoder looks for padding on the host.
+        length: T, the new position included. source_len: S. graph: as a CUDA graph, of the layers alone, since
+            fairseq's decoder looks for padding on the host.
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
@@ -202,7 +202,8 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
     def layers() -> Tensor:
         now, output = fresh(state), x
         for layer in decoder.layers:
-            layer.self_attn.reorder_incremental_state(now, order)
+            for attention in (layer.self_attn, layer.encoder_attn):
+                attention.reorder_incremental_state(now, order)
             output = layer(output, source, None, now)[0]
         return output
 

@@ -14,7 +14,8 @@ Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and 
     layer/SITE/NxT/dkD/train         forward and backward of a layer; forward: without gradients; memory: peak of both
     layer/table1-nmt, table1-bert    forward at the sizes of Table 1 of the paper; BERT: width 768, 12 heads
     decode/cross/NxBEAM/SS/dkD       step of one layer in beam search; decode/self/NxBEAM/TT/dkD: with reordered cache
-    decode/beam-step/SIZE/...        step of a whole decoder; .../graph: as a CUDA graph
+    decode/beam-step/SIZE/...        step of a whole decoder
+    .../graph                        with --device cuda: the same as a CUDA graph, of a decoder the layers alone
     decode/translate/SIZE/N/dkD      beam search over N sentences
     train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam; .../compiled: with --compile
 """

@@ -74,7 +74,8 @@ class TransformerCollabConfig(TransformerConfig):
         default="auto",
         metadata={
             "help": "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), "
-            "sdpa (torch's fused attention), or auto, the fastest for device, type and size; same results"
+            "sdpa (torch's fused attention; sdpa_one_key: with one key head, for cuDNN), or auto, the fastest for "
+            "device, type and size; same results"
         },
     )
     fast_dropout: bool = field(

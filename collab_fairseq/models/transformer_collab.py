@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 
 from .config import TransformerCollabConfig, attention_settings, resolve
 from .inherit import inherit_attention
@@ -85,12 +85,10 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         beams = 1  # rows of each sentence, side by side, before and after
         if "beams" in encoder_out:
             beams = int(encoder_out["beams"][0].item())
-            sentences = torch.div(new_order, beams, rounding_mode="floor")
-            first = sentences[::beams].repeat_interleave(beams)
-            if not torch.equal(first, sentences):
-                beams = 1
-            elif torch.equal(sentences[::beams], torch.arange(before // beams, device=new_order.device)):
+            together, unmoved = stay_together(new_order, beams, before // beams)
+            if unmoved:
                 return encoder_out
+            beams = beams if together else 1
         elif before > 0 and rows > before and rows % before == 0:
             own = torch.arange(before, device=new_order.device).repeat_interleave(rows // before)
             if torch.equal(own, new_order):

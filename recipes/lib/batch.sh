@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # a sourced file: the sourcing script assigns and uses what is here
 # What runs where: cards, precision, how the effective batch is divided, how processes are started. Sourced; uses
 # common.sh and the settings `device`, `gpus`, `nodes`, `precision`, `batch_tokens`, `max_tokens`, `largest_tokens`,
-# `longest`, `dry_run`.
+# `longest`, `dry_run`, `arch`, `threads` and perhaps `cpu_precision`.
 
 cards() { # prints how many GPUs there are and the lowest compute capability among them: "4 70"; "0 0" without
     "$python" - <<'PYTHON'
@@ -29,7 +29,12 @@ find_cards() { # sets device, gpus (processes per node) and capability
     esac
 }
 
+products() { # prints how fast this CPU multiplies matrices of the model's sizes: GFLOP/s in fp32, in bf16
+    OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1)) "$python" "$root/recipes/lib/products.py" "$arch"
+}
+
 choose_precision() { # sets precision to fp16, bf16 or fp32
+    local measured single half
     [ "$capability" != unknown ] || case $precision in
         fp16 | bf16 | fp32) return 0 ;;
         *) die "--precision must be fp16, bf16 or fp32 where there is no GPU to ask, got '$precision'" ;;
@@ -37,12 +42,20 @@ choose_precision() { # sets precision to fp16, bf16 or fp32
     case $precision in
         auto)
             # bfloat16 has the range of float32 and needs no loss scale, but only capability 8.0 (A100) and later have it
-            if [ "$device" = cpu ]; then precision=fp32; elif [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
+            if [ "$device" = gpu ]; then
+                if [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
+                return 0
+            fi
+            [ -z "${cpu_precision:-}" ] || { precision=$cpu_precision && return; }
+            measured=$(products) || die "this CPU could not be measured"
+            read -r single half <<<"$measured"
+            if [ $((10 * half)) -ge $((13 * single)) ]; then precision=bf16; else precision=fp32; fi
+            say "this CPU multiplies the model's matrices at $single GFLOP/s in fp32, $half in bf16: trains in $precision"
             ;;
         fp32) ;;
         fp16 | bf16)
-            [ "$device" = gpu ] || die "--precision $precision needs a GPU; a CPU trains in fp32"
-            [ "$precision" = fp16 ] || [ "$capability" -ge 80 ] ||
+            [ "$device" = gpu ] || [ "$precision" = bf16 ] || die "--precision fp16 needs a GPU; a CPU trains in fp32 or bf16"
+            [ "$device" = cpu ] || [ "$precision" = fp16 ] || [ "$capability" -ge 80 ] ||
                 die "--precision bf16 needs a GPU of compute capability 8.0, this one has" \
                     "$((capability / 10)).$((capability % 10)); use fp16"
             ;;
@@ -97,7 +110,11 @@ rendezvous_port() { # one that the job's id tells, so that all nodes know it and
 plan_processes() { # sets parallel_flags for fairseq-train and launch, the command that starts it in several processes
     local processes=$((gpus * nodes)) address=127.0.0.1 port
     parallel_flags=(--max-tokens "$max_tokens" --update-freq "$update_freq")
-    [ "$precision" = fp32 ] || parallel_flags+=("--$precision")
+    case $device-$precision in
+        *-fp32) ;;
+        cpu-bf16) parallel_flags+=(--amp) ;; # which refuses a CPU without units for it; parameters stay in fp32
+        *) parallel_flags+=("--$precision") ;;
+    esac
     launch=()
     [ "$processes" -gt 1 ] || return 0
     parallel_flags+=(--distributed-world-size "$processes")

@@ -23,6 +23,7 @@ warmup=800
 saves=30 # checkpoints over a whole run; the last $average of them are averaged
 log_interval=25
 
+cpu_precision=fp32 # of what is recorded, in place of measuring the CPU
 gpus=1
 batch_tokens=4096
 largest_tokens=4096

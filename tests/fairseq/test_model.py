@@ -174,7 +174,7 @@ def test_masks_are_combined_once_for_all_layers(kind, monkeypatch):
         assert len(combined) == expected
         logits.logsumexp(-1).mean().backward()
         results.append([logits, *(p.grad for p in model.parameters())])
-        assert masks._pass.__dict__.get("combined") is None  # nothing is kept
+        assert masks._pass.__dict__.get("found") is None  # nothing is kept
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 

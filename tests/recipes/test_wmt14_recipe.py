@@ -15,6 +15,7 @@ import pytest
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
+from fairseq_modern import processor
 from tests.common import BIN, ROOT, run
 
 RECIPES = ROOT / "recipes"
@@ -57,7 +58,9 @@ def plan(cards, capability, *settings, check=True):
         (4, 75, "precision=auto", "gpu 4 3584 2 fp16"),
         (4, 90, "precision=fp16", "gpu 4 3584 2 fp16"),
         (4, 70, "precision=fp32", "gpu 4 3584 2 fp32"),
-        (0, 0, "precision=auto", "cpu 1 3584 8 fp32"),
+        (0, 0, "products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
+        (0, 0, "products() { echo 80 104; }", "cpu 1 3584 8 bf16"),
+        (0, 0, "precision=bf16", "cpu 1 3584 8 bf16"),
     ],
 )  # fmt: skip
 def test_the_effective_batch_is_kept_and_the_precision_suits_the_card(cards, capability, settings, result):
@@ -96,6 +99,19 @@ def test_what_the_machine_cannot_do_is_refused(cards, capability, settings, mess
     done = plan(cards, capability, settings, check=False)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+def test_a_cpu_is_measured_with_the_sizes_of_the_model():
+    tool = RECIPES / "lib" / "products.py"
+    single, half = map(int, run("python", tool, "transformer_collab_tiny", 256).stdout.split())
+    assert single > 0
+    assert (half > 0) == bool(processor.bfloat16_units())
+    given = "gpus=1 nodes=1 device=cpu capability=0 max_tokens=8 update_freq=1; products() { echo 9 99; };"
+    wanted = 'choose_precision; plan_processes; echo "$precision ${parallel_flags[*]}"'
+    done = bash(f"{given} {wanted}")
+    assert done.stdout == "bf16 --max-tokens 8 --update-freq 1 --amp\n"
+    assert "at 9 GFLOP/s in fp32, 99 in bf16: trains in bf16" in done.stderr
+    assert bash(f"cpu_precision=fp32; {given} {wanted}").stdout == "fp32 --max-tokens 8 --update-freq 1\n"
 
 
 # --- the scripts -----------------------------------------------------------------------------------------------------
