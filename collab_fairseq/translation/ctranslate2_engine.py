@@ -1,28 +1,15 @@
 """Translating with CTranslate2, without torch."""
 
-import importlib
 import math
 import os
 from typing import Any, List, Optional, Sequence
 
 from .translator import Hypothesis, Search
-from .units import PathLike, TranslationError
+from .units import PathLike, TranslationError, require
 
 PRECISIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
 )  # fmt: skip
-
-
-def require(package: str, extra: str = "serve") -> Any:
-    """An optional package, imported.
-
-    Raises:
-        TranslationError: it is not installed; the message says how it can be.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise TranslationError(f"{package} is not installed: pip install 'collab_fairseq[{extra}]'") from error
 
 
 class CTranslate2Engine:
