@@ -13,6 +13,8 @@ from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
+from collab_fairseq.modules.compiled import allow_graphs, compile_layers
+
 from .cases import BenchError, Case, Options, Step, draw
 from .checks import MismatchError, compare
 from .layers import fresh, new_order
@@ -21,13 +23,14 @@ from .models import Task, build, check_models, make_batch
 BEAM = 4
 
 
-def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
+def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: bool = False) -> Case:
     """Forward, label-smoothed loss, backward, Adam, with the preset's dropouts.
 
     In half precision parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
 
     Args:
         size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest.
+        compiled: layers of all contestants, also of fairseq's own, train through ``torch.compile``.
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
@@ -44,6 +47,14 @@ def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
         for model in found.values():
             model.to(options.device).train()
         check_models(found, make_batch(sources[:4], targets[:4], task, options.device), loss)
+        if compiled:
+            allow_graphs()
+        for name, model in found.items() if compiled else ():
+            if name != "fairseq":
+                compile_layers(model)
+                continue
+            for layer in [*model.encoder.layers, *model.decoder.layers]:  # type: ignore[union-attr,misc]
+                layer.compile(dynamic=True)
 
         def step_of(model: nn.Module) -> Step:
             optimizer = Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
@@ -60,7 +71,7 @@ def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
 
         return [{name: step_of(model) for name, model in found.items()}]
 
-    return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}", prepare)
+    return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}{'/compiled' * compiled}", prepare)
 
 
 def _translators(size: str, task: Any, key_dim: int, options: Options) -> Dict[str, Any]:
@@ -202,7 +213,8 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
 def train_cases(options: Options) -> List[Case]:
     """The rows of ``collab bench train``; the tiny batch has the 4,096 tokens of recipes/multi30k, nearly."""
     rows = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
-    return [train_case(*row) for row in ([("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows)]
+    rows = [("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows
+    return [train_case(*row, bool(options.compile)) for row in rows]
 
 
 def decode_cases(options: Options) -> List[Case]:
