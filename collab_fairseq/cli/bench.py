@@ -15,8 +15,10 @@ Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and 
     layer/table1-nmt, table1-bert    forward at the sizes of Table 1 of the paper; BERT: width 768, 12 heads
     decode/cross/NxBEAM/SS/dkD       step of one layer in beam search; decode/self/NxBEAM/TT/dkD: with reordered cache
     decode/beam-step/SIZE/...        step of a whole decoder; .../graph: as a CUDA graph
-    decode/translate/SIZE/N/dkD      beam search over N sentences
+    decode/translate/SIZE/N/dkD      beam search over N sentences; .../bf16: ours in bfloat16
     train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam of a whole model
+    train/SIZE/NxT/dkD/fast          ours with the chunked loss, fused_adam and fast dropout; fast-bf16: under --amp;
+                                     fast-memory: peak
 """
 
 import argparse
