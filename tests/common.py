@@ -5,9 +5,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import warm
 
@@ -79,6 +80,25 @@ def free_port() -> int:
 
 #: where layers are tested: CUDA too, on a machine that has it
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+class Waiting(TorchDispatchMode):
+    """Types of the values that a program would wait for on a GPU: all but what ``torch.tensor`` made on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: List[torch.dtype] = []
+        self.host: List[torch.Tensor] = []  # kept, so that no others take their place in memory
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        waits = function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+        if waits and not any(args[0].data_ptr() == made.data_ptr() for made in self.host):
+            self.values.append(args[0].dtype)
+        found = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.lift_fresh.default:
+            self.host.append(found)
+        return found
+
 
 #: float64 against the float64 reference: rounding of a few hundred operations
 FLOAT64 = 1e-12

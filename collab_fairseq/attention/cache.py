@@ -33,6 +33,8 @@ from typing import Dict, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .beams import stay_together
+
 
 class KeyValue(NamedTuple):
     """Projected keys and values of some positions: what :meth:`project` returns and :meth:`attend` reads.
@@ -184,17 +186,22 @@ def reorder(cache: Cache, rows: Tensor) -> Cache:
     """The cache with rows (N', ) of its own, as beam search picks them.
 
     Args:
-        rows: of hypotheses, (R', ). A source is touched only where sentences leave the batch or change places.
+        rows: of hypotheses, (R', ). A source is touched only where sentences leave the batch or change places. It has
+            a row for each hypothesis from then on where neighbours come from several sentences.
     """
-    if cache.beams > 0:
-        rows = torch.div(rows.view(-1, cache.beams)[:, 0], cache.beams, rounding_mode="floor")
-        if torch.equal(rows, torch.arange(cache.held.value.size(0), device=rows.device)):
+    beams = cache.beams
+    if beams > 0:
+        together, unmoved = stay_together(rows, beams, cache.held.value.size(0))
+        if unmoved:
             return cache
+        if together:
+            rows = rows.view(-1, beams)[:, 0]
+        rows, beams = torch.div(rows, beams, rounding_mode="floor"), beams if together else 1
     padding = cache.padding
     if padding is not None:
         padding = padding.index_select(0, rows)
     if torch.is_grad_enabled():
-        return start(select(visible(cache), rows), padding, cache.beams)
+        return start(select(visible(cache), rows), padding, beams)
     spare, spare_written, owns = cache.spare, cache.spare_written, _owns(cache)
     if spare is not None and (not owns or spare.value.size(0) < rows.size(0)):
         spare = None
@@ -202,25 +209,9 @@ def reorder(cache: Cache, rows: Tensor) -> Cache:
         spare_written.fill_(-2)
     picked, written = select(cache.held, rows, spare), torch.tensor(cache.length)
     if not owns:
-        return Cache(picked, cache.length, written, None, None, padding, cache.beams)
+        return Cache(picked, cache.length, written, None, None, padding, beams)
     cache.written.fill_(-1)
-    return Cache(picked, cache.length, written, cache.held, cache.written, padding, cache.beams)
-
-
-def one_row_per_sentence(inputs: Tensor, padding: Optional[Tensor], beams: int) -> bool:
-    """Whether (R, S, kdim) is every sentence repeated ``beams`` times, so that one row per sentence says it all.
-
-    The beam size set for a search outlives it; a later batch that happens to have as many rows must not be taken for
-    beams.
-    """
-    if beams < 2 or inputs.size(0) % beams != 0:
-        return False
-    grouped = inputs.reshape(-1, beams, inputs.size(1), inputs.size(2))
-    same = torch.equal(grouped[:, 1:], grouped[:, :1].expand_as(grouped[:, 1:]))
-    if same and padding is not None:
-        masks = padding.reshape(-1, beams, padding.size(1))
-        same = torch.equal(masks[:, 1:], masks[:, :1].expand_as(masks[:, 1:]))
-    return same
+    return Cache(picked, cache.length, written, cache.held, cache.written, padding, beams)
 
 
 def load(state: Dict[str, Optional[Tensor]]) -> Optional[Cache]:

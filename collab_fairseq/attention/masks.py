@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class AttentionMask(NamedTuple):
     hidden: Optional[Tensor]
 
 
-#: what was combined since :func:`combined_once` was entered, in this thread
+#: what was found since :func:`combined_once` was entered, in this thread
 _pass = threading.local()
 
 
@@ -33,13 +33,31 @@ _pass = threading.local()
 def combined_once() -> Iterator[None]:
     """For one pass through a stack of layers: those that are given the same masks share one combination of them.
 
-    The masks must not be changed in place during the pass.
+    The masks, and whatever else :func:`found_once` is asked about, must not be changed in place during the pass.
     """
-    before, _pass.combined = getattr(_pass, "combined", None), {}
+    before, _pass.found = getattr(_pass, "found", None), {}
     try:
         yield
     finally:
-        _pass.combined = before
+        _pass.found = before
+
+
+def found_once(find: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``find`` makes of the arguments, tensors and others; in a pass it is asked only once for the same ones."""
+    found: Optional[Dict[Any, Any]] = None if is_tracing() else getattr(_pass, "found", None)
+    if found is None:
+        return find(*arguments)
+    # the same numbers in memory, such as two slices of one buffer, are the same tensor
+    same = (
+        find,
+        *(
+            (x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype) if torch.is_tensor(x) else x
+            for x in arguments
+        ),
+    )
+    if same not in found:
+        found[same] = find(*arguments), arguments  # kept, so that no others take their place in memory
+    return found[same][0]
 
 
 def combine(
@@ -67,35 +85,24 @@ def combine(
     """
     if key_padding_mask is None and attn_mask is None and not is_causal:
         return None
-    sizes = [rows, num_heads, query_len, key_len]
-    if torch.jit.is_scripting() or is_tracing():  # type: ignore[attr-defined]
+    sizes = (rows, num_heads, query_len, key_len)
+    if torch.jit.is_scripting():  # type: ignore[attr-defined]
         return _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
-    combined: Optional[Dict[Any, Any]] = getattr(_pass, "combined", None)
-    if combined is None:
-        return _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
-    # the same numbers in memory, such as two slices of one buffer, are the same mask
-    memory = [
-        None if x is None else (x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype)
-        for x in (key_padding_mask, attn_mask)
-    ]
-    same = *memory, is_causal, tuple(sizes), dtype, device
-    if same not in combined:
-        mask = _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
-        combined[same] = mask, key_padding_mask, attn_mask  # kept, so that no others take their place in memory
-    found: AttentionMask = combined[same][0]
-    return found
+    mask: AttentionMask = found_once(_combine, key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
+    return mask
 
 
 def _combine(
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     is_causal: bool,
-    sizes: List[int],
+    shape: Tuple[int, int, int, int],
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionMask:
     """What :func:`combine` returns where there is something to combine."""
-    rows, heads, query_len, key_len = sizes
+    rows, heads, query_len, key_len = shape
+    sizes = [rows, heads, query_len, key_len]
     mask: Optional[Tensor] = None
     if attn_mask is not None:
         shapes = {2: [query_len, key_len], 3: [rows * heads, query_len, key_len]}

@@ -95,7 +95,7 @@ def decode_case(
     Args:
         site: ``cross`` or ``decoder`` (self-attention). sentences, beams: hypotheses are their product.
         length: S of the source, or T of the targets with the new position. embed_dim, num_heads, key_dim: of the layer.
-        graph: as a CUDA graph, without the reordering of cross-attention, where fairseq looks at the order on the host.
+        graph: as a CUDA graph, of an order that the host has looked at before.
     """
     shape, cross = Shape(embed_dim, num_heads, key_dim, site), site == "cross"
 
@@ -115,7 +115,7 @@ def decode_case(
         expected: Dict[str, Tensor] = {}
         for name, contestant in found.items():
             contestant.module.to(*where).eval()
-            step = _decoding_step(contestant, queries, key, padding, None if cross and graph else order)
+            step = _decoding_step(contestant, queries, key, padding, order)
             output = attempt(name, step)
             if output is None:
                 continue
@@ -155,13 +155,13 @@ def fresh(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _decoding_step(
-    contestant: Contestant, queries: Tensor, key: Optional[Tensor], padding: Optional[Tensor], order: Optional[Tensor]
+    contestant: Contestant, queries: Tensor, key: Optional[Tensor], padding: Optional[Tensor], order: Tensor
 ) -> Callable[[], Tensor]:
     """One step; the cache that it starts from is filled here.
 
     Args:
         queries: (T, R, E), or (1, R, E) in cross-attention, which has key (S, R, E) and padding (R, S).
-        order: see :func:`new_order`; None: nothing is reordered.
+        order: see :func:`new_order`.
     """
     state: Dict[str, Any] = {}
 
@@ -171,8 +171,7 @@ def _decoding_step(
     def step() -> Tensor:
         now = fresh(state)
         with torch.no_grad():
-            if order is not None:
-                contestant.module.reorder_incremental_state(now, order)  # type: ignore[operator]
+            contestant.module.reorder_incremental_state(now, order)  # type: ignore[operator]
             return attend(queries[-1:], now)
 
     with torch.no_grad():

@@ -14,6 +14,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from collab_fairseq.models.beam_search import ShortlistGenerator
+from collab_fairseq.modules.compiled import allow_graphs, compile_layers
 
 from .cases import BenchError, Case, Options, Step, draw
 from .checks import MismatchError, compare
@@ -23,13 +24,14 @@ from .models import Task, build, check_models, make_batch
 BEAM = 4
 
 
-def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
+def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: bool = False) -> Case:
     """Forward, label-smoothed loss, backward, Adam, with the preset's dropouts.
 
     In half precision parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
 
     Args:
         size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest.
+        compiled: layers of all contestants, also of fairseq's own, train through ``torch.compile``.
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
@@ -46,6 +48,14 @@ def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
         for model in found.values():
             model.to(options.device).train()
         check_models(found, make_batch(sources[:4], targets[:4], task, options.device), loss)
+        if compiled:
+            allow_graphs()
+        for name, model in found.items() if compiled else ():
+            if name != "fairseq":
+                compile_layers(model)
+                continue
+            for layer in [*model.encoder.layers, *model.decoder.layers]:  # type: ignore[union-attr,misc]
+                layer.compile(dynamic=True)
 
         def step_of(model: nn.Module) -> Step:
             optimizer = Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
@@ -62,7 +72,7 @@ def train_case(size: str, sentences: int, length: int, key_dim: int) -> Case:
 
         return [{name: step_of(model) for name, model in found.items()}]
 
-    return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}", prepare)
+    return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}{'/compiled' * compiled}", prepare)
 
 
 def _translators(size: str, task: Any, key_dim: int, options: Options, half: bool = False) -> Dict[str, Any]:
@@ -155,8 +165,8 @@ def beam_step_case(size: str, sentences: int, length: int, source_len: int, key_
     """One step of a whole decoder: reorder all caches, embed, all layers, output projection.
 
     Args:
-        length: T, the new position included. source_len: S. graph: as a CUDA graph, of the layers alone without
-            cross-attention's reordering, since fairseq's decoder looks for padding on the host.
+        length: T, the new position included. source_len: S. graph: as a CUDA graph, of the layers alone, since
+            fairseq's decoder looks for padding on the host.
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
@@ -203,7 +213,8 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
     def layers() -> Tensor:
         now, output = fresh(state), x
         for layer in decoder.layers:
-            layer.self_attn.reorder_incremental_state(now, order)
+            for attention in (layer.self_attn, layer.encoder_attn):
+                attention.reorder_incremental_state(now, order)
             output = layer(output, source, None, now)[0]
         return output
 
@@ -213,7 +224,8 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
 def train_cases(options: Options) -> List[Case]:
     """The rows of ``collab bench train``; the tiny batch has the 4,096 tokens of recipes/multi30k, nearly."""
     rows = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
-    return [train_case(*row) for row in ([("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows)]
+    rows = [("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows
+    return [train_case(*row, bool(options.compile)) for row in rows]
 
 
 def decode_cases(options: Options) -> List[Case]:

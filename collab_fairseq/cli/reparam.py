@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--budget", metavar="KIND:N",
         help="mean:N (key dim on average) or parameters:N (of the whole model), spread over the layers by what they do "
         "to the model's predictions on the calibration text")  # fmt: skip
+    add("--multiple", type=options.positive, metavar="N",
+        help="the key dims of --budget are multiples of N: on GPUs half types are fast at multiples of 8 "
+        "(default: 8 where --device is a GPU, else 1)")  # fmt: skip
     options.add_sites(parser, "attention to convert")
     add("--calibration", metavar="TEXT",
         help="SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE,TARGET, two text "
@@ -70,14 +73,16 @@ def run(args: argparse.Namespace) -> int:
         options.refuse(args, ("reference",), "needs --evaluate")
         if not args.calibration:
             options.refuse(args, ("max_tokens",), "needs --calibration or --evaluate")
+    if not args.budget:
+        options.refuse(args, ("multiple",), "needs --budget")
     args.device = options.choose_device(args)
     from collab_fairseq.reparam.pipeline import convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     names = ("key_dim", "budget", "sites", "calibration", "data", "evaluate", "seed", "threads", "device", "max_tokens")
     record = convert_model(
-        args.checkpoint, args.output, references=dict(args.reference), distill_steps=args.distill,
-        distill_text=args.distill_text, distill_rate=args.distill_rate,
+        args.checkpoint, args.output, references=dict(args.reference), multiple=args.multiple,
+        distill_steps=args.distill, distill_text=args.distill_text, distill_rate=args.distill_rate,
         **{name: getattr(args, name) for name in names},
     )  # fmt: skip
     if args.json:

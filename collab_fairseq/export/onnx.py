@@ -144,7 +144,9 @@ def export(source: Source, output: PathLike) -> None:
         past = [part for layer in own for part in _parts(layer.project(*[torch.zeros(2, 3, layer.kdim)] * 2))]
         with swapped(model, wrapped):
             step = _Step(model, wrapped).eval()
-            kept = [_axes(part, layer, free) for layer in [*cross, *own] for part in range(_count(layer))]
+            entries = zip([*names["cross"], *names["past"]], [*read, *past], strict=True)
+            # a shared key (R, T, D̃k), or that of latents, (R, T, 0), has its positions before its last axis, too
+            kept = [{0: free, 1 if name.endswith("key") and part.dim() == 3 else 2: free} for name, part in entries]
             given = ["before", "position", "source_padding", *names["cross"], *names["past"]]
             _write(
                 step, (tokens[:, :1], torch.tensor([3]), tokens.eq(1), [*read, *past]),
@@ -157,12 +159,6 @@ def export(source: Source, output: PathLike) -> None:
 def _names(layers: List[IncrementalAttention], prefix: str) -> List[str]:
     kinds = ("key", "value", "content")
     return [f"{prefix}.{n}.{kinds[part]}" for n, layer in enumerate(layers) for part in range(_count(layer))]
-
-
-def _axes(part: int, layer: IncrementalAttention, free: Any) -> Dict[int, Any]:
-    """The axes of an entry's part that have no fixed length: rows, and positions where they are."""
-    shared_key = part == 0 and getattr(layer, "mixing", None) is not None
-    return {0: free, 1 if shared_key else 2: free}
 
 
 def _write(

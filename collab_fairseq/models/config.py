@@ -74,7 +74,8 @@ class TransformerCollabConfig(TransformerConfig):
         default="auto",
         metadata={
             "help": "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), "
-            "sdpa (torch's fused attention), or auto, the fastest for device, type and size; same results"
+            "sdpa (torch's fused attention; sdpa_one_key: with one key head, for cuDNN), or auto, the fastest for "
+            "device, type and size; same results"
         },
     )
     fast_dropout: bool = field(
@@ -82,6 +83,10 @@ class TransformerCollabConfig(TransformerConfig):
         metadata={
             "help": "draw dropout masks from fewer random bits, several times as fast on a CPU; other random numbers"
         },
+    )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "train layers through torch.compile, for GPUs: the first batches take minutes"},
     )
     mask_heads: Optional[str] = field(
         default=None,

@@ -17,8 +17,9 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
+from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 
 from .config import TransformerCollabConfig, attention_settings, resolve
 from .inherit import inherit_attention
@@ -84,12 +85,10 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         beams = 1  # rows of each sentence, side by side, before and after
         if "beams" in encoder_out:
             beams = int(encoder_out["beams"][0].item())
-            sentences = torch.div(new_order, beams, rounding_mode="floor")
-            first = sentences[::beams].repeat_interleave(beams)
-            if not torch.equal(first, sentences):
-                beams = 1
-            elif torch.equal(sentences[::beams], torch.arange(before // beams, device=new_order.device)):
+            together, unmoved = stay_together(new_order, beams, before // beams)
+            if unmoved:
                 return encoder_out
+            beams = beams if together else 1
         elif before > 0 and rows > before and rows % before == 0:
             own = torch.arange(before, device=new_order.device).repeat_interleave(rows // before)
             if torch.equal(own, new_order):
@@ -180,6 +179,8 @@ class TransformerCollabModel(TransformerModelBase):
                 module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
+        if cfg.compile:
+            compile_layers(model)
         return model
 
     @classmethod

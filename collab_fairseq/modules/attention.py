@@ -12,7 +12,8 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
-from collab_fairseq.attention.cache import Cache, append, load, one_row_per_sentence, reorder, start, store, visible
+from collab_fairseq.attention.beams import one_row_per_sentence
+from collab_fairseq.attention.cache import Cache, append, load, reorder, start, store, visible
 
 from .gates import HeadGates
 from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings, ConfigurationError

@@ -155,6 +155,21 @@ def convex(curve: Curve) -> List[Tuple[int, float]]:
     return hull
 
 
+def at_multiples(curve: Curve, multiple: int) -> Curve:
+    """A curve at the multiples of a key dim that it spans, in straight lines between its points.
+
+    Raises:
+        ReparamError: it spans none.
+    """
+    known, most = sorted(curve), max(curve) // multiple * multiple
+    if most == 0:
+        raise ReparamError(
+            f"key dims must be multiples of {multiple}, but a layer has only {known[-1]} (--multiple 1 allows any)"
+        )
+    dims = list(range(min(-(-known[0] // multiple) * multiple, most), most + 1, multiple))
+    return dict(zip(dims, numpy.interp(dims, known, [curve[dim] for dim in known]).tolist(), strict=True))
+
+
 def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: float, step: int = 1) -> Dict[str, int]:
     """Key dims of least total divergence whose total cost is within the budget.
 
@@ -188,18 +203,27 @@ def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: floa
 
 
 def spend(
-    trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *, step: Optional[int] = None
+    trained: TrainedModel,
+    curves: Mapping[str, Curve],
+    budget: Budget,
+    *,
+    step: Optional[int] = None,
+    multiple: int = 1,
 ) -> Dict[str, int]:
     """Key dims of the layers whose curves were measured, within a budget.
 
     Args:
-        step: key dims are multiples of it; default: 1/32 of the largest.
+        step: dimensions that are taken away at a time, but for a layer's last; default: 1/32 of the largest key dim.
+        multiple: all key dims are multiples of it.
 
     Raises:
-        ReparamError: the budget is too small.
+        ReparamError: the budget is too small, or a layer for the multiple.
     """
     origin = sources(trained, list(curves))
     step = step or max(1, max(max(curve) for curve in curves.values()) // 32)
+    if multiple > 1:
+        curves = {name: at_multiples(curve, multiple) for name, curve in curves.items()}
+        step = -(-step // multiple) * multiple
     if budget.mean is not None:
         return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
     # a shared dimension is a row of both projections and one weight per head
@@ -212,14 +236,17 @@ def spend(
     return allocate(curves, costs, (budget.parameters or 0) - rest, step)
 
 
-def check_budget(trained: TrainedModel, names: Sequence[str], budget: Budget, grid: Sequence[float] = GRID) -> None:
+def check_budget(
+    trained: TrainedModel, names: Sequence[str], budget: Budget, grid: Sequence[float] = GRID, multiple: int = 1
+) -> None:
     """Refuse a budget that is too small before anything is measured.
 
     Raises:
-        ReparamError: it does not allow the smallest key dims of the grid.
+        ReparamError: it does not allow the smallest key dims of the grid, in multiples of ``multiple``.
     """
     ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
-    spend(trained, {name: {max(1, round(min(grid) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}, budget)
+    curves = {name: {max(1, round(min(grid) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
+    spend(trained, curves, budget, multiple=multiple)
 
 
 def truncated(source: ScoreWeights, key_dim: int) -> ScoreWeights:

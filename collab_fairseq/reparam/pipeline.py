@@ -35,6 +35,7 @@ def convert_model(
     *,
     key_dim: Optional[int] = None,
     budget: Optional[str] = None,
+    multiple: Optional[int] = None,
     sites: str = "encoder_cross_decoder",
     calibration: Optional[str] = None,
     data: Optional[PathLike] = None,
@@ -53,7 +54,8 @@ def convert_model(
     Args:
         checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: where the new one goes, whole or
             not at all.
-        key_dim: D̃k of every converted layer; or else budget: ``mean:N`` or ``parameters:N``, spread over the layers.
+        key_dim: D̃k of every converted layer; or else budget: ``mean:N`` or ``parameters:N``, spread over the layers in
+            multiples of ``multiple``; None: 8, for half types, where ``device`` is a GPU, else 1.
         sites: which attention, written as in ``--collaborative-heads``.
         calibration: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
@@ -83,7 +85,8 @@ def convert_model(
         "seed": seed,
     }
     settings.update(distill_text=distill_text, distill_rate=distill_rate)
-    _check({**settings, "threads": threads, "max_tokens": max_tokens}, calibration, evaluate, references)
+    sizes = {"multiple": multiple, "threads": threads, "max_tokens": max_tokens}
+    _check({**settings, **sizes}, calibration, evaluate, references)
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
@@ -93,8 +96,10 @@ def convert_model(
     began = time.perf_counter()
     trained = translation.load_model(checkpoint, data, device=device, seed=seed, text=bool(calibration or evaluate))
     names = fairseq.places(trained, sites)
+    multiple = multiple or (8 if device.startswith("cuda") else 1)
     if spending:
-        allocation.check_budget(trained, names, spending)
+        settings["multiple"] = multiple
+        allocation.check_budget(trained, names, spending, multiple=multiple)
     if evaluate:
         translation.test_splits(trained, references)
 
@@ -116,7 +121,7 @@ def convert_model(
         curves = allocation.measure_curves(
             trained, names, text.split, calibrations, sentences=some, seed=seed, **tokens
         )
-        key_dims = allocation.spend(trained, curves, spending)
+        key_dims = allocation.spend(trained, curves, spending, multiple=multiple)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
     distilled: Optional[Distilled] = None
     if distill_steps and calibration:
@@ -157,7 +162,7 @@ def convert_model(
 
 def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bool, references: Any) -> None:
     """What would otherwise come to light only after minutes."""
-    for name in ("key_dim", "distill", "threads", "max_tokens"):
+    for name in ("key_dim", "multiple", "distill", "threads", "max_tokens"):
         if settings[name] is not None and settings[name] < 1:
             raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
     if (settings["key_dim"] is None) == (settings["budget"] is None):

@@ -15,8 +15,8 @@ usage: recipes/gpu/run.sh [options]
 
 Everything that waits for a GPU, most valuable first, each stage within its share of the time:
 
-  tests       the unit tests of the layer, the kernels and the decomposition on the card, all types
-  bench       collab bench layer, decode and train: float32, bfloat16 and float16
+  tests       the layer, every kernel, decoding and the decomposition on the card, all types
+  bench       collab bench layer, decode and train: float32, bfloat16 and float16; train in bfloat16 also compiled
   precisions  200 updates of Multi30k in fp32, bf16, fp16 and amp, and compiled
   table       the main table of recipes/multi30k, as many trainings at once as fit
 
@@ -26,7 +26,7 @@ Everything that waits for a GPU, most valuable first, each stage within its shar
   --data DIR        Multi30k as data_prep/multi30k.sh made it (default: data/multi30k; made where it does not exist)
   --source DIR      the corpus as downloaded, for that script
   --seeds N,N,...   of the main table (default: $seeds)
-  --jobs N          trainings at a time (default: the number of cores less two, at most 12)
+  --jobs N          trainings at a time (default: the number of cores less two, one for 3 GiB of the card, at most 12)
   --device NAME     auto, gpu or cpu (default: $device)
   --output DIR      (default: runs/gpu)
   --python PROGRAM  Python with the project installed, or with torch where --wheels is given (default: \$PYTHON, else python)
@@ -105,31 +105,46 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH=$root # this checkout, whatever the wheels were made from
 fi
 find_tools
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0} # the recipes would share a batch among all cards
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
 find_device
-[ -n "$jobs" ] || jobs=$("$python" -c 'import os; print(max(1, min(12, (os.cpu_count() or 1) - 2)))')
+[ -n "$jobs" ] || jobs=$("$python" - "$device" <<'PYTHON'
+import os
+import sys
+
+import torch
+
+fit = torch.cuda.get_device_properties(0).total_memory // (3 << 30) if sys.argv[1] == "gpu" else 12
+print(max(1, min(12, (os.cpu_count() or 1) - 2, fit)))
+PYTHON
+)
 data=$(absolute "$data")
-case $device in gpu) card=cuda types=(float32 bfloat16 float16) ;; cpu) card=cpu types=(float32 bfloat16) ;; esac
+case $device in gpu) card=cuda types=(bfloat16 float32 float16) tests=(-k cuda) ;; cpu) card=cpu types=(float32 bfloat16) tests=() ;; esac
 trap page EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-tests=() bench=() size=(--config "$root/recipes/multi30k/table.sh") updates=200
+bench=() size=(--config "$root/recipes/multi30k/table.sh") updates=200
 if [ -n "$quick" ]; then
     bench=(--quick) updates=10
     size+=(--updates 10 --warmup 5)
-    tests=(-k "test_masks or test_gradcheck")
+    tests=(-k cuda)
 fi
 recipe_flags=(--data "$data" ${source:+--source "$source"} --device "$device" --threads 1 --python "$python")
 
 [ -d "$data/data-bin" ] || step data 300 "$root/data_prep/multi30k.sh" --output "$data" ${source:+--source "$source"} --python "$python"
 step tests 150 "$python" -m pytest -q -p no:cacheprovider -m "not slow" "$root"/tests/unit/test_{attention,kernels,cache,reparam_solver}*.py \
-    "${tests[@]}"
-for dtype in "${types[@]}"; do
-    for what in train layer decode; do
-        step "bench-$what-$dtype" 100 "$scripts/collab" bench "$what" --device "$card" --dtype "$dtype" --seconds 4 --profile \
+    "$root"/tests/fairseq/test_decoding_state.py "${tests[@]}"
+for what in train decode layer; do
+    flags=()
+    if [ "$what" = train ]; then flags=(--profile); fi # of a layer there are too many rows
+    for dtype in "${types[@]}"; do
+        step "bench-$what-$dtype" 100 "$scripts/collab" bench "$what" --device "$card" --dtype "$dtype" --seconds 4 "${flags[@]}" \
             --json "$output/records/bench-$what-$dtype.json" "${bench[@]}"
     done
 done
+[ "$device" = cpu ] || step bench-compiled-bfloat16 240 "$scripts/collab" bench train --compile --device "$card" --dtype bfloat16 \
+    --seconds 4 --json "$output/records/bench-compiled-bfloat16.json" "${bench[@]}"
 for precision in fp32 bf16 fp16 amp compile; do
     flags=(--precision "$precision")
     case $precision in

@@ -1,12 +1,13 @@
 """What attention keeps between the steps of decoding: shapes, padding, beams, and copies that go on by themselves."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 
-from collab_fairseq.attention.cache import one_row_per_sentence
-from tests.common import FLOAT32
+from collab_fairseq.attention.beams import one_row_per_sentence, stay_together
+from tests.common import FLOAT32, Waiting
 from tests.fairseq.models import KINDS, batch, cached, model_of, step_by_step
 
 
@@ -104,3 +105,69 @@ def test_rows_are_one_sentence_only_if_masks_agree_too():
     assert not one_row_per_sentence(rows, padding, 4)
     padding[4, 0] = True
     assert not one_row_per_sentence(rows, padding, 3)
+
+
+def beam_search_of(kind, device="cpu"):
+    """A model, the encoder's output for three sentences of three hypotheses, and a state after one step."""
+    model = model_of(kind).to(device)
+    source, lengths, target = (x.to(device) for x in batch())
+    model.set_beam_size(3)
+    expanded = torch.arange(3, device=device).repeat_interleave(3)
+    encoder_out = model.encoder.reorder_encoder_out(model.encoder(source, lengths), expanded)
+    state = {}
+    model.decoder(target[:, :1].repeat_interleave(3, 0), encoder_out=encoder_out, incremental_state=state)
+    return model, encoder_out, state
+
+
+@pytest.mark.parametrize("kind", ["content", "standard"])
+def test_the_device_is_waited_for_once_a_step_whatever_the_number_of_layers(kind):
+    order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6])
+    with torch.no_grad(), Waiting() as device:
+        model, encoder_out, state = beam_search_of(kind)
+        # masks are looked at on a CPU alone, bool; at the first step rows of the source and their padding
+        assert device.values.count(torch.float32) == 1
+
+        def waits(order):
+            device.values.clear()
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            found = model.encoder.reorder_encoder_out(encoder_out, order)
+            return device.values, found
+
+        for again in (order, order.clone()):
+            assert waits(again)[0] == [torch.int32]
+        assert waits(again) == ([], encoder_out)  # known already, and nothing moves
+        again.copy_(torch.tensor([3, 3, 3, 0, 1, 1, 8, 7, 7]))  # the same tensor with another content
+        seen, moved = waits(again)
+        assert seen == [torch.int32]
+        assert torch.equal(moved["encoder_out"][0], encoder_out["encoder_out"][0][:, again])
+        assert torch.equal(cached(model, state, "cross")[1]["prev_length"], torch.tensor(7))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_to_an_order_is_noticed(mode):
+    with mode():
+        order = torch.arange(6)
+        for content, seen in (
+            ([0, 1, 2, 3, 4, 5], (True, True)), ([1, 1, 0, 3, 5, 5], (True, True)), ([3, 4, 5, 0, 1, 2], (True, False)),
+            ([0, 1, 3, 2, 4, 5], (False, False)),
+        ):  # fmt: skip
+            order.copy_(torch.tensor(content))
+            assert stay_together(order, 3, 2) == seen
+        assert stay_together(order, 2, 3) == (True, True)  # other sentences
+        assert stay_together(order[:3], 3, 2) == (False, False)  # positions 0, 1 and 3
+        assert stay_together(torch.tensor([1, 0, 2]), 3, 2) == (True, False)  # a sentence has left
+        assert stay_together(torch.tensor([0, 1]), 3, 2) == (False, False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_is_waited_for_once_a_step():
+    with torch.no_grad():
+        model, encoder_out, state = beam_search_of("content", "cuda")
+        order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6], device="cuda")
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            model.encoder.reorder_encoder_out(encoder_out, order)
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([x for x in told if "synchronizing" in str(x.message)]) == 1

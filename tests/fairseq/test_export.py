@@ -37,6 +37,7 @@ MODELS = {
     "standard, small keys": ("standard", {"key_dim": 8}),
     "shared values": ("content", {"value_heads": 1}),
     "grouped keys": ("standard", {"kv_heads": 1}),
+    "latents": ("standard", {"kv_latent_dim": 5}),
     "pre-norm": ("pre-norm", {"encoder_normalize_before": True}),
     "masks": ("collaborative", {"mask_heads": "E:1:2 A:2:1"}),
     "shapes": ("content", {"attention_shapes": {
@@ -190,7 +191,7 @@ def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
 
 #: those of MODELS whose heads fit into fairseq's, 8 dimensions each
 FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned",
-           "shared values", "grouped keys"]  # fmt: skip
+           "shared values", "grouped keys", "latents"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FITTING, "pre-norm"])
@@ -253,17 +254,22 @@ def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
 ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 
 
+SLOW_ONNX = {
+    "pre-norm, a mask": ("pre-norm", {"encoder_normalize_before": True, "mask_heads": "D:1:1"}),
+    "grouped keys": ("standard", {**ONE_LAYER, "kv_heads": 1}),
+    "latents": ("standard", {**ONE_LAYER, "kv_latent_dim": 5}),
+    "shared values": ("collaborative", {**ONE_LAYER, "value_heads": 1}),
+    "learned positions": ("standard", {**ONE_LAYER, "decoder_learned_pos": True, "encoder_learned_pos": True}),
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
         ("content", ONE_LAYER),
-        *(pytest.param(kind, flags, marks=pytest.mark.slow, id=f"{kind} {list(flags)}") for kind, flags in (
-            ("pre-norm", {"encoder_normalize_before": True, "mask_heads": "D:1:1"}),
-            ("standard", {**ONE_LAYER, "kv_heads": 1}), ("collaborative", {**ONE_LAYER, "value_heads": 1}),
-            ("standard", {**ONE_LAYER, "decoder_learned_pos": True, "encoder_learned_pos": True}),
-        )),
+        *(pytest.param(*case, marks=pytest.mark.slow, id=name) for name, case in SLOW_ONNX.items()),
     ],
-)  # fmt: skip
+)
 def test_onnx_and_its_beam_search_translate_the_same(models, kind, flags, tmp_path):
     pytest.importorskip("onnxscript")
     given = read_source(models.checkpoint(kind, **flags))

@@ -13,6 +13,7 @@ from collab_fairseq.reparam import distill as distillation
 from collab_fairseq.reparam.allocation import (
     Budget,
     allocate,
+    at_multiples,
     convex,
     divergences,
     measure_curves,
@@ -113,6 +114,26 @@ def test_swapped_layers_come_back(trained):
     with contextlib.suppress(KeyError), swapped(trained.model, other):
         raise KeyError
     assert attention_layers(trained.model) == before
+
+
+def test_a_curve_at_multiples():
+    curve = {4: 1.0, 8: 0.6, 12: 0.2, 20: 0.0}
+    assert at_multiples(curve, 8) == pytest.approx({8: 0.6, 16: 0.1})
+    assert at_multiples(curve, 3) == pytest.approx({6: 0.8, 9: 0.5, 12: 0.2, 15: 0.125, 18: 0.05})
+    assert at_multiples({2: 1.0, 9: 0.0}, 8) == pytest.approx({8: 1 / 7})
+    with pytest.raises(ReparamError, match="must be multiples of 8, but a layer has only 7"):
+        at_multiples({1: 1.0, 7: 0.0}, 8)
+
+
+def test_budgets_are_spent_in_multiples(trained):
+    full = dict.fromkeys(PLACES, 16)
+    curves = {name: {2: 1.0 + n, 7: 0.3, 16: 0.0} for n, name in enumerate(PLACES)}
+    for multiple in (3, 4, 8):
+        dims = spend(trained, curves, Budget(mean=9), multiple=multiple)
+        assert all(dim % multiple == 0 for dim in dims.values())
+        assert 9 * 3 - 2 * multiple < sum(dims.values()) <= 9 * 3
+    assert any(dim % 8 for dim in spend(trained, curves, Budget(mean=9)).values())
+    assert spend(trained, curves, Budget(mean=16), multiple=8) == full
 
 
 def test_budgets_are_spent_where_they_matter(trained, calibrations):

@@ -210,7 +210,7 @@ def test_from_scratch_the_scale_does_not_depend_on_the_key_dim():
         (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),
         (lambda: CollaborativeAttention(E, H, 2, mixing="blocks"), "key_dim is 2 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
-        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "auto or one of bmm, head_loop, sdpa, but is 'fast'"),
+        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "head_loop, sdpa, sdpa_one_key, but is 'fast'"),
         (lambda: StandardAttention(E, H, kernel="head_loop"), "auto or one of bmm, sdpa, but is 'head_loop'"),
         (lambda: CollaborativeAttention(E, H, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
         (lambda: build("collaborative")(*(x[0] for x in inputs("self"))), r"\(N, T, 12\).* but are \[4, 12\]"),

@@ -2,7 +2,9 @@
 
 import json
 import random
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from collab_fairseq.bench.measure import interleave, peak_bytes, ratio, spread, 
 from collab_fairseq.models import chunked_loss
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import RecordError, load
+from tests.common import Waiting
 
 QUICK = Options(rounds=2, seconds=1.0, least=1, quick=True)
 PEAKS = {"copy": 1e9, "matmul": 1e12}
@@ -195,6 +198,44 @@ def test_a_graph_without_ours_gives_no_row(monkeypatch):
     monkeypatch.setattr(runner, "captured", lambda steps: {})
     case = layers.layer_case("encoder", 3, 6, 4, "train", embed_dim=16, num_heads=2, graph=True)
     assert runner.measure(case, QUICK, PEAKS) is None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        layers.decode_case("cross", 3, 2, 4, 4, embed_dim=16, num_heads=2, graph=True),
+        layers.decode_case("decoder", 3, 2, 4, 4, embed_dim=16, num_heads=2, graph=True),
+        programs.beam_step_case("base", 2, 4, 5, 4, graph=True),
+    ],
+    ids=lambda case: case.id,
+)
+def test_what_goes_into_a_graph_of_decoding_waits_for_nothing(case):
+    with Waiting() as device:
+        step = case.prepare(QUICK)[0]["ours"]
+        device.values.clear()
+        step()
+        step()
+    assert set(device.values) <= {torch.bool}  # masks, which are looked at on a CPU alone
+
+
+def test_steps_that_cannot_be_captured_are_left_out(monkeypatch, caplog):
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graphs = [SimpleNamespace(replay=lambda number=number: number) for number in range(2)]
+    made = iter(graphs)
+    for name, stub in {
+        "Stream": lambda: stream, "current_stream": lambda: stream, "synchronize": lambda: None,
+        "stream": lambda stream: nullcontext(), "CUDAGraph": lambda: next(made), "graph": lambda graph: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stub)
+    calls = []
+
+    def waits():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    found = measure.captured({"waits": waits, "ours": lambda: calls.append("ours")})
+    assert {name: replay() for name, replay in found.items()} == {"ours": 0}
+    assert len(calls) == 3 + 1  # warm-up, capture
+    assert "waits cannot be captured in a CUDA graph: operation not permitted" in caplog.text
 
 
 @pytest.fixture

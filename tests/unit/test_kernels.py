@@ -189,7 +189,7 @@ def test_an_impossible_choice_says_why():
     query, mixing, entry = entry_of()
     with pytest.raises(KernelError, match=r"one type for all, but got torch\.float16, torch\.float32"):
         choose("sdpa", query.half(), mixing, entry, None, False)
-    with pytest.raises(KernelError, match="auto or one of bmm, head_loop, sdpa, but is 'fast'"):
+    with pytest.raises(KernelError, match="auto or one of bmm, head_loop, sdpa, sdpa_one_key, but is 'fast'"):
         choose("fast", query, mixing, entry, None, False)
 
 

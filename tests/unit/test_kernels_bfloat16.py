@@ -42,7 +42,7 @@ def everything(kernel, inputs, mask, dropout, seed=7):
     torch.manual_seed(seed)
     results = call(kernel, *inputs, mask, dropout, need_weights=True)
     random, leaves = torch.Generator().manual_seed(5), [x for x in inputs if x is not None]
-    directions = [torch.randn(x.shape, generator=random).to(x.dtype) for x in results]
+    directions = [torch.randn(x.shape, generator=random).to(x) for x in results]
     pairs = zip(results, directions, strict=True)
     gradients = [torch.autograd.grad(x, leaves, d, retain_graph=True, allow_unused=True) for x, d in pairs]
     return [
@@ -53,7 +53,7 @@ def everything(kernel, inputs, mask, dropout, seed=7):
 
 def errors(found, exact):
     scale = [max(float(e.norm()), 1e-6) for e in exact]
-    return [float((a.double() - b.double()).norm()) / s for a, b, s in zip(found, exact, scale, strict=True)]
+    return [float((a.double().cpu() - b.double()).norm()) / s for a, b, s in zip(found, exact, scale, strict=True)]
 
 
 @pytest.mark.parametrize("laid_out", [torch.clone, seq_first])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KeyValue
-from ..transforms import is_tracing
+from ..transforms import is_tracing, is_transforming
 from . import head_loop, packed_bmm, sdpa
 
 Attended = Tuple[Tensor, Optional[Tensor]]
@@ -32,6 +32,7 @@ COLLABORATIVE: Dict[str, Kernel] = {
     "bmm": Kernel(packed_bmm.attend, packed_bmm.obstacle),
     "head_loop": Kernel(head_loop.attend, head_loop.obstacle),
     "sdpa": Kernel(sdpa.attend, sdpa.obstacle),
+    "sdpa_one_key": Kernel(sdpa.attend_one_key, sdpa.obstacle),
 }
 
 #: ways to compute standard heads
@@ -70,7 +71,7 @@ def choose(
     Raises:
         KernelError: the kernel insisted on cannot compute these arguments.
     """
-    if name in ("auto", "head_loop") and is_tracing():
+    if name == "head_loop" and is_tracing():
         return packed_bmm.attend
     if name != "auto":
         check_name(name, COLLABORATIVE)
@@ -83,9 +84,9 @@ def choose(
         raise KernelError(reason)
     if query.device.type == "cuda":
         # the memory-efficient backend is made for widths up to 128; above, its generic form is slow
-        fused = query.size(2) <= 128 and not need_weights
+        fused = query.size(2) <= 128 and not need_weights and not is_transforming()
         return sdpa.attend if fused and sdpa.obstacle(query, mixing, entry, mask) is None else packed_bmm.attend
-    if query.size(1) >= FEW_QUERIES and head_loop.obstacle(query, mixing, entry, mask) is None:
+    if not is_tracing() and query.size(1) >= FEW_QUERIES and head_loop.obstacle(query, mixing, entry, mask) is None:
         return head_loop.attend
     return packed_bmm.attend
 
@@ -98,7 +99,8 @@ def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, n
     if need_weights:
         return packed_bmm.attend_standard
     if query.device.type == "cuda":
-        return sdpa.attend_standard
+        fused = not is_transforming() and sdpa.misaligned(query, entry.value) is None
+        return sdpa.attend_standard if fused else packed_bmm.attend_standard
     # torch's fused attention for CPUs is for equal widths without dropout; short sentences gain nothing from it
     fused = dropout == 0.0 and query.size(-1) == entry.value.size(-1) and query.size(-2) >= MANY_QUERIES
     return sdpa.attend_standard if fused else packed_bmm.attend_standard

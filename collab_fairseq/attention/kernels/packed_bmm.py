@@ -17,7 +17,8 @@ from ..cache import KeyValue
 
 def weigh(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float) -> Tensor:
     """Attention weights P, (N, H, T, S); arguments as in :func:`attend`."""
-    mixed = query.unsqueeze(1) * (mixing * scale).unsqueeze(1)  # (N, H, T, D̃k)
+    # under autocast the mixing matrix is wider than the queries, which are not to be widened
+    mixed = query.unsqueeze(1) * (mixing * scale).to(query.dtype).unsqueeze(1)  # (N, H, T, D̃k)
     content = entry.content
     return _weigh(mixed, entry.key.unsqueeze(1), None if content is None else content * scale, mask)
 
