@@ -29,6 +29,7 @@ class Options:
         rounds: at most so many per row. seconds: no new round after so many, once there are ``least`` rounds.
         seed: of parameters, inputs and the order of turns. quick: miniatures that show that everything runs.
         vocabulary: symbols of the models; None: each row's own.
+        compile: time training steps through ``torch.compile``.
         sentences: to translate; None: 1000. batch: sentences of a batch; None: 64. data: data-bin to take them from.
     """
 
@@ -41,6 +42,7 @@ class Options:
     least: int = 5
     seed: int = 1
     quick: bool = False
+    compile: Optional[bool] = None
     vocabulary: Optional[int] = None
     sentences: Optional[int] = None
     batch: Optional[int] = None

@@ -16,8 +16,10 @@ Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and 
     decode/cross/NxBEAM/SS/dkD       step of one layer in beam search; decode/self/NxBEAM/TT/dkD: with reordered cache
     decode/beam-step/SIZE/...        step of a whole decoder
     .../graph                        with --device cuda: the same as a CUDA graph, of a decoder the layers alone
-    decode/translate/SIZE/N/dkD      beam search over N sentences
-    train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam of a whole model
+    decode/translate/SIZE/N/dkD      beam search over N sentences; .../bf16: ours in bfloat16
+    train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam; .../compiled: with --compile
+    train/SIZE/NxT/dkD/fast          ours with the chunked loss, fused_adam and fast dropout; fast-bf16: under --amp;
+                                     fast-memory: peak
 """
 
 import argparse
@@ -64,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--seed", type=int, default=1, help="of parameters, inputs and turns (default: 1)")
         if what != "layer":
             add("--vocabulary", type=positive, help="symbols of the models (default: by row)")
+        if what == "train":
+            add("--compile", action="store_const", const=True,
+                help="layers through torch.compile, fairseq's own too (rows .../compiled)")  # fmt: skip
         if what == "decode":
             add("--sentences", type=positive, help="to translate (default: 1000)")
             add("--batch", type=positive, help="sentences of a batch (default: 64)")

@@ -84,6 +84,10 @@ class TransformerCollabConfig(TransformerConfig):
             "help": "draw dropout masks from fewer random bits, several times as fast on a CPU; other random numbers"
         },
     )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "train layers through torch.compile, for GPUs: the first batches take minutes"},
+    )
     mask_heads: Optional[str] = field(
         default=None,
         metadata={

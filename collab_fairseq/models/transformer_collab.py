@@ -17,6 +17,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
+from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 
@@ -178,6 +179,8 @@ class TransformerCollabModel(TransformerModelBase):
                 module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
+        if cfg.compile:
+            compile_layers(model)
         return model
 
     @classmethod

@@ -16,7 +16,7 @@ usage: recipes/gpu/run.sh [options]
 Everything that waits for a GPU, most valuable first, each stage within its share of the time:
 
   tests       the layer, every kernel, decoding and the decomposition on the card, all types
-  bench       collab bench layer, decode and train: float32, bfloat16 and float16
+  bench       collab bench layer, decode and train: float32, bfloat16 and float16; train in bfloat16 also compiled
   precisions  200 updates of Multi30k in fp32, bf16, fp16 and amp, and compiled
   table       the main table of recipes/multi30k, as many trainings at once as fit
 
@@ -143,6 +143,8 @@ for what in train decode layer; do
             --json "$output/records/bench-$what-$dtype.json" "${bench[@]}"
     done
 done
+[ "$device" = cpu ] || step bench-compiled-bfloat16 240 "$scripts/collab" bench train --compile --device "$card" --dtype bfloat16 \
+    --seconds 4 --json "$output/records/bench-compiled-bfloat16.json" "${bench[@]}"
 for precision in fp32 bf16 fp16 amp compile; do
     flags=(--precision "$precision")
     case $precision in

@@ -178,24 +178,6 @@ def test_masks_are_combined_once_for_all_layers(kind, monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.slow
-def test_compiled_layers_of_a_kind_share_their_graph():
-    """The first layer, whose input is laid out otherwise, the last, which returns weights, and all between them."""
-    model, graphs = build(**{**SMALL, "encoder_layers": 1, "decoder_layers": 6}, key_dim=6, dropout=0.0), []
-    names = list(model.state_dict())
-
-    def keep(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    expected = model(*batch())[0]
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, fullgraph=True, backend=keep)
-    assert (model(*batch())[0] - expected).abs().max() < FLOAT32
-    assert 1 <= len(graphs) <= 3
-    assert list(model.state_dict()) == names
-
-
 def test_layerdrop_drops_layers_in_training_only():
     model = build(**SMALL, key_dim=6, dropout=0.0, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
     plain = build(**SMALL, key_dim=6, dropout=0.0)

@@ -115,7 +115,7 @@ def test_a_layer_may_have_a_shape_of_its_own():
         ({**STANDARD, "kv_heads": 1, "key_dim": 7}, "by the 2 standard heads of encoder attention, but is 7"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
         ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
-        ({"attention_kernel": "fast"}, "auto, bmm, head_loop, sdpa, but is 'fast'"),
+        ({"attention_kernel": "fast"}, "auto, bmm, head_loop, sdpa, sdpa_one_key, but is 'fast'"),
         ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),
         ({"mixing_init": "bands", "key_dim": 1}, "--mixing-init bands gives .* but --key-dim is 1"),

@@ -74,8 +74,9 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, monkeypatch, re
         command = [sys.executable, RECIPE / "run.py", *SMALL, tmp_path / "killed"]
         killed = subprocess.Popen(command, stderr=log, stdout=log)
         checkpoints = tmp_path / "killed" / "toy" / "standard" / "checkpoints"
+        state = checkpoints / "checkpoint-10" / "trainer_state.json"  # the last file of a checkpoint
         end = time.monotonic() + 240
-        while not (checkpoints / "checkpoint-10" / "trainer_state.json").exists():
+        while not (state.exists() and state.read_text().endswith("}\n")):
             assert killed.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -1,0 +1,161 @@
+"""``--compile``: layers that train through ``torch.compile``, one by one, so that layers of a kind share their graphs.
+
+A graph is compiled for what a call looks like: which masks there are, how tensors lie in memory, sizes that are one.
+Here every call looks alike: there is always a padding mask, all is contiguous, and batches with a size of one run
+as without the flag. That makes three graphs: encoder layers, decoder layers, and the last of these, which
+returns attention weights. Only training is compiled; decoding and validation are not.
+"""
+
+import functools
+import logging
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .layers import CollabDecoderLayer, CollabEncoderLayer
+from .settings import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+#: graphs of one function before torch gives up; layers of different shapes (``attention_shapes``) have their own
+GRAPHS = 64
+
+
+class CompiledEncoderLayer(CollabEncoderLayer):
+    """An encoder layer whose training calls are compiled by ``backend``."""
+
+    backend: Any = "inductor"
+
+    def __call__(
+        self, x: Tensor, encoder_padding_mask: Optional[Tensor] = None, attn_mask: Optional[Tensor] = None
+    ) -> Any:
+        """x (S, N, E); encoder_padding_mask (N, S), True for padding; as :meth:`forward`."""
+        if attn_mask is not None or not _trains(self, x):
+            return super().__call__(x, encoder_padding_mask, attn_mask)
+        call = _compiled(_encoder_layer, self.backend, x.device.type)
+        return call(self, x.contiguous(), _padding(encoder_padding_mask, x))
+
+
+class CompiledDecoderLayer(CollabDecoderLayer):
+    """A decoder layer whose training calls are compiled by ``backend``."""
+
+    backend: Any = "inductor"
+
+    def __call__(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor] = None,
+        encoder_padding_mask: Optional[Tensor] = None,
+        incremental_state: Any = None,
+        self_attn_mask: Optional[Tensor] = None,
+        self_attn_padding_mask: Optional[Tensor] = None,
+        **rest: Any,
+    ) -> Any:
+        """x (T, N, E), encoder_out (S, N, E); padding masks (N, S) and (N, T), True for padding; as :meth:`forward`."""
+        tensors = (x,) if encoder_out is None else (x, encoder_out)
+        if incremental_state is None and _trains(self, *tensors):
+            if encoder_out is not None:
+                encoder_out = encoder_out.contiguous()
+                encoder_padding_mask = _padding(encoder_padding_mask, encoder_out)
+            if self_attn_mask is not None:
+                # a slice of fairseq's buffer, to torch another thing than the whole of it
+                self_attn_mask = self_attn_mask.clone(memory_format=torch.contiguous_format)
+            padding = _padding(self_attn_padding_mask, x)
+            call = _compiled(_decoder_layer, self.backend, x.device.type)
+            return call(self, x.contiguous(), encoder_out, encoder_padding_mask, self_attn_mask, padding, **rest)
+        return super().__call__(
+            x, encoder_out, encoder_padding_mask, incremental_state,
+            self_attn_mask=self_attn_mask, self_attn_padding_mask=self_attn_padding_mask, **rest,
+        )  # fmt: skip
+
+
+def compile_layers(model: Any, backend: Any = "inductor") -> None:
+    """Make the layers of a ``transformer_collab`` train compiled, in place; names of parameters stay.
+
+    Nothing is compiled before the first batch.
+
+    Args:
+        backend: of ``torch.compile``.
+
+    Raises:
+        ConfigurationError: layers that are wrapped: sharded, or with checkpointed activations.
+    """
+    for stack, plain, compiled in (
+        (model.encoder, CollabEncoderLayer, CompiledEncoderLayer),
+        (model.decoder, CollabDecoderLayer, CompiledDecoderLayer),
+    ):
+        for number in range(len(stack.layers)):  # iterating would skip layers where layers are dropped
+            layer = stack.layers[number]
+            if not isinstance(layer, plain) or "forward" in vars(layer):
+                raise ConfigurationError(
+                    "--compile is for plain layers, but they are wrapped; "
+                    "leave out --checkpoint-activations and --ddp-backend fully_sharded, or --compile"
+                )
+            layer.__class__ = compiled
+            layer.backend = backend
+
+
+def _trains(layer: nn.Module, *tensors: Tensor) -> bool:
+    """Whether a call is to be compiled: not for translating, nor where hooks look at a layer, nor for sizes of one."""
+    plain = not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+    return layer.training and torch.is_grad_enabled() and plain and all(min(x.shape) > 1 for x in tensors)
+
+
+def _padding(mask: Optional[Tensor], x: Tensor) -> Tensor:
+    """(N, S) padding mask of x (S, N, E)."""
+    return x.new_zeros((x.size(1), x.size(0)), dtype=torch.bool) if mask is None else mask.contiguous()
+
+
+def _encoder_layer(layer: nn.Module, x: Tensor, padding: Tensor) -> Any:
+    return layer.forward(x, padding)
+
+
+def _decoder_layer(
+    layer: nn.Module,
+    x: Tensor,
+    source: Optional[Tensor],
+    source_padding: Optional[Tensor],
+    mask: Optional[Tensor],
+    padding: Tensor,
+    **rest: Any,
+) -> Any:
+    return layer.forward(x, source, source_padding, self_attn_mask=mask, self_attn_padding_mask=padding, **rest)
+
+
+def allow_graphs() -> None:
+    """Tell torch of layers that have graphs of their own, and of sizes that are equal by chance in the first batch."""
+    import torch._dynamo.config as dynamo  # late, since it takes a second
+    import torch.fx.experimental._config as shapes
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS)
+    shapes.use_duck_shape = False
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], backend: Any, device: str) -> Callable[..., Any]:
+    """The compiled function, one for all layers and models.
+
+    Raises:
+        ConfigurationError: the compiler does not work on the device.
+    """
+    _try(backend, device)
+    allow_graphs()
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True, backend=backend)
+    return compiled
+
+
+@functools.cache
+def _try(backend: Any, device: str) -> None:
+    """Compile one addition: what a compiler lacks (Triton, C++, Python's headers) shows in seconds."""
+    x = torch.ones(3, device=device)
+    try:
+        torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(x)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        needed = "a C++ compiler" if device == "cpu" else "Triton and a C compiler"
+        raise ConfigurationError(
+            f"--compile needs {needed} that torch.compile can use for {device} devices, but a trial failed: {reason}"
+        ) from error
+    if device == "cpu" and backend == "inductor":
+        logger.warning("--compile brings nothing on a CPU, and compiling takes minutes: better leave it out there")

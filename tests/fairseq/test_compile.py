@@ -1,0 +1,164 @@
+"""``--compile``: few graphs, the same numbers, names and checkpoints."""
+
+import copy
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from collab_fairseq import checkpoints
+from collab_fairseq.bench.cases import draw
+from collab_fairseq.modules import compiled
+from collab_fairseq.modules.compiled import compile_layers
+from collab_fairseq.modules.settings import ConfigurationError
+from tests.common import FLOAT32, run
+from tests.fairseq.commands import train_command
+from tests.fairseq.models import KINDS, SMALL, batch, build
+
+ONE = {**SMALL, "encoder_layers": 1, "decoder_layers": 1}
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """A backend that runs graphs as they are; ``batches`` has for each the batch that it was made in."""
+
+    class Backend:
+        now = 0
+
+        def __init__(self):
+            self.batches = []
+
+        def __call__(self, graph, example_inputs):
+            self.batches.append(self.now)
+            return graph.forward
+
+    torch._dynamo.reset()
+    counters.clear()
+    backend = Backend()
+    compiled._compiled.cache_clear()
+    monkeypatch.setattr(compiled, "_try", lambda *_: None)  # would be one more graph
+    yield backend
+    compiled._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+def sentences(lengths, left):
+    """(N, longest) random tokens and </s>, padded on the left or right."""
+    rows = [torch.cat([torch.randint(4, 50, (length - 1,)), torch.tensor([2])]) for length in lengths]
+    return torch.nn.utils.rnn.pad_sequence(rows, True, 1, padding_side="left" if left else "right")
+
+
+def real_batches(number, seed=3):
+    """Batches of Multi30k's lengths, every third without padding, some of one sentence."""
+    random = torch.Generator().manual_seed(seed)
+    for n in range(number):
+        size = int(torch.randint(1, 12, (), generator=random))
+        sides = [draw("multi30k", size, 7 * n + side) for side in (0, 1)]
+        if n % 3 == 0:
+            sides = [[side[0]] * size for side in sides]
+        source, target = (sentences(side, left) for side, left in zip(sides, (True, False), strict=True))
+        yield source, torch.tensor(sides[0]), target
+
+
+@pytest.mark.slow
+def test_two_hundred_batches_take_three_graphs(compiler):
+    six = {"encoder_layers": 6, "decoder_layers": 6}
+    model = build(**{**SMALL, **six}, key_dim=6, dropout=0.1).train()
+    compile_layers(model, compiler)
+    for compiler.now, (source, lengths, target) in enumerate(real_batches(200)):
+        model(source, lengths, target)[0].logsumexp(-1).mean().backward()
+    assert len(compiler.batches) == 3
+    assert max(compiler.batches) < 20
+    assert counters["frames"]["total"] == counters["frames"]["ok"] == len(compiler.batches)
+    assert not counters["graph_break"]
+
+
+def test_the_first_batch_may_have_equal_sizes(compiler):
+    """Sizes that are equal by chance are not taken for one size; neither does a batch of one sentence count."""
+    model = build(**ONE, key_dim=6, dropout=0.0).train()
+    compile_layers(model, compiler)
+    for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
+        sides = sentences([source] * rows, True), torch.full((rows,), source), sentences([target] * rows, False)
+        assert torch.isfinite(model(*sides)[0]).all()
+    assert compiler.batches == [0, 0]
+
+
+SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("standard", "pre-norm", "cross-self")]
+
+
+@pytest.mark.parametrize("kind", ["collaborative", *SLOW_KINDS])
+def test_compiled_layers_give_the_same_numbers(kind, compiler):
+    """The loss and all gradients; not compiled: without gradients, where hooks look at a layer, in evaluation."""
+    flags = {**SMALL, **KINDS[kind], "dropout": 0.0}
+    plain, fast = (build(**flags).train() for _ in range(2))
+    compile_layers(fast, compiler)
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    results = []
+    for model in (plain, fast):
+        logits = model(*batch())[0]
+        logits.logsumexp(-1).mean().backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+    assert all((one - other).abs().max() < FLOAT32 for one, other in zip(*results, strict=True))
+    made = len(compiler.batches)
+    assert made == 3
+    with torch.no_grad():
+        fast(*batch())
+    seen = []
+    hooks = [layer.register_forward_hook(lambda *_: seen.append(1)) for layer in fast.decoder.layers]
+    hooks += [layer.register_forward_hook(lambda *_: seen.append(1)) for layer in fast.encoder.layers]
+    fast(*batch())
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) == 4
+    assert (copy.deepcopy(fast).eval()(*batch())[0] - plain.eval()(*batch())[0]).abs().max() < FLOAT32
+    assert len(compiler.batches) == made
+
+
+def test_the_flag_reaches_the_layers_and_is_refused_where_they_are_wrapped():
+    layers = [*(model := build(**SMALL, key_dim=6, compile=True)).encoder.layers, *model.decoder.layers]
+    assert {type(layer).__name__ for layer in layers} == {"CompiledEncoderLayer", "CompiledDecoderLayer"}
+    assert all(layer.backend == "inductor" for layer in layers)
+    scripted = torch.jit.script(model.eval())
+    assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
+    with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:
+        build(**SMALL, compile=True, checkpoint_activations=True)
+    assert error.value.user_error
+
+
+def test_without_a_compiler_training_ends_in_one_sentence(tiny_data, tmp_path):
+    lacking = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = train_command(tiny_data, tmp_path, compile=True, max_update=1, no_save=True, **SMALL)
+    done = run(*command, env=lacking, check=False)
+    assert done.returncode != 0
+    expected = "--compile needs a C++ compiler that torch.compile can use for cpu devices, but a trial failed: "
+    assert expected in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_and_without_the_flag(tiny_data, tmp_path):
+    """Without dropout the losses are those of a training without it; a CPU is warned of."""
+    options = {
+        "key_dim": 8, "dropout": 0.0, "save_interval_updates": 3, "log_format": "json", "log_interval": 1,
+        "no_epoch_checkpoints": True, "disable_validation": True, **ONE,
+    }  # fmt: skip
+    logs, states = {}, {}
+    for name, before, compiled_too, updates in (
+        ("plain", None, False, 6), ("fast", None, True, 3), ("fast on", "fast", True, 6), ("off", "fast", False, 6)
+    ):  # fmt: skip
+        folder = tmp_path / name
+        if before:
+            shutil.copytree(tmp_path / before, folder)
+        more = {"compile": True} if compiled_too else {}
+        done = run(*train_command(tiny_data, folder, max_update=updates, **options, **more))
+        text = done.stdout + done.stderr
+        assert ("brings nothing on a CPU" in text) is compiled_too
+        logs[name] = [float(json.loads(x)["loss"]) for x in re.findall(r"train_inner \| (\{.*\})", done.stdout)]
+        states[name] = checkpoints.load(folder / "checkpoint_last.pt")["model"]
+    assert logs["fast"] + logs["fast on"] == pytest.approx(logs["plain"], abs=2e-3)
+    assert logs["fast"] + logs["off"] == pytest.approx(logs["plain"], abs=2e-3)
+    assert len(set(logs["plain"])) == 6
+    assert len({tuple(state) for state in states.values()}) == 1
