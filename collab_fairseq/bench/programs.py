@@ -13,6 +13,7 @@ from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
+from collab_fairseq.models.beam_search import ShortlistGenerator
 from collab_fairseq.modules.compiled import allow_graphs, compile_layers
 
 from .cases import BenchError, Case, Options, Step, draw
@@ -74,16 +75,26 @@ def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: b
     return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}{'/compiled' * compiled}", prepare)
 
 
-def _translators(size: str, task: Any, key_dim: int, options: Options) -> Dict[str, Any]:
+def _translators(size: str, task: Any, key_dim: int, options: Options, half: bool = False) -> Dict[str, Any]:
     found = build(size, task, key_dim, ("fairseq", "none", "ours"), options)
-    for model in found.values():
-        model.to(options.device, options.torch_dtype).eval()
+    if half:
+        found["fairseq-bf16"] = build(size, task, key_dim, ("fairseq",), options)["fairseq"]
+        del found["none"]
+    for name, model in found.items():
+        dtype = torch.bfloat16 if half and name != "fairseq" else options.torch_dtype
+        model.to(options.device, dtype).eval()
         model.make_generation_fast_(need_attn=False)  # type: ignore[operator]
     return found
 
 
-def translate_case(size: str, key_dim: int, sentences: int) -> Case:
-    """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them."""
+def translate_case(size: str, key_dim: int, sentences: int, half: bool = False) -> Case:
+    """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them.
+
+    Every model is searched as by fairseq-generate: ours over shortlists (:mod:`collab_fairseq.models.beam_search`).
+
+    Args:
+        half: ours in bfloat16, beside fairseq's in float32 and bfloat16.
+    """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         if options.data is not None:
@@ -93,18 +104,18 @@ def translate_case(size: str, key_dim: int, sentences: int) -> Case:
             sources = task.sentences(draw("multi30k", sentences, options.seed), options.seed)
         sources.sort(key=len)
         searches = {
-            name: SequenceGenerator([model], task.target_dictionary, beam_size=BEAM, len_penalty=0.6)
-            for name, model in _translators(size, task, key_dim, options).items()
+            name: ShortlistGenerator([model], task.target_dictionary, beam_size=BEAM, len_penalty=0.6)
+            for name, model in _translators(size, task, key_dim, options, half).items()
         }
         parts, size_of_batch = [], 3 if options.quick else options.batch or 64
         for first in range(0, len(sources), size_of_batch):
             batch = make_batch(sources[first : first + size_of_batch], None, task, options.device)
             parts.append({name: _translation(search, batch) for name, search in searches.items()})
         for name, step in parts[-1].items():
-            _check_scores(name, searches[name].model.models[0], step(), batch, options)
+            _check_scores(name, searches[name].model.models[0], step(), batch)
         return parts
 
-    return Case(f"decode/translate/{size}/{sentences}/dk{key_dim}", prepare)
+    return Case(f"decode/translate/{size}/{sentences}/dk{key_dim}" + ("/bf16" if half else ""), prepare)
 
 
 def _translation(search: SequenceGenerator, batch: Dict[str, Any]) -> Callable[[], Any]:
@@ -120,14 +131,14 @@ def _translation(search: SequenceGenerator, batch: Dict[str, Any]) -> Callable[[
     return step
 
 
-def _check_scores(name: str, model: Any, hypotheses: Any, batch: Dict[str, Any], options: Options) -> None:
+def _check_scores(name: str, model: Any, hypotheses: Any, batch: Dict[str, Any]) -> None:
     """The scores that cached search gave its best hypotheses are those of a forward pass over the whole of them."""
     tokens = torch.stack([sentence[0]["tokens"] for sentence in hypotheses])
     scores = torch.stack([sentence[0]["positional_scores"] for sentence in hypotheses])
     with torch.no_grad():
         output = model(**batch["net_input"], prev_output_tokens=tokens.roll(1, dims=1))
         expected = model.get_normalized_probs(output, log_probs=True).gather(2, tokens[:, :, None]).squeeze(2)
-    compare(f"score of the translations of {name}", scores, expected, options.torch_dtype)
+    compare(f"score of the translations of {name}", scores, expected, next(model.parameters()).dtype)
 
 
 def read_sources(data: str, number: int) -> "tuple[Any, List[Tensor]]":
@@ -221,7 +232,10 @@ def decode_cases(options: Options) -> List[Case]:
     """The rows of whole models in ``collab bench decode``."""
     sentences = options.sentences or 1000
     if options.quick:
-        return [translate_case("tiny", 4, min(6, sentences)), beam_step_case("base", 2, 4, 5, 4)]
+        rows = [translate_case("tiny", 4, min(6, sentences), half) for half in (False, True)]
+        return [*rows, beam_step_case("base", 2, 4, 5, 4)]
     graphs = [False, True] if options.device == "cuda" else [False]
     steps = [beam_step_case("base", 64, 15, 30, key_dim, graph) for graph in graphs for key_dim in (128, 512)]
-    return [*steps, translate_case("tiny", 32, sentences), translate_case("base", 128, sentences)]
+    halves = [False, True] if options.dtype == "float32" else [False]
+    sizes = (("tiny", 32), ("base", 128))
+    return [*steps, *(translate_case(*size, sentences, half) for half in halves for size in sizes)]

@@ -14,6 +14,7 @@ NAMES = {
     "fairseq": "(a) fairseq",
     "fairseq-self": "(a) fairseq's self-attention call",
     "fairseq-sentence": "(a') fairseq per sentence",
+    "fairseq-bf16": "(a) fairseq in bf16",
     "none": "ours with `none`",
     "standard-sdpa": "(b) standard, SDPA",
     "standard": "(c) standard at the key dim",

@@ -22,7 +22,7 @@ import torch
 from collab_fairseq.records.files import PathLike, check_targets
 from collab_fairseq.records.record import Record
 
-from . import layers, programs
+from . import fast, layers, programs
 from .cases import Case, Options, choose
 from .measure import captured, interleave, measure_peaks, operators, peak_bytes, ratio, spread, stopwatch
 
@@ -34,7 +34,7 @@ OURS = "ours"
 _CASES = {
     "layer": layers.layer_cases,
     "decode": lambda options: [*layers.decode_cases(options), *programs.decode_cases(options)],
-    "train": programs.train_cases,
+    "train": lambda options: [*programs.train_cases(options), *fast.fast_cases(options)],
 }
 
 

@@ -16,8 +16,10 @@ Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and 
     decode/cross/NxBEAM/SS/dkD       step of one layer in beam search; decode/self/NxBEAM/TT/dkD: with reordered cache
     decode/beam-step/SIZE/...        step of a whole decoder
     .../graph                        with --device cuda: the same as a CUDA graph, of a decoder the layers alone
-    decode/translate/SIZE/N/dkD      beam search over N sentences
+    decode/translate/SIZE/N/dkD      beam search over N sentences; .../bf16: ours in bfloat16
     train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam; .../compiled: with --compile
+    train/SIZE/NxT/dkD/fast          ours with the chunked loss, fused_adam and fast dropout; fast-bf16: under --amp;
+                                     fast-memory: peak
 """
 
 import argparse

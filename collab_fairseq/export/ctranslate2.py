@@ -9,7 +9,8 @@ from typing import Any, Optional
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
-from collab_fairseq.translation.ctranslate2_engine import PRECISIONS, require
+from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
+from collab_fairseq.translation.units import require
 
 from .source import ExportError, Source, describe, new_folder, refuse_settings, write_text_side
 from .standard_heads import standard_layers

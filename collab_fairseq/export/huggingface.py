@@ -12,8 +12,7 @@ from torch import Tensor
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
-from collab_fairseq.translation.ctranslate2_engine import require
-from collab_fairseq.translation.units import SUBWORD_FILES
+from collab_fairseq.translation.units import SUBWORD_FILES, require
 
 from .source import Source, describe, new_folder, refuse_settings, write_text_side
 from .standard_heads import standard_layers
@@ -77,7 +76,10 @@ def export(source: Source, output: PathLike) -> None:
     assert not left, f"FSMT has no {left}"
     with new_folder(output) as folder:
         transformers.utils.logging.disable_progress_bar()
-        fsmt.save_pretrained(folder)
+        try:
+            fsmt.save_pretrained(folder)
+        except require("safetensors", "huggingface").SafetensorError as error:  # a full disk
+            raise OSError(str(error)) from error
         if card.subwords == "subword_nmt" and card.moses:
             _write_tokenizer(source, folder)
         write_text_side(source, folder, "huggingface", _readme(source))

@@ -21,7 +21,7 @@ from collab_fairseq.attention import KeyValue, extend
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import attention_layers, swapped
-from collab_fairseq.translation.ctranslate2_engine import require
+from collab_fairseq.translation.units import require
 
 from .source import Source, describe, new_folder, refuse_settings, write_text_side
 

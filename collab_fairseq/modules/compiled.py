@@ -140,8 +140,6 @@ def _compiled(function: Callable[..., Any], backend: Any, device: str) -> Callab
         ConfigurationError: the compiler does not work on the device.
     """
     _try(backend, device)
-    if device == "cpu" and backend == "inductor":
-        logger.warning("--compile brings nothing on a CPU, and compiling takes minutes: better leave it out there")
     allow_graphs()
     compiled: Callable[..., Any] = torch.compile(function, dynamic=True, backend=backend)
     return compiled
@@ -159,3 +157,5 @@ def _try(backend: Any, device: str) -> None:
         raise ConfigurationError(
             f"--compile needs {needed} that torch.compile can use for {device} devices, but a trial failed: {reason}"
         ) from error
+    if device == "cpu" and backend == "inductor":
+        logger.warning("--compile brings nothing on a CPU, and compiling takes minutes: better leave it out there")

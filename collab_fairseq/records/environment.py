@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 
 PACKAGES = (
     "torch", "fairseq", "numpy", "sacrebleu", "sacremoses", "sentencepiece", "hydra-core", "omegaconf",
-    "collab_fairseq",
+    "collab_fairseq", "ctranslate2", "onnxruntime",
 )  # fmt: skip
 
 

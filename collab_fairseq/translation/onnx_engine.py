@@ -6,9 +6,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy
 
-from .ctranslate2_engine import require
 from .translator import Hypothesis, Search
-from .units import Card, PathLike, TranslationError
+from .units import Card, PathLike, TranslationError, require
 
 #: ids of fairseq's dictionaries, whose files begin after them
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -4,6 +4,7 @@ Such a folder has a ``translation.json``, its :class:`Card`, beside dictionaries
 """
 
 import hashlib
+import importlib
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +21,18 @@ class TranslationError(ValueError):
     """A model, its data or its text cannot be used. The message is one sentence."""
 
     user_error = True  # shown to users without a traceback
+
+
+def require(package: str, extra: str = "serve") -> Any:
+    """An optional package, imported.
+
+    Raises:
+        TranslationError: it is not installed; the message says how it can be.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise TranslationError(f"{package} is not installed: pip install 'collab_fairseq[{extra}]'") from error
 
 
 @dataclass(frozen=True)
@@ -140,9 +153,5 @@ def read_sentencepiece(path: PathLike) -> Any:
 
 
 def _read_codes(path: str) -> Any:
-    try:
-        from subword_nmt.apply_bpe import BPE
-    except ImportError as error:
-        raise TranslationError("BPE codes need the package subword-nmt: pip install 'collab_fairseq[serve]'") from error
     with open(path, encoding="utf-8") as stream:
-        return BPE(stream)
+        return require("subword_nmt.apply_bpe").BPE(stream)

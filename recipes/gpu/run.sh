@@ -144,7 +144,7 @@ for what in train decode layer; do
     done
 done
 [ "$device" = cpu ] || step bench-compiled-bfloat16 240 "$scripts/collab" bench train --compile --device "$card" --dtype bfloat16 \
-    --seconds 4 --rows 'train/*/dk128/*' --rows 'train/tiny/*' --json "$output/records/bench-compiled-bfloat16.json" "${bench[@]}"
+    --seconds 4 --json "$output/records/bench-compiled-bfloat16.json" "${bench[@]}"
 for precision in fp32 bf16 fp16 amp compile; do
     flags=(--precision "$precision")
     case $precision in

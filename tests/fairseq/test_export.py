@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 
 import pytest
@@ -166,6 +167,11 @@ def test_a_model_folder_is_converted_once(models, source, tmp_path, monkeypatch,
             assert caplog.text.count("converting") == times
     (converted,) = (tmp_path / "cache" / "collab_fairseq").iterdir()
     expected = collab_fairseq.load(converted).translate(SOURCES, max_length=60)
+    code = (  # what serves takes no torch along
+        f"import sys, collab_fairseq; collab_fairseq.load({str(converted)!r}).translate(['a red dog']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert capfd.readouterr().out.splitlines() == expected * 2
     assert collab_fairseq.load(tmp_path / "out", engine="ctranslate2").translate(SOURCES, max_length=60) == expected
     monkeypatch.setitem(sys.modules, "ctranslate2", None)

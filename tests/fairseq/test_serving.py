@@ -203,10 +203,12 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
     assert "name the SentencePiece model (--sentencepiece)" in refused(good, "--data", other)
     assert "is no SentencePiece model" in refused(good, "--sentencepiece", good)
     assert "have no such units" in refused(good, "--bpe-codes", good)
+    fits = models.checkpoint("collaborative", key_dim=7)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        assert "File too large" in refused(good)
+        for target in ("folder", "fairseq", "ctranslate2", "huggingface"):
+            assert "File too large" in refused(fits, to=target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "taken")]) == 1

@@ -11,11 +11,12 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from collab_fairseq.bench import layers, measure, models, programs, report, runner
+from collab_fairseq.bench import fast, layers, measure, models, programs, report, runner
 from collab_fairseq.bench.baselines import Shape, contestants
 from collab_fairseq.bench.cases import LENGTHS, Case, Options, draw, padding_mask
 from collab_fairseq.bench.checks import MismatchError, attempt, check, check_against_reference, make_inputs
 from collab_fairseq.bench.measure import interleave, peak_bytes, ratio, spread, stopwatch
+from collab_fairseq.models import chunked_loss
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import RecordError, load
 from tests.common import Waiting
@@ -146,6 +147,17 @@ def test_models_whose_parameters_differ_are_noticed(monkeypatch):
     monkeypatch.setattr(programs, "build", build)
     with pytest.raises(MismatchError, match="loss of the model none, compared with fairseq"):
         programs.train_case("base", 3, 6, 4).prepare(QUICK)
+
+
+def test_fast_steps_are_of_a_cpu_and_of_one_loss(monkeypatch):
+    rows = [case.id for case in fast.fast_cases(Options())]
+    assert rows[:2] == ["train/base/64x32/dk128/fast", "train/base/64x32/dk128/fast-bf16"]
+    assert not fast.fast_cases(Options(device="cuda"))
+    (steps,) = fast.fast_case("base", 3, 6, 4, "fast-bf16").prepare(QUICK)
+    assert list(steps) == ["fairseq", "fairseq-bf16", "ours"]
+    monkeypatch.setattr(chunked_loss, "factors", lambda epsilon, types: (1.0, 0.0))
+    with pytest.raises(MismatchError, match="loss in chunks, compared with fairseq's, differs"):
+        fast.fast_case("base", 3, 6, 4, "fast").prepare(QUICK)
 
 
 def test_a_kernel_that_cannot_is_left_out_but_ours_is_not():
