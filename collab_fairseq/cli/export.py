@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--half", action="store_true", help="folder, fairseq: weights in half precision")
     text = "ctranslate2: of the weights: int8, float16, bfloat16, … (default: float32)"
     add("--quantization", metavar="NAME", help=text)
-    add("--record", metavar="FILE.json", help="record of the training, to go with the model")
+    add("--record", metavar="FILE.json", help="record of how it was made, to go with the model")
     group = parser.add_argument_group("how text becomes the model's units (a model folder says so itself)")
     add = group.add_argument
     text = "SentencePiece model (default: sentencepiece.model in the data-bin or beside it)"

@@ -50,7 +50,7 @@ class Source:
         trained: the model, in float32.
         card: how text becomes its units, and what it was made from.
         files: name in the exported folder → file: dictionaries and subword model.
-        record: of its training, or None.
+        record: of how it was made, or None.
     """
 
     trained: TrainedModel
@@ -91,7 +91,7 @@ def read_source(
         data: data-bin with the dictionaries; default: the one that the checkpoint names.
         sentencepiece: model; default: ``sentencepiece.model`` in the data-bin or beside it. bpe_codes: of subword-nmt.
         moses: the text was tokenised with Moses. lowercase: and lower-cased.
-        record: of the training, for the folder.
+        record: of how it was made, for the folder.
 
     Raises:
         TranslationError, CheckpointError, ConfigurationError: as of :func:`~collab_fairseq.translation.load_model`;
@@ -248,7 +248,7 @@ def describe(source: Source) -> List[str]:
         f"- attention, {'; '.join(heads)}{bias}",
         f"- key dim: {', '.join(widths)}",
         f"- made from: {origin}",
-        *(["- its training: record.json"] if source.record is not None else []),
+        *(["- how it was made: record.json"] if source.record is not None else []),
     ]
 
 

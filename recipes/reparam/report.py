@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Tables and figures from the records of run.sh: the same records give the same files.
 
-    report.py RECORD... [--table FILE] [--time FILE.svg] [--quality FILE.svg]
+    report.py RECORD... [--table FILE [--marker NAME]] [--time FILE.svg] [--quality FILE.svg]
 
 Records are NAME.json of study.py, NAME.finetuned.json, and that of benchmark.py; several models may be given. --time
 draws the CPU time of the decomposition against the rank (Figure 4 of the paper), --quality the validation loss against
-the rank with and without fine-tuning (Figure 5). Without files the table is printed.
+the rank with and without fine-tuning (Figure 5). Without files the table is printed; with --marker it takes the
+place of what stands between <!-- NAME --> and <!-- /NAME --> in its file.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import pandas
 
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
-from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import load
 
 METHODS = {
@@ -108,6 +108,11 @@ def study(record: Record, tuned: Optional[Record]) -> str:
         f"{', '.join(map(str, settings['seeds']))} of the decomposition, where they make a difference.\n\n"
     )
     text += grid(frame, "increase", 4)
+    if "distilled" in set(frame["method"]):
+        text += (
+            f"Distilled in {settings['distill']:,} steps, without labels, on the first {settings['unlabelled']:,} "
+            "source sentences of the training text.\n\n"
+        )
     text += "CPU seconds for the whole model, calibration and allocation not counted:\n\n"
     text += grid(frame[frame["method"] != "authors"], "cpu_seconds", 1)
     parts, splits = settings["bleu_ranks"], list(source["bleu"])
@@ -121,10 +126,11 @@ def study(record: Record, tuned: Optional[Record]) -> str:
     text += f"sacreBLEU without labels (`{signature}`):\n\n"
     text += pages.table(rows, numbers=True) + "\n\n"
     if tuned:
-        rows = [["model", "validation loss", *splits]]
-        for method, rank, run in tuned_runs(tuned):
-            label = f"{method}, R = {rank}" if rank else "unchanged"
-            rows.append([label, f"{run['valid']['loss']:.4f}", *(f"{run['bleu'][s]['score']:.2f}" for s in splits)])
+        rows, runs = [["model", "validation loss", "increase", *splits]], tuned_runs(tuned)
+        for method, rank, run in runs:
+            label, loss = f"{method}, R = {rank}" if rank else "unchanged", run["valid"]["loss"]
+            increase = f"{loss - runs[0][2]['valid']['loss']:+.4f}" if rank else "–"
+            rows.append([label, f"{loss:.4f}", increase, *(f"{run['bleu'][s]['score']:.2f}" for s in splits)])
         text += f"After fine-tuning for {tuned['settings']['updates']} updates:\n\n"
         text += pages.table(rows, numbers=True) + "\n\n"
         if "resumed" in tuned["parts"]:
@@ -181,6 +187,7 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     for name in ("table", "time", "quality"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE")
+    parser.add_argument("--marker", metavar="NAME", help="only the part of the page --table between these is written")
     args = parser.parse_args()
     records = [load(path, "study") for path in args.records]
     benchmarks = [record for record in records if "race" in record["parts"]]
@@ -190,7 +197,7 @@ def main() -> None:
         parser.error("no record of a study was given")
     text = "".join([*map(solver, benchmarks), *(study(record, tuned.get(record["name"])) for record in studies)])
     if args.table:
-        write_text(text, args.table)
+        pages.publish(text, str(args.table), args.marker)
     for path, quality in ((args.time, False), (args.quality, True)):
         if path:
             draw(path, studies, tuned, quality)

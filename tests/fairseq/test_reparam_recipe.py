@@ -65,8 +65,10 @@ def test_fine_tuned_models_are_scored_and_tables_made_of_it_all(done):
     for figure in ("time.svg", "quality.svg"):
         assert "<svg" in (done / figure).read_text(encoding="utf-8")
     again = done / "again.md"
-    run("python", RECIPE / "report.py", done / "tiny.json", done / "tiny.finetuned.json", "--table", again)
-    assert again.read_text(encoding="utf-8") == table
+    again.write_text("# Page\n<!-- study -->\nold\n<!-- /study -->\n", encoding="utf-8")
+    records = [done / "tiny.json", done / "tiny.finetuned.json"]
+    run("python", RECIPE / "report.py", *records, "--table", again, "--marker", "study")
+    assert again.read_text(encoding="utf-8") == f"# Page\n<!-- study -->\n{table.strip()}\n<!-- /study -->\n"
 
 
 def test_what_is_finished_is_not_made_again(command, done):
