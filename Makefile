@@ -35,7 +35,7 @@ demo: setup
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict collab_fairseq/attention
+	$(BIN)/mypy --strict --follow-imports silent collab_fairseq/attention
 	$(BIN)/mypy
 
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
