@@ -27,6 +27,8 @@ valid_tests=()
 blind=()
 runs=()
 with='' # name of more flags of fairseq-train
+fast=''
+fast_flags=(--criterion label_smoothed_cross_entropy_chunked --optimizer fused_adam --fast-dropout)
 declare -A with_flags=()
 gpus=
 nodes=1
@@ -64,6 +66,7 @@ model and training (the same options name the same run in all scripts)
   --arch NAME       a preset of this project (default: $arch)
   --updates N       length of the training (default: $updates)
   --warmup N        warm-up updates of the learning rate (default: $warmup)
+  --fast            the loss in chunks, Adam in one pass, dropout from fewer random bits (default: ${fast:-no})
 data
   --data DIR        made by ${prepare#"$root/"}, which is run where DIR does not exist (default: ${data#"$root/"})
   $(printf '%-16s' "$source_option PATH")  the corpus as downloaded, for that script
@@ -107,7 +110,7 @@ END
   --with NAME       more flags of fairseq-train, by a name of config.sh: $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' ')
 END
     [ ${#stock_flags[@]} -eq 0 ] || cat <<END
-  --stock           fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch)
+  --stock           fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch, --fast)
 END
 }
 
@@ -130,7 +133,8 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
         shared_model_flags+=(${with_flags[$with]})
     fi
     if [ -n "$stock" ]; then
-        ! is_given heads && ! is_given key_dim && ! is_given arch || die "--stock excludes --heads, --key-dim and --arch"
+        ! is_given heads && ! is_given key_dim && ! is_given arch && ! is_given fast ||
+            die "--stock excludes --heads, --key-dim, --arch and --fast"
         run_name=$recipe-stock-s$seed-u$updates
         user_dir_flags=()
         model_flags=("${stock_flags[@]}")
@@ -139,6 +143,7 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
         run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}-s$seed-u$updates
         user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
         model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
+        [ -z "$fast" ] || optimisation_flags+=("${fast_flags[@]}")
     fi
     model_flags+=("${shared_model_flags[@]}")
     optimisation_flags+=(--warmup-updates "$warmup")

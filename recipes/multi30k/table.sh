@@ -3,6 +3,8 @@
 # Settings for `recipes/multi30k/run.sh --config recipes/multi30k/table.sh` and `sweep.sh`.
 
 updates=4000
+fast=yes
+cpu_precision=bf16
 optimisation_flags+=(--lr-scheduler cosine)
 
 # The rows of the table, after them pairs whose caches are equal

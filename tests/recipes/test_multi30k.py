@@ -271,7 +271,7 @@ def test_a_folder_holds_one_run(prepared, finished):
     ("flags", "message"),
     [
         (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
-        (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim and --arch"),
+        (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim, --arch and --fast"),
         (["--python", "no-such-python"], "no Python 'no-such-python'"),
     ],
 )
