@@ -42,6 +42,16 @@ def test_python_snippet():
     assert len(code.splitlines()) == 5
 
 
+def test_translate_with_a_published_model(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    variables = {}
+    *first, last = block("python", "collab_fairseq.load(\"results").strip().split("\n")
+    exec("\n".join(first), variables)
+    (sentence,) = eval(last, variables)
+    assert bash(block("bash", "collab translate results"), ROOT).stdout == sentence + "\n"
+    assert "Fahrrad" in sentence
+
+
 def test_train_average_translate_score(tiny_data, tmp_path):
     small = " ".join(f"--{s}-{k.replace('_', '-')} {v}" for s in ("encoder", "decoder") for k, v in SMALL.items())
     end = f"{small} --key-dim 6 --max-tokens 100 --max-update 5 --save-interval-updates 1 --cpu"
