@@ -185,8 +185,8 @@ def ablate(
     if loaded.translates:
 
         def translate(heads: Optional[Heads] = None) -> Result:
-            scored, statistics = score_raw(translations(loaded, search, heads), labels, tokenised=False)
-            return Result(scored.score, scored.signature, statistics)
+            scored = score_raw(translations(loaded, search, heads), labels, tokenised=False)
+            return Result(scored.bleu.score, scored.bleu.signature, scored.statistics)
 
         whole = recorded(record, "text", translate)
 

@@ -117,10 +117,8 @@ def score(
     name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
     if references is None:
         references = target_side(trained, split)[: len(hypotheses)]
-    found, statistics = score_raw(
-        hypotheses, references, trained.task.cfg.target_lang, name=f"the reference of {split}"
-    )
-    return Score(found.score, found.signature, str(name), hypotheses, statistics)
+    found = score_raw(hypotheses, references, trained.task.cfg.target_lang, name=f"the reference of {split}")
+    return Score(found.bleu.score, found.bleu.signature, str(name), hypotheses, found.statistics)
 
 
 def test_splits(trained: TrainedModel, references: Mapping[str, PathLike]) -> List[str]:
