@@ -138,8 +138,8 @@ def score_text(
     name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
     if sentences is not None:
         references = (read_references(references) if given else list(references))[:sentences]  # type: ignore[arg-type]
-    found, statistics = score_raw(hypotheses, references, **options)
-    return Score(found.score, found.signature, str(name), list(hypotheses), statistics)
+    found = score_raw(hypotheses, references, **options)
+    return Score(found.bleu.score, found.bleu.signature, str(name), list(hypotheses), found.statistics)
 
 
 def test_splits(trained: TrainedModel, references: Mapping[str, PathLike]) -> List[str]:
