@@ -134,10 +134,9 @@ def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
 
 
 def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
-    """Figure 1: cumulative captured energy, one row per site, thin lines for heads, thick ones for layers.
+    """Figure 1: captured energy, one row per site, thin lines for heads, thick ones for layers.
 
-    Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
+    Raises PlotError as :func:`.drawing` does.
     """
     groups = _by_site(layers)
     with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:

@@ -78,22 +78,17 @@ class HeadPlace(NamedTuple):
 def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
     """The layers of :func:`attention_layers` by site and number: ``encoder.0``, ``cross.3``, ``decoder.1``, …"""
     found: Dict[str, HeadPlace] = {}
-    counts: Dict[str, int] = {}
+    # not every kind of config says whether it is a decoder
+    alone = "decoder" if getattr(model.config, "is_decoder", False) else "encoder"
     for name, layer in attention_layers(model):
-        names = names_of(layer)
-        assert names is not None
+        names: Any = names_of(layer)
+        site = name.split(".")[0] if model.config.is_encoder_decoder else alone
         if "crossattention" in name or "encoder_attn" in name:
             site = "cross"
-        else:
-            config = model.config  # not every kind of config says whether it is a decoder
-            decoder = name.startswith("decoder.") if config.is_encoder_decoder else getattr(config, "is_decoder", False)
-            site = "decoder" if decoder else "encoder"
-        number = counts[site] = counts.get(site, -1) + 1
-        found[f"{site}.{number}"] = HeadPlace(
-            getattr(layer, names.heads), layer,
-            None if names.output is None else getattr(layer, names.output),
-            getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None,
-        )  # fmt: skip
+        number = sum(place.startswith(site) for place in found)
+        output = None if names.output is None else getattr(layer, names.output)
+        shared = getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None
+        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), layer, output, shared)
     return found
 
 
@@ -152,26 +147,6 @@ def check_convertible(model: Any) -> None:
     raise ReparamError(f"the architecture must be one of {known}, but is {kind}")
 
 
-def scores_of(layer: nn.Module) -> ScoreWeights:
-    """The scores of an attention layer, of transformers or of :mod:`.layers`.
-
-    Raises:
-        ReparamError: projections that are no plain linear layers.
-    """
-    names = names_of(layer)
-    if names is None:
-        raise ReparamError(f"expected an attention layer that is known here, but got {type(layer).__name__}")
-    query, key = getattr(layer, names.query), getattr(layer, names.key)
-    for name, part in ((names.query, query), (names.key, key)):
-        if type(part) is not nn.Linear:
-            raise ReparamError(f"{name} must be a torch.nn.Linear, but is {type(part).__name__}; merge or unload it")
-    scale = float(layer.scaling)  # type: ignore[arg-type]
-    if isinstance(layer, CollaborativeHeads):
-        return ScoreWeights(HeadFactors(query.weight, key.weight, layer.mixing), scale, query.bias, layer.content_bias)
-    heads = standard_heads(query.weight, key.weight, getattr(layer, names.heads))
-    return ScoreWeights(heads, scale, query.bias)
-
-
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
     """Name and scores of every attention layer, standard or collaborative, names as of :func:`attention_layers`.
 
@@ -180,10 +155,20 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
     """
     check_convertible(model)
     for name, layer in attention_layers(model):
-        try:
-            yield name, scores_of(layer)
-        except ReparamError as error:
-            raise ReparamError(f"{name}: {error}") from error
+        names: Any = names_of(layer)
+        query, key = getattr(layer, names.query), getattr(layer, names.key)
+        for part, own in ((names.query, query), (names.key, key)):
+            if type(own) is not nn.Linear:
+                wrong = f"must be a torch.nn.Linear, but is {type(own).__name__}; merge or unload it"
+                raise ReparamError(f"{name}: {part} {wrong}")
+        shared = isinstance(layer, CollaborativeHeads)
+        heads = (
+            HeadFactors(query.weight, key.weight, layer.mixing)  # type: ignore[arg-type]
+            if shared
+            else standard_heads(query.weight, key.weight, getattr(layer, names.heads))
+        )
+        content: Any = layer.content_bias if shared else None
+        yield name, ScoreWeights(heads, float(layer.scaling), query.bias, content)  # type: ignore[arg-type]
 
 
 @functools.cache

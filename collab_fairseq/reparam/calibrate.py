@@ -47,13 +47,6 @@ class Calibrator:
 
     Args:
         scores: of the layer, for its attention; None: as if it were even, whatever the keys.
-
-    >>> import torch
-    >>> calibrator = Calibrator()
-    >>> for batch in torch.randn(3, 2, 7, 16):  # three batches of two sentences of seven positions
-    ...     calibrator.update(batch, batch, is_causal=True)
-    >>> calibrator.result().queries
-    42
     """
 
     def __init__(self, scores: Optional[ScoreWeights] = None) -> None:
@@ -93,8 +86,7 @@ class Calibrator:
                 "query and key must have shapes (N, T, Dq) and (N, S, Dk) with the same N, "
                 f"but are {list(query.shape)} and {list(key.shape)}"
             )
-        rows, query_len, key_len = query.size(0), query.size(1), key.size(1)
-        widths = (query.size(2), key.size(2))
+        (rows, query_len, _), key_len, widths = query.shape, key.size(1), (query.size(2), key.size(2))
         if self._widths not in (None, widths):
             raise ReparamError(
                 f"queries and keys must be {' and '.join(map(str, self._widths or ()))} wide as those of the scores "
@@ -195,10 +187,10 @@ class Weighting(NamedTuple):
 
     def apply(self, heads: HeadFactors) -> HeadFactors:
         """Heads in whose Frobenius norm errors count as they matter; in float64."""
-        wide = heads.to(torch.float64)
-        return wide._replace(query=wide.query @ self.query, key=wide.key @ self.key)
+        query, key, mixing = heads.to(torch.float64)
+        return HeadFactors(query @ self.query, key @ self.key, mixing)
 
     def undo(self, heads: HeadFactors) -> HeadFactors:
         """Heads in float64 that :meth:`apply` turns into these."""
-        wide = heads.to(torch.float64)
-        return wide._replace(query=wide.query @ self.query_inverse, key=wide.key @ self.key_inverse)
+        query, key, mixing = heads.to(torch.float64)
+        return HeadFactors(query @ self.query_inverse, key @ self.key_inverse, mixing)
