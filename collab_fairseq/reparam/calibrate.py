@@ -62,7 +62,6 @@ class Calibrator:
         key: Tensor,
         key_padding_mask: Optional[Tensor] = None,
         attn_mask: Optional[Tensor] = None,
-        is_causal: bool = False,
         query_padding_mask: Optional[Tensor] = None,
     ) -> None:
         """Count the inputs of one call of the layer. N: sentences, T, S: query and key positions, H: heads.
@@ -73,7 +72,6 @@ class Calibrator:
             query: (N, T, Dq). key: (N, S, Dk).
             key_padding_mask: (N, S), boolean (True: padding, not seen) or additive.
             attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: not seen) or additive.
-            is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch.
             query_padding_mask: (N, T), boolean, True: padding, does not count.
 
         Raises:
@@ -102,7 +100,7 @@ class Calibrator:
             counted = ~query_padding_mask
         heads = 1 if attn_mask is None or attn_mask.dim() == 2 else attn_mask.numel() // (rows * query_len * key_len)
         mask = combine(
-            key_padding_mask, attn_mask, is_causal, rows, heads, query_len, key_len, torch.float64, query.device
+            key_padding_mask, attn_mask, False, rows, heads, query_len, key_len, torch.float64, query.device
         )
         visible = torch.ones(1, 1, 1, key_len, dtype=torch.bool, device=query.device)
         additive = torch.zeros(1, 1, 1, key_len, dtype=torch.float64, device=query.device)

@@ -53,15 +53,6 @@ def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
         assert curve[count - 1] >= share > ([0.0, *curve])[count - 1]
 
 
-def test_shared_dimensions_are_seen_and_separate_ones_are_not():
-    query = draw(3, 10).repeat(2, 1)  # the second head repeats the first
-    result = redundancy(HeadWeights(query, query, block_mixing([3, 3]).double(), False))
-    assert result["captured"]["query"]["layer"][2] > 1 - 1e-12
-    control = redundancy(HeadWeights(draw(6, 10), draw(6, 10), block_mixing([3, 3]).double(), False))
-    assert control["captured"]["query"]["layer"][2] < 0.95
-    assert "overlap" not in control
-
-
 def test_mixing_vectors_are_compared_whatever_their_scale():
     query, key, mixing = draw(6, 10), draw(6, 8, seed=1), draw(3, 6, seed=2)
     factor = torch.linspace(0.1, 5, 6, dtype=torch.float64)
