@@ -124,12 +124,10 @@ def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
     kinds = [f"{kind}, {part} (90 95 99 %)" for kind in KINDS for part in ("layer", "head")]
     rows = [["layer", "heads", "key dim", *kinds]]
     for name, layer in layers.items():
-        cells = []
-        for kind in KINDS:
-            counts = layer["dimensions"][kind]
-            cells.append(" ".join(map(str, counts["layer"])))
-            cells.append(" ".join(f"{sum(column) / len(column):.1f}" for column in zip(*counts["heads"], strict=True)))
-        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"]), *cells])
+        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"])])
+        for counts in (layer["dimensions"][kind] for kind in KINDS):
+            means = torch.tensor(counts["heads"], dtype=torch.float64).mean(0).tolist()
+            rows[-1] += [" ".join(map(str, counts["layer"])), " ".join(f"{mean:.1f}" for mean in means)]
     return rows
 
 

@@ -89,16 +89,11 @@ def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
     """part / whole, 0 where both are 0."""
-    nothing = whole == 0
-    return (part / whole.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+    return torch.where(whole == 0, 0.0, part / whole.masked_fill(whole == 0, 1.0))
 
 
 def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def share(z: Tensor) -> Tensor:
-        constant = z.detach()
-        return z * _share(activation(constant), constant)
-
-    return share
+    return lambda z: z * _share(activation(z.detach()), z.detach())
 
 
 def _values_only(

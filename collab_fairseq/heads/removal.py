@@ -149,20 +149,13 @@ def _cut(own: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[st
     else:
         key_rows = (own["mixing"][kept] != 0).any(0).nonzero().flatten()
     key_rows = key_rows if len(key_rows) else _rows([0], 1)
-    heads = kept or [0]
+    heads = torch.tensor(kept or [0])
     shape.update(num_heads=len(heads), head_dim=len(rows) // len(heads), key_dim=len(key_rows))
-    chosen = {"q_proj": key_rows, "k_proj": key_rows, "v_proj": rows}
-    cut = {}
-    for name, tensor in own.items():
-        first = name.split(".")[0]
-        if first in chosen:
-            cut[name] = tensor[chosen[first]]
-        elif first in ("content_bias", "head_gates"):
-            cut[name] = tensor[heads]
-        elif first == "mixing":
-            cut[name] = tensor[heads][:, key_rows]
-        elif name == "out_proj.weight":
-            cut[name] = tensor[:, rows]
+    chosen = {"q_proj": key_rows, "k_proj": key_rows, "v_proj": rows, "content_bias": heads, "head_gates": heads}
+    cut = {name: tensor[chosen[name.split(".")[0]]] for name, tensor in own.items() if name.split(".")[0] in chosen}
+    cut["out_proj.weight"] = own["out_proj.weight"][:, rows]
+    if "mixing" in own:
+        cut["mixing"] = own["mixing"][heads][:, key_rows]
     return cut if kept else {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
 
 

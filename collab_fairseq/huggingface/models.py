@@ -59,13 +59,10 @@ def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
 
 
 class HeadPlace(NamedTuple):
-    """Where the heads of an attention layer can be reached from outside.
+    """Where the H heads of an attention layer can be reached from outside.
 
     Attributes:
-        num_heads: H.
-        layer: the attention layer.
-        output: the projection that is given the contexts, (N, T, H · dv), the heads side by side; None: the layer
-            returns them.
+        output: the projection that is given the contexts, (N, T, H · dv); None: ``layer`` returns them.
         shared: the query projection onto shared dimensions, (N, T, D̃k), of collaborative layers; None: standard heads.
     """
 
@@ -132,12 +129,12 @@ def check_convertible(model: Any) -> None:
         raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
     if type(model.config) in (*CONFIGS, *CONFIGS.values()):
         return
-    kind, reasons = model.config.model_type, []
-    modules = list(model.named_modules())
-    if any("RotaryEmbedding" in type(module).__name__ for _, module in modules):
-        reasons.append("turns queries and keys by their positions (RoPE)")
-    if any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules):
-        reasons.append("normalises queries and keys (QK-norm)")
+    kind, modules = model.config.model_type, list(model.named_modules())
+    found = {
+        "turns queries and keys by their positions (RoPE)": any("RotaryEmb" in type(m).__name__ for _, m in modules),
+        "normalises queries and keys (QK-norm)": any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules),
+    }
+    reasons = [reason for reason, holds in found.items() if holds]
     if reasons:
         raise ReparamError(
             f"{kind} {' and '.join(reasons)} between projection and score, "
@@ -204,10 +201,9 @@ def register() -> None:
 
 
 def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
-    """Load a collaborative model that ``save_pretrained`` has written, as the class that it was saved as.
+    """Load a collaborative model, a folder or a repository, that ``save_pretrained`` has written, as what it was.
 
     Args:
-        name_or_path: a folder, or the name of a repository.
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
 
     Raises:

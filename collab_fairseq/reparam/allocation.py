@@ -67,8 +67,9 @@ def divergences(
 ) -> Dict[Any, float]:
     """KL(p ‖ p') per target token, in bits, of the model's predictions with other attention layers from its own.
 
+    The decoder reads the reference.
+
     Args:
-        trained: the source; the decoder reads the reference.
         variants: name of a variant → ``site.layer`` → the layer that takes the place there.
         split, text: of :func:`collab_fairseq.translation.batches`.
     """

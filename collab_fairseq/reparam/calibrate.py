@@ -102,8 +102,8 @@ class Calibrator:
         mask = combine(
             key_padding_mask, attn_mask, False, rows, heads, query_len, key_len, torch.float64, query.device
         )
-        visible = torch.ones(1, 1, 1, key_len, dtype=torch.bool, device=query.device)
         additive = torch.zeros(1, 1, 1, key_len, dtype=torch.float64, device=query.device)
+        visible = additive == 0
         if mask is not None:
             additive, visible = mask.additive, torch.softmax(mask.additive, dim=-1) > 0
             if mask.hidden is not None:

@@ -45,8 +45,7 @@ class Distilled(NamedTuple):
     """What :func:`distill` made of a model.
 
     Attributes:
-        weights: ``site.layer`` → scores.
-        before, after: KL(p ‖ p') in bits per target token, on some of the text.
+        weights: ``site.layer`` → scores. before, after: KL(p ‖ p') in bits per target token, on some of the text.
         curve: step and the same on the batches since the point before.
         cpu_seconds: of this process, and of those that were killed.
     """
@@ -76,12 +75,10 @@ class _Student:
             if name.startswith(SCORE_PARAMETERS)
         }
         self.pad = trained.task.target_dictionary.pad()
-        sizes = {name: float(parameter.detach().square().mean().sqrt()) for name, parameter in self.parameters.items()}
+        sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in self.parameters.values()]
         # steps as large as the numbers they change; what is zero becomes as large as the others
-        groups = [
-            {"params": [parameter], "size": sizes[name] or sum(sizes.values()) / len(sizes)}
-            for name, parameter in self.parameters.items()
-        ]
+        pairs = zip(self.parameters.values(), sizes, strict=True)
+        groups = [{"params": [parameter], "size": size or sum(sizes) / len(sizes)} for parameter, size in pairs]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
 
     def step(self, sample: Mapping[str, Any], rate: float) -> Tuple[float, int]:
@@ -147,14 +144,11 @@ def distill(
     """Train collaborative scores on the predictions of the source.
 
     Args:
-        trained: the source.
         weights: ``site.layer`` → scores to start from. Layers whose key dim is the source's are exact and stay.
         split, sentences: the text with the source's translations (:func:`.own_translations`); its batches come in
-            random order, again and again.
-        steps: batches. max_tokens: of a batch.
+            random order, again and again, one of ``max_tokens`` a step.
         rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
-            falls to zero along a cosine.
-        seed: of the order of batches.
+            falls to zero along a cosine. seed: of the order of batches.
         kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:

@@ -65,13 +65,9 @@ def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
 def random_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
     """Standard normal factors, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(source.query)
-
-    return HeadFactors(
-        draw(rank, source.query.size(1)), draw(rank, source.key.size(1)), draw(source.num_heads, rank)
-    )
+    shapes = (rank, source.query.size(1)), (rank, source.key.size(1)), (source.num_heads, rank)
+    drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return HeadFactors(*drawn).to(source.query.dtype, source.query.device)
 
 
 #: name → start, a function of the source, R and the seed that computes in the source's precision
