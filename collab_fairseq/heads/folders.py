@@ -111,9 +111,7 @@ def read_weights(path: str) -> Dict[str, HeadWeights]:
     return found
 
 
-def read_examples(
-    path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None
-) -> List[Example]:
+def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None) -> List[Example]:
     """Examples from a file of JSON objects, one a line.
 
     Args:

@@ -126,9 +126,7 @@ def importance(trained: TrainedModel, split: str, *, form: str = "sentence", **t
     return sums.means(form)
 
 
-def gradients(
-    trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False
-) -> Gradients:
+def gradients(trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False) -> Gradients:
     """∂L/∂ξ and ∂L/∂δ of every sentence of a batch, in one backward pass.
 
     Args:

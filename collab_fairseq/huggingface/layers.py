@@ -194,7 +194,6 @@ class CollaborativeHeads(nn.Module):
         return self.finish(context.transpose(1, 2).flatten(2), queries), weights
 
 
-
 class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
     names = Names("query", "key", "value", "num_attention_heads", "dropout", None)
 

@@ -189,9 +189,7 @@ def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: floa
     return dims
 
 
-def spend(
-    trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *, multiple: int = 1
-) -> Dict[str, int]:
+def spend(trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *, multiple: int = 1) -> Dict[str, int]:
     """Key dims, all multiples of ``multiple``, of the layers whose curves were measured, within a budget.
 
     Dimensions are taken away by 1/32 of the largest key dim at a time, but for a layer's last.

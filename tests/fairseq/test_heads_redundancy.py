@@ -14,7 +14,6 @@ from collab_fairseq.cli.main import main
 from collab_fairseq.heads.redundancy import HeadWeights, captured, read_weights, redundancy
 from collab_fairseq.models.config import OWN_FIELDS
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.stock import model_config
 from tests.common import run
 from tests.fairseq.models import SMALL, build
 
@@ -130,29 +129,6 @@ def test_the_command_prints_draws_and_continues(tiny_run, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "no collaborative heads" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing.pt"], "there is no checkpoint missing.pt"),
-        (["missing.pt", "--figure", "f.pdf"], "--figure must end in .png or .svg, got f.pdf"),
-        (["missing.pt", "--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
-    ],
-)
-def test_errors_are_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["heads", "redundancy", *arguments]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_a_model_of_another_kind_is_refused(tiny_run):
-    state = checkpoints.load(tiny_run / "checkpoint_best.pt")
-    model_config(state)["arch"] = model_config(state)["_name"] = "lstm"
-    with pytest.raises(ValueError, match="got one of lstm"):
-        read_weights(state)
 
 
 def test_hugging_face_folders(tmp_path, capsys):

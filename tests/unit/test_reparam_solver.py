@@ -155,15 +155,6 @@ def test_targets_end_the_fit():
     assert early.sweeps < full.sweeps
 
 
-def test_full_rank_is_a_copy():
-    source = standard(dtype=torch.float32)
-    found = decompose(source, K)
-    assert found.error <= 1e-7
-    assert found.start == "exact"
-    assert all(torch.equal(a, b) for a, b in zip(found.heads, source, strict=True))
-    assert decompose(source, K - 1).error > 0.005  # control
-
-
 def test_heads_of_different_sizes_dead_ones_and_more_dimensions_than_widths():
     mixing = block_mixing([1, 9, 5, 5]).double()
     mixing[3] = 0
