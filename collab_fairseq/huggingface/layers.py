@@ -77,8 +77,7 @@ def visible(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys:
     """A mask of ``transformers`` in the conventions of torch, (N, 1 or H, T, S) or (T, S); None where all is visible.
 
     Args:
-        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive.
-        causal: without a mask, position t sees keys up to t.
+        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive; None: ``causal`` or everything.
     """
     if mask is None:
         return torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else None

@@ -162,8 +162,7 @@ def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: floa
 
     Args:
         curves: layer → key dim → divergence; the largest key dim is where the layer starts.
-        costs: layer → cost of one dimension.
-        budget: for the sum over layers of key dim times cost.
+        costs: layer → cost of one dimension. budget: for the sum over layers of key dim times cost.
         step: key dims are multiples of it, but for the largest and smallest of a curve.
 
     Raises:

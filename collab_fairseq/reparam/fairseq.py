@@ -162,17 +162,12 @@ def convert(
     """Fit collaborative heads to the attention of a model.
 
     Args:
-        trained: the source, not modified.
         key_dims: of all layers at ``sites``, or ``site.layer`` → key dim of exactly those layers.
         calibrations: of :func:`calibrate`; None: a plain fit, which loses more.
-        sites: as in ``--collaborative-heads``; without effect where ``key_dims`` names the layers.
-        options: of :func:`.fit_layers`, such as ``seed``.
+        options: of :func:`.fit_layers`, which also says what it raises.
 
     Returns:
         The checkpoint (see :func:`converted`) and the fits, by ``site.layer``.
-
-    Raises:
-        ReparamError: a key dim that is larger than the source's, or as of :func:`.fit_layers`.
     """
     names = places(trained, sites) if isinstance(key_dims, int) else list(key_dims)
     fits = fit_layers(sources(trained, names), key_dims, calibrations, **options)

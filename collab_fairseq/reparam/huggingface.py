@@ -61,10 +61,9 @@ def calibrate(
 ) -> Dict[str, Calibration]:
     """What the queries and keys of every attention layer look like on some text, without its padding.
 
-    A layer that is used several times (ALBERT) is calibrated over all its uses.
+    The model runs in evaluation mode. A layer that is used several times (ALBERT) is calibrated over all its uses.
 
     Args:
-        model: of an architecture known here, standard or collaborative. It runs in evaluation mode.
         batches: keyword arguments of the model, as a tokenizer or a data collator makes them, with ``attention_mask``
             (and ``decoder_attention_mask``, or ``labels`` with -100 for padding, where there is a decoder).
         layers: names of layers; default: all.
@@ -122,9 +121,8 @@ def to_collaborative(
 ) -> CollaborativeModel:
     """A new model with collaborative heads; ``model`` stays as it is.
 
-    At the layers' own key dim the new model computes the same. The new model has the class, config, weights, dtype,
-    device and mode of ``model``; hooks are not copied. It is saved by ``save_pretrained`` and loaded by
-    :func:`.from_pretrained`, or by ``AutoModelFor…`` once this package is imported.
+    At the layers' own key dim it computes the same. It has the class, config, weights, dtype, device and mode of
+    ``model``; hooks are not copied.
 
     Args:
         model: BERT, DistilBERT, ALBERT or Marian, standard or collaborative, with any head of transformers.

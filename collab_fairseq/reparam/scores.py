@@ -23,13 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class ScoreFit(NamedTuple):
-    """What :func:`fit_scores` found.
+    """What :func:`fit_scores` found; for the rest see :class:`.Decomposition`.
 
     Attributes:
         weights: of the collaborative heads, in the precision and on the device of the source.
         error: ‖T − T'‖ / ‖T‖ over all heads, of the weights as they are returned.
         weighted_error: the same where differences count as they matter on the calibration text; None without one.
-        trace, start, sweeps, seconds: see :class:`.Decomposition`.
     """
 
     weights: ScoreWeights

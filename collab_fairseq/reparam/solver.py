@@ -111,14 +111,12 @@ def decompose(
     run for a few sweeps, the better goes on. The same seed gives the same result on the same device.
 
     Args:
-        source: H heads of rank K, standard or collaborative.
-        rank: R, from 1 to K. At R = K the source itself is returned.
+        source: H heads of rank K. rank: R, from 1 to K. At R = K the source itself is returned.
         sweeps: at most, from the start that is kept.
         tolerance: stop where the relative error falls by less than this per sweep, over ten sweeps. From the energy
             start the first sweeps gain little even where later ones gain much: 1e-6, as in the paper, ends too early.
         target: stop where the relative error is no larger.
-        seed: of the random start.
-        starts: names of :data:`.STARTS`.
+        seed: of the random start. starts: names of :data:`.STARTS`.
         dtype: that ALS computes in, float32 or float64; never in TF32 or less, whatever torch is set to.
 
     Raises:
