@@ -232,18 +232,6 @@ def test_a_record_of_nothing_or_of_no_model_is_one_sentence(tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["other.pt"]
 
 
-def test_files_are_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "record.json"
-    write_json({"a": "ü"}, path)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_json({"a": float("nan")}, path)
-    with pytest.raises(UnicodeEncodeError):
-        write_text("\ud800", path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
-
-
 def test_measure_passes_output_and_status_on(tmp_path):
     script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
     command = [sys.executable, "-m", "collab_fairseq.records.measure", "--append", tmp_path / "usage", "--"]
