@@ -1,4 +1,4 @@
-"""Copied beside fairseq's tests: tests that may fail are marked so, and with USER_DIR transformer_collab is registered."""
+"""Copied beside fairseq's tests: marks those that may fail, and with USER_DIR registers transformer_collab."""
 
 import os
 import signal
