@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Tuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,77 +22,15 @@ from collab_fairseq.records.train_log import read_train_log
 _BETWEEN_LINES = 20.0
 
 
-class Steps:
-    """The step that each model is at, from lines on standard input."""
-
-    def __init__(self, models: List[str]) -> None:
-        self.of = dict.fromkeys(models, "waiting")
-        self.open = True
-        self._rest = b""
-
-    def read(self, seconds: float) -> None:
-        """Wait for that long at most, for news or the end of the input."""
-        if not select.select([sys.stdin], [], [], seconds)[0]:
-            return
-        data = os.read(sys.stdin.fileno(), 1 << 16)
-        self.open = bool(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            model, _, step = line.decode("utf-8", "replace").partition(" ")
-            if model in self.of:
-                self.of[model] = step
-
-
-def position(log: Path) -> Tuple[int, Optional[float], Optional[float]]:
-    """Updates so far, the last training loss and the last validation loss; 0 and None where there are none yet."""
+def position(log: Path) -> Tuple[int, str]:
+    """Updates so far, and the last training and validation loss, as far as there are any."""
     try:
         curves = read_train_log(log)["curves"]
     except OSError:
-        return 0, None, None
-    train, valid = (curves[name][-1] if curves[name] else {} for name in ("train", "valid"))
-    updates = max(train.get("updates", 0), valid.get("updates", 0))
-    return updates, train.get("loss"), valid.get("loss")
-
-
-def losses(train: Optional[float], valid: Optional[float]) -> str:
-    shown = [f"{name} {value:.3f}" for name, value in (("loss", train), ("validation", valid)) if value is not None]
-    return ", ".join(shown)
-
-
-def show_bars(folder: Path, steps: Steps, updates: int, console: Console) -> None:
-    columns = (TextColumn("{task.description:<17}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-               TextColumn("{task.fields[state]}"))  # fmt: skip
-    with Progress(*columns, console=console) as progress:
-        tasks = {model: progress.add_task(model, total=updates, state="") for model in steps.of}
-        while steps.open:
-            steps.read(1.0)
-            for model, task in tasks.items():
-                done, train, valid = position(folder / model / "train.log")
-                state = "  ".join(part for part in (losses(train, valid), steps.of[model]) if part)
-                progress.update(task, completed=done, state=state)
-
-
-def show_lines(folder: Path, steps: Steps, updates: int, console: Console) -> None:
-    """Plain lines: at every new step, and every 20 seconds while training."""
-    begun: Dict[str, Tuple[float, int]] = {}
-    before: Dict[str, str] = {}
-    due = time.monotonic() + _BETWEEN_LINES
-    while steps.open:
-        steps.read(1.0)
-        now = time.monotonic()
-        for model, step in steps.of.items():
-            if step != before.get(model, "waiting"):
-                console.print(f"demo: {model}: {step}", highlight=False, soft_wrap=True)
-                before[model] = step
-            if step != "training":
-                continue
-            done, train, valid = position(folder / model / "train.log")
-            start, first = begun.setdefault(model, (now, done))
-            if now >= due and done:
-                left = f", {(now - start) / (done - first) * (updates - done):.0f} s left" if done > first else ""
-                text = f"demo: {model}: {done} of {updates} updates, {losses(train, valid)}{left}"
-                console.print(text, highlight=False, soft_wrap=True)
-        due = now + _BETWEEN_LINES if now >= due else due
+        return 0, ""
+    last = {name: curves[side][-1] for name, side in (("loss", "train"), ("validation", "valid")) if curves[side]}
+    shown = [f"{name} {point['loss']:.3f}" for name, point in last.items()]
+    return max((point["updates"] for point in last.values()), default=0), ", ".join(shown)
 
 
 def main() -> int:
@@ -103,8 +41,34 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the demo, and with it the input
     console = Console()
-    show = show_bars if console.is_terminal else show_lines
-    show(args.folder, Steps(args.models), args.updates, console)
+
+    def say(model: str, what: str) -> None:
+        if not console.is_terminal:
+            console.print(f"demo: {model}: {what}", highlight=False, soft_wrap=True)
+
+    columns = (TextColumn("{task.description:<17}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+               TextColumn("{task.fields[state]}"))  # fmt: skip
+    steps, due = dict.fromkeys(args.models, "waiting"), time.monotonic() + _BETWEEN_LINES
+    data, rest = b" ", b""
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks = {model: bars.add_task(model, total=args.updates, state="") for model in steps}
+        while data:  # until the end of the input
+            lines = []
+            if select.select([sys.stdin], [], [], 1.0)[0]:
+                data = os.read(sys.stdin.fileno(), 1 << 16)
+                *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                model, _, step = line.decode("utf-8", "replace").partition(" ")
+                if steps.get(model, step) != step:
+                    steps[model] = step
+                    say(model, step)
+            is_due = time.monotonic() >= due
+            for model, step in steps.items():
+                done, losses = position(args.folder / model / "train.log")
+                bars.update(tasks[model], completed=done, state="  ".join(filter(None, (losses, step))))
+                if is_due and done and step == "training":
+                    say(model, f"{done} of {args.updates} updates, {losses}")
+            due = time.monotonic() + _BETWEEN_LINES if is_due else due
     return 0
 
 
