@@ -34,7 +34,7 @@ NOUNS = {
 # what a compound begins with, by the class of its noun
 FIRSTS = {
     "person": "village/Dorf city/Stadt",
-    "thing": "kitchen/Küchen garden/Garten winter/Winter glass/Glas wood/Holz music/Musik children's/Kinder",
+    "thing": "kitchen/Küchen garden/Garten winter/Winter glass/Glas wood/Holz music/Musik sport/Sport",
     "food": "fish/Fisch cheese/Käse winter/Winter",
     "place": "forest/Wald music/Musik holiday/Ferien",
 }

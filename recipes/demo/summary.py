@@ -20,14 +20,14 @@ HEADER = ["model", "key dim", "parameters", "validation loss", "compound-split B
 _EXAMPLES = 4
 
 
-def row(name: str, record: Dict[str, Any]) -> List[str]:
+def row(record: Dict[str, Any]) -> List[str]:
     """One model's line of the table; words/s and time are of the training, and missing where it was killed."""
     scores = {score["metric"]: score["score"] for score in record["scores"]["test"]["scores"]}
     minutes, seconds = divmod(round(record["training"]["wall_seconds"] or 0), 60)
-    speed = record["training"]["words_per_second"]
+    model, speed = record["config"]["model"], record["training"]["words_per_second"]
     return [
-        name.rpartition("-")[0],
-        str(record["config"]["model"]["key_dim"]),
+        "standard" if model["collaborative_heads"] == "none" else "collaborative",
+        str(model["key_dim"]),
         f"{record['parameters']:,}",
         f"{record['curves']['valid'][-1]['loss']:.3f}",
         f"{scores['compound-split BLEU']:.1f}",
@@ -73,7 +73,7 @@ def main() -> int:
     first = records[args.models[0]]
     signature = next(s["signature"] for s in first["scores"]["test"]["scores"] if s["metric"] == "sacreBLEU")
     where = f"{first['hardware']['device'].upper()}, {first['hardware']['threads']} thread each"
-    text = f"""{pages.table([HEADER, *(row(name, record) for name, record in records.items())], numbers=True)}
+    text = f"""{pages.table([HEADER, *map(row, records.values())], numbers=True)}
 
 sacreBLEU signature: {signature}
 Validation loss after {first["training"]["updates"]} updates; BLEU of the last {len(first["averaged_from"])} \

@@ -38,6 +38,7 @@ def test_the_benchmark_says_what_is_missing(tmp_path):
         "    if name == 'tensorly': raise m.PackageNotFoundError(name)\n"
         "    return real(name)\n"
         "m.version = version\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
         f"sys.argv = ['benchmark.py', '--output', 'none.json']\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
     )
     done = run("python", "-c", blocked, check=False, cwd=tmp_path)
