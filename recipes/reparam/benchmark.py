@@ -126,7 +126,8 @@ def main() -> int:
     settings = {name: value for name, value in vars(args).items() if name != "output"}
     record = Record(
         "study", "solver", shlex.join(["recipes/reparam/benchmark.py", *sys.argv[1:]]),
-        {**settings, "tensorly": tensorly}, args.output, threads=1, repository=Path(__file__).parent, fixed=("commit", "hardware", "versions"),
+        {**settings, "tensorly": tensorly}, args.output, threads=1, repository=Path(__file__).parent,
+        fixed=("commit", "hardware", "versions"),
     )  # fmt: skip
     record.part("layers", lambda: measure_layers(args))  # first: what comes later needs more memory
     both = [(kind, seed) for kind in KINDS for seed in args.seeds]

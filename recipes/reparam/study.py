@@ -16,7 +16,7 @@ For each rank (a part of the key dim of the source) and each seed of the decompo
 For every one the loss on valid; at --bleu-ranks also sacreBLEU of every test split (beam 5). Every result is a part of
 the record OUTPUT/NAME.json that a second run does not make again; the second run may add --finetuned checkpoints. CPU
 seconds are those of this process on --threads threads. The checkpoints of `calibrated` and `distilled` of the first
-seed stay in OUTPUT as NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative heads as NAME-full.pt.
+seed stay in OUTPUT as NAME-calibrated-1of2.pt and so on, the unchanged model with collaborative heads as NAME-full.pt.
 """
 
 import argparse

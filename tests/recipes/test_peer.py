@@ -32,5 +32,5 @@ def test_both_runs_are_compared_with_what_is_expected(tmp_path):
     assert binaries.startswith("hook tests/test_binaries.py: 1 failed, 1 xfailed")
     assert hub == "hook tests/test_hf_hub.py: not run"
     assert collab.startswith("collab tests/test_binaries.py: 1 passed, 1 xfailed")
-    assert BINARIES == (tmp_path / "fairseq" / "tests" / "test_binaries.py").read_text(encoding="utf-8")
+    assert (tmp_path / "fairseq" / "tests" / "test_binaries.py").read_text(encoding="utf-8") == BINARIES
     assert {path.name for path in tmp_path.iterdir()} == {"fairseq", "output"}
