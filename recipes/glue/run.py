@@ -125,6 +125,10 @@ def last_whole(folder: Path) -> Optional[Path]:
     return max(whole, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
 
 
+def numbers(text: str) -> List[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -132,7 +136,7 @@ def main() -> None:
     what.add_argument("--rehearse", choices=("bert", "distilbert", "albert"), help="without the internet")
     add = parser.add_argument
     add("--tasks", default=",".join(GLUE), help="(default: %(default)s)")
-    add("--key-dims", help="separated by commas (default: those of the paper; 8,2 in the rehearsal)")
+    add("--key-dims", type=numbers, help="separated by commas (default: those of the paper; 8,2 in the rehearsal)")
     add("--data", type=Path, default=ROOT / "data/glue", help="missing tasks are fetched to it")
     add("--output", type=Path, help="(default: runs/glue/<model>/seed<N>)")
     add("--seed", type=int, default=1)
@@ -152,7 +156,7 @@ def main() -> None:
     if not (args.key_dims or kind):
         parser.error(f"the paper has no key dims for {name}; name them with --key-dims")
     paper = [8, 2] if args.rehearse else [dim for dim in PAPER[kind[0], 768] if dim] if kind else []
-    key_dims = [int(dim) for dim in args.key_dims.split(",")] if args.key_dims else paper
+    key_dims = args.key_dims or paper
     unknown = set(args.tasks.split(",")) - set(TASKS)
     if unknown:
         parser.error(f"--tasks must be among {', '.join(GLUE)}, but has {', '.join(sorted(unknown))}")
