@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""How fast this CPU multiplies matrices of a model's sizes, in fp32 and bf16: products.py ARCH [TOKENS]
+
+Prints two numbers, GFLOP/s of the threads that OMP_NUM_THREADS allows; the second is 0 without units for bfloat16.
+"""
+
+import argparse
+import sys
+import time
+from argparse import Namespace
+
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+import collab_fairseq.models  # noqa: F401  (registers its presets)
+from fairseq_modern import processor
+
+SECONDS = 0.5
+
+
+def rate(dtype: torch.dtype, tokens: int, width: int, inner: int) -> float:
+    """GFLOP/s of the products of a feed-forward layer, the best of all within half a second."""
+    x, weight = torch.randn(tokens, width).to(dtype), torch.randn(inner, width).to(dtype)
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        x.mm(weight.t()).mm(weight)
+        best = min(best, time.perf_counter() - start)
+    return 4e-9 * tokens * width * inner / best
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "arch", metavar="ARCH", choices=sorted(ARCH_CONFIG_REGISTRY), help="a preset of fairseq or ours"
+    )
+    parser.add_argument("tokens", metavar="TOKENS", nargs="?", type=int, default=2048, help="rows (default: 2048)")
+    args = parser.parse_args()
+    sizes = Namespace(arch=args.arch)
+    ARCH_CONFIG_REGISTRY[args.arch](sizes)
+    shape = (args.tokens, sizes.encoder_embed_dim, sizes.encoder_ffn_embed_dim)
+    half = rate(torch.bfloat16, *shape) if processor.bfloat16_units() else 0.0
+    sys.stdout.write(f"{rate(torch.float32, *shape):.0f} {half:.0f}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
