@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fairseq.search import Sampling
-from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from fairseq.sequence_generator import SequenceGenerator
 
 from tests.common import FLOAT32
 from tests.fairseq.models import KINDS, SMALL, Task, batch, build, cached, model_of, step_by_step
@@ -119,33 +119,6 @@ def test_the_generator_compiles_to_torchscript():
     net_input = {"net_input": sample["net_input"]}
     found = torch.jit.script(generator)(net_input)
     assert [s[0]["tokens"].tolist() for s in found] == expected
-
-
-@pytest.mark.parametrize("kind", ["content", "standard"])
-def test_training_after_generating_is_training(kind):
-    """train → generate → train in one process, as with --eval-bleu: the generator leaves nothing behind."""
-
-    def losses(generate):
-        model = model_of(kind)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        source, lengths, target = batch(sentences=6)
-        torch.manual_seed(0)
-        for _ in range(3):
-            loss = model.train()(source, lengths, target)[0].logsumexp(-1).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            yield float(loss)
-            if generate:
-                translate([model.eval()], sample_of(), beam_size=3)
-
-    assert list(losses(generate=True)) == list(losses(generate=False))
-
-
-def test_the_model_offers_what_the_generator_looks_for():
-    model = model_of("collaborative")
-    EnsembleModel([model]).set_decoder_beam_size(5)
-    assert model.decoder.layers[1].encoder_attn.beam_size == 5
 
 
 def test_the_encoder_output_is_copied_only_where_it_changes():

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from fairseq_modern import amp, distributed, encoder_layer, patching, saving
-from fairseq_modern.patching import StandIn
+from fairseq_modern import amp, distributed, encoder_layer, expressions, saving
 
 C = 12
 
@@ -73,18 +72,6 @@ def test_a_layer_with_the_fast_path_keeps_what_a_fork_has_added():
     assert fork.TransformerEncoderLayerBase(Bare()).self_attn(3) == 3
 
 
-def test_names_are_those_of_the_function_itself_however_wrapped_and_nested():
-    def original():
-        return [sorted(word for word in "own string")]
-
-    def wrapper():
-        return original()
-
-    wrapper.__wrapped__ = original
-    assert {"sorted", "own string"} <= patching.names(wrapper)
-    assert "published" not in patching.names(wrapper)
-
-
 class Optimizer:
     """As in a fork whose `--amp` is right."""
 
@@ -110,23 +97,14 @@ def all_gather_list(data, group=None, max_size=1):
 def test_what_works_is_left_alone():
     functions = ("all_gather_list", "_broadcast_object_slow", "call_main", "distributed_main", "torch_persistent_save")
     fork = SimpleNamespace(
-        AMPOptimizer=Optimizer, PathManager=PathManager, DistributedDataParallel=Bare,
+        AMPOptimizer=Optimizer, PathManager=PathManager, DistributedDataParallel=Bare, eval=len,
         **dict.fromkeys(functions, all_gather_list),
     )  # fmt: skip
     step = Optimizer.step
-    for patch in (amp.patch, saving.patch, distributed.patch, distributed.patch_data_parallel):
+    for patch in (amp.patch, saving.patch, distributed.patch, distributed.patch_data_parallel, expressions.patch):
         patch(fork)
     assert Optimizer.step is step
     assert fork.PathManager is PathManager
     assert fork.all_gather_list is fork._broadcast_object_slow is all_gather_list
     assert fork.DistributedDataParallel is Bare
-
-
-def test_what_stands_for_torch_is_torch_in_everything_else():
-    proxy = StandIn(torch, load=len)
-    assert proxy is not torch
-    assert proxy.Tensor is torch.Tensor
-    assert proxy.serialization is torch.serialization
-    assert proxy.load is len
-    assert proxy.__version__ == torch.__version__
-    assert not hasattr(proxy, "no_such_name")
+    assert fork.eval is len

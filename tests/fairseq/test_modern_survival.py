@@ -15,6 +15,7 @@ import torch
 
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
 from tests.fairseq import forked
+from tests.fairseq.models import same_training
 
 # A --user-dir that sends the signal to one process, or makes it run out of memory, when its time has come.
 TROUBLE = """
@@ -69,16 +70,6 @@ def state(folder, name="checkpoint_last.pt"):
     return torch.load(folder / name, weights_only=False)
 
 
-def same(first, second):
-    names = [name for name in first["model"] if not name.endswith("_float_tensor")]
-    moments = [s["last_optimizer_state"]["state"] for s in (first, second)]
-    return all(torch.equal(first["model"][name], second["model"][name]) for name in names) and all(
-        torch.equal(moments[0][index][name], moments[1][index][name])
-        for index in moments[0]
-        for name in ("exp_avg", "exp_avg_sq")
-    )
-
-
 @pytest.mark.parametrize(
     ("whole", "stopped", "resumed"), [("one", "stopped", "resumed"), ("two", "two stopped", "two resumed")]
 )
@@ -94,8 +85,8 @@ def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(troubled, whole,
     final = [state(troubled[name][0]) for name in (whole, resumed)]
     assert set(troubled[resumed][1]["statuses"]) == {0}
     assert "@ 23 updates)" in troubled[resumed][1]["outputs"][0]
-    assert same(*final)
-    assert not same(final[0], kept)
+    assert same_training(*final)
+    assert not same_training(final[0], kept)
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
 
 
@@ -103,7 +94,7 @@ def test_ctrl_c_saves_as_sigterm_does(troubled):
     folder, done = troubled["interrupted"]
     assert done["statuses"] == [75]
     assert "Ctrl-C: stopped after update 23, saved" in done["outputs"][0]
-    assert same(state(folder), state(troubled["stopped"][0]))
+    assert same_training(state(folder), state(troubled["stopped"][0]))
 
 
 def test_sigterm_ends_a_training_as_published_where_survival_is_off(troubled):
