@@ -120,9 +120,8 @@ def dictionary():
         ("(0.9, 0.98)", (0.9, 0.98)),
         ("[(512, 10, 5)] + [(512, 3, 2)] * 2", [(512, 10, 5), (512, 3, 2), (512, 3, 2)]),
         (" 1e-4 ", 1e-4),
-        ("-2**3 // 3", -3),
+        ("-2 * 3 / 4 + 1", -0.5),
         ("{'a': [True, None]}", {"a": [True, None]}),
-        ("not False", True),
     ],
 )
 def test_settings_are_values(expression, value):
@@ -133,7 +132,7 @@ def test_settings_are_values(expression, value):
     "expression",
     [
         "__import__('os').getpid()", "(lambda: 1)()", "[x for x in (1, 2)]", "().__class__", "f'{1}'", "9**9**9",
-        "'a' * 10**9", "[[0] * 1000] * 10**6", "'%1000000000d' % 1", "{**{}}", "1 +", "1 / 0",
+        "'a' * 1000000000", "[[0] * 1000] * 1000000", "'%1000000000d' % 1", "{**{}}", "1 +", "1 / 0", "not False",
     ],
 )  # fmt: skip
 def test_settings_are_never_code(expression):

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from fairseq.distributed import utils
-from fairseq.models import distributed_fairseq_model
 from omegaconf import OmegaConf
 
 import fairseq_modern.distributed as mends
@@ -75,12 +74,12 @@ def test_two_ranks_share_state_gather_and_average_gradients(tmp_path):
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda:1", [1])])
 def test_device_numbers_are_for_models_on_gpus(device, expected, monkeypatch):
     seen = {}
-    monkeypatch.setattr(mends, "DistributedDataParallel", lambda module, **options: seen.update(options))
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda module, **options: seen.update(options))
+    fairseq = SimpleNamespace(DistributedDataParallel=torch.nn.parallel.DistributedDataParallel)
+    mends.patch_data_parallel(fairseq)
     model = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(device))])
-    distributed_fairseq_model.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
-    assert seen["device_ids"] == expected
-    assert seen["output_device"] == (None if expected is None else 1)
-    assert seen["bucket_cap_mb"] == 25
+    fairseq.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
+    assert seen == {"device_ids": expected, "output_device": expected and 1, "bucket_cap_mb": 25}
 
 
 def test_gathering_over_nccl_stays_fairseqs_own(monkeypatch):

@@ -1,19 +1,14 @@
 """The model under fairseq's command-line tools, as a user types them."""
 
-import os
 import re
-import shutil
-import signal
-import subprocess
-import time
 
 import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from tests.common import BIN, ROOT, run
+from tests.common import ROOT, run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
-from tests.fairseq.models import SMALL, same_model, same_training
+from tests.fairseq.models import SMALL, same_model
 
 BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
 PRESETS = {
@@ -133,45 +128,6 @@ def test_bleu_while_training_changes_nothing(tiny_data, tmp_path):
     assert re.search(r"\| valid \|.*\| bleu \d", log)
     plain, bleu = (checkpoints.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("plain", "bleu"))
     assert same_model(plain, bleu)
-
-
-def test_a_killed_run_resumes_bit_for_bit(tiny_data, tmp_path):
-    """SIGKILL after the checkpoint of update 250, in the middle of an epoch; the same command goes on to 500."""
-
-    def command(directory, **more):
-        return train_command(
-            tiny_data, directory, **options(max_update=500, dropout=0.3, attention_dropout=0.1),
-            save_interval_updates=50, keep_interval_updates=20, no_epoch_checkpoints=True, disable_validation=True,
-            **more,
-        )  # fmt: skip
-
-    run(*command(tmp_path / "whole"))
-    interrupted = tmp_path / "interrupted"
-    with open(tmp_path / "log", "w") as log:
-        argv = [str(BIN / "fairseq-train"), *map(str, command(interrupted)[1:])]
-        process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        deadline = time.monotonic() + 200
-        while not list(interrupted.glob("checkpoint_*_250.pt")):
-            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert not (interrupted / "checkpoint_1_500.pt").exists()
-    state = checkpoints.load(next(interrupted.glob("checkpoint_*_250.pt")))
-    iterator = state["extra_state"]["train_iterator"]
-    assert iterator["iterations_in_epoch"] > 0  # in mid-epoch
-
-    # the kill may have come before checkpoint_last.pt was replaced; resume from what the user has
-    control = tmp_path / "control"
-    shutil.copytree(interrupted, control)
-    resumed = run(*command(interrupted)).stdout
-    assert "Loaded checkpoint" in resumed
-    last = "checkpoint_last.pt"
-    run(*command(control, reset_optimizer=True))
-    whole, ours, other = (checkpoints.load(folder / last) for folder in (tmp_path / "whole", interrupted, control))
-    assert same_training(whole, ours)
-    assert not same_training(whole, other)
 
 
 @pytest.mark.slow
