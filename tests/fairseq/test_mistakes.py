@@ -105,7 +105,7 @@ MISTAKES = {
     ),
     "divergence": (lambda s: s.train(lr=1e30, max_update=9), r"the training diverged \(gradients are Nan/Inf\); .*"),
     "more than memory holds": (
-        lambda s: s.train(encoder_ffn_embed_dim=10**13), r"this machine has no memory for a tensor of \d{15} bytes; .*",
+        lambda s: s.train(key_dim=10**13), r"this machine has no memory for a tensor of \d{15} bytes; .*",
     ),
     "--tokenizer moses without languages": (
         lambda s: s.load("fairseq-interactive", "--tokenizer", "moses"),

@@ -36,20 +36,15 @@ def torch_layer(layer, activation):
     reference = nn.TransformerEncoderLayer(
         C, HEADS, FFN, dropout=0.0, activation=activation, norm_first=layer.normalize_before, dtype=torch.float64
     )
-    attention = layer.self_attn
-    pairs = {
-        "self_attn.in_proj_weight": torch.cat([getattr(attention, p).weight for p in ("q_proj", "k_proj", "v_proj")]),
-        "self_attn.in_proj_bias": torch.cat([getattr(attention, p).bias for p in ("q_proj", "k_proj", "v_proj")]),
-    }
-    for theirs, ours in (
-        ("self_attn.out_proj", attention.out_proj),
-        ("linear1", layer.fc1),
-        ("linear2", layer.fc2),
-        ("norm1", layer.self_attn_layer_norm),
-        ("norm2", layer.final_layer_norm),
-    ):
-        pairs[f"{theirs}.weight"], pairs[f"{theirs}.bias"] = ours.weight, ours.bias
-    reference.load_state_dict({name: value.detach() for name, value in pairs.items()})
+    state, renamed = layer.state_dict(), {}
+    names = {"fc1": "linear1", "fc2": "linear2", "self_attn_layer_norm": "norm1", "final_layer_norm": "norm2"}
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"self_attn.{part}_proj.{kind}") for part in "qkv"]
+        renamed[f"self_attn.in_proj_{kind}"] = torch.cat(parts)
+    for name, value in state.items():
+        module, _, kind = name.rpartition(".")
+        renamed[f"{names.get(module, module)}.{kind}"] = value
+    reference.load_state_dict(renamed)
     return reference.train()  # without dropout the same, and never torch's fused path
 
 

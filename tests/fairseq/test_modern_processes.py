@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from fairseq.distributed import utils
-from omegaconf import OmegaConf
 
 import fairseq_modern.distributed as mends
 from fairseq_modern.errors import WorkersError
 from tests.common import TINY_MODEL, TINY_TRAINING, free_port, run
+from tests.fairseq import forked
 
 TWO_RANKS = """
 import pickle, sys
@@ -106,18 +106,10 @@ def alone(monkeypatch):
 
 
 def config(workers, **options):
-    training = SimpleNamespace(
-        distributed_world_size=workers,
-        distributed_init_method=None,
-        distributed_no_spawn=False,
-        distributed_port=-1,
-        distributed_rank=0,
-        pipeline_model_parallel=False,
-        device_id=0,
-        tpu=False,
-    )
-    vars(training).update(options)
-    return SimpleNamespace(distributed_training=training, common=SimpleNamespace(tpu=False, cpu=True))
+    cfg = forked.training_config("checkpoints")
+    cfg.distributed_training.update(distributed_world_size=workers, **options)
+    cfg.common.cpu = True
+    return cfg
 
 
 @pytest.mark.parametrize("method", [None, "tcp://127.0.0.1:1"])
@@ -130,7 +122,7 @@ def test_workers_without_gpus_are_refused_with_the_command_that_works(method, al
 
 def test_one_process_runs_as_ever(alone):
     calls = []
-    cfg = OmegaConf.create({section: vars(values) for section, values in vars(config(1)).items()})
+    cfg = config(1)
     utils.call_main(cfg, calls.append)
     assert calls == [cfg]
 
