@@ -25,10 +25,6 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.patching import names, wrap
 
 
-class PrecisionError(UserError):
-    """The machine has no units for the precision that is asked for."""
-
-
 def step(self: Any) -> None:
     """Step the optimizer whose gradients were unscaled, unless they overflowed, and adapt the scale."""
     self.scaler.step(self.optimizer)
@@ -47,7 +43,7 @@ def patch(module: ModuleType) -> None:
     def __init__(original: Any, self: Any, cfg: Any, params: Any, fp32_optimizer: Any, **options: Any) -> None:
         self.on_cpu = all(parameter.device.type == "cpu" for parameter in fp32_optimizer.params)
         if self.on_cpu and not processor.bfloat16_units():
-            raise PrecisionError(
+            raise UserError(
                 "--amp computes in bfloat16 on a CPU, but this one has no units for it "
                 f"({processor.name()} with {processor.vector_units()}); leave out --amp to train in fp32"
             )
