@@ -96,18 +96,6 @@ class AuthorsBmmAttention(AuthorsAttention):
         return queries.bmm(key.reshape(rows * heads, key_len, key_dim).transpose(1, 2)).view(rows, heads, -1, key_len)
 
 
-class SdpaAttention(IncrementalStandardAttention):
-    """Standard heads through torch's ``scaled_dot_product_attention``, which returns no weights."""
-
-    def _contexts(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
-        if mask is not None:
-            mask = mask.to(query.dtype)
-        context = nn.functional.scaled_dot_product_attention(
-            self.split_heads(query), entry.key, entry.value, mask, dropout_p=dropout, scale=self.scale
-        )
-        return context, None
-
-
 @dataclass(frozen=True)
 class Contestant:
     """A module, what it computes, and fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way."""
@@ -149,7 +137,7 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
         found["fairseq-sentence"] = Contestant(stock(), "standard")
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(SdpaAttention, width), "standard")
+    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, width, kernel="sdpa"), "standard")
     if shape.key_dim % shape.num_heads == 0:
         function = "standard" if shape.key_dim == width else "standard at the key dim"
         found["standard"] = Contestant(own(IncrementalStandardAttention), function)

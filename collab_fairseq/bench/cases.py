@@ -1,14 +1,13 @@
 """What a benchmark is made of: options, rows that say what is timed, and sentence lengths as real corpora have them."""
 
 import fnmatch
-from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
+from fairseq.data import data_utils
 from torch import Tensor
-
-from collab_fairseq.records.record import without_paths
 
 Step = Callable[[], Any]
 
@@ -28,9 +27,7 @@ class Options:
         clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
         rounds: at most so many per row. seconds: no new round after so many, once there are ``least`` rounds.
         seed: of parameters, inputs and the order of turns. quick: miniatures that show that everything runs.
-        vocabulary: symbols of the models; None: each row's own.
-        compile: time training steps through ``torch.compile``.
-        sentences: to translate; None: 1000. batch: sentences of a batch; None: 64. data: data-bin to take them from.
+        compile: time training steps through ``torch.compile``. sentences: to translate; None: 1000.
     """
 
     device: str = "cpu"
@@ -43,10 +40,7 @@ class Options:
     seed: int = 1
     quick: bool = False
     compile: Optional[bool] = None
-    vocabulary: Optional[int] = None
     sentences: Optional[int] = None
-    batch: Optional[int] = None
-    data: Optional[str] = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.seconds < float("inf"):
@@ -61,8 +55,7 @@ class Options:
 
     def settings(self) -> Dict[str, Any]:
         """What a result depends on, as JSON data."""
-        found = {key: value for key, value in asdict(self).items() if value is not None}
-        return {key: without_paths(value) if isinstance(value, str) else value for key, value in found.items()}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -74,13 +67,11 @@ class Case:
         prepare: checks the contestants (``MismatchError``: one computes something else), then gives what each does,
             name → step, in one part or several (the batches of a corpus). The contestant ``ours`` is among them.
         measure: ``time``, ``graph`` (time of a CUDA graph) or ``memory`` (peak).
-        work: of some contestants, least multiply–adds and least numbers read and written, for the limits.
     """
 
     id: str
     prepare: Callable[[Options], Sequence[Mapping[str, Step]]]
     measure: str = "time"
-    work: Mapping[str, Tuple[float, float]] = field(default_factory=dict)
 
 
 def choose(rows: Sequence[str], patterns: Sequence[str]) -> List[str]:
@@ -123,6 +114,5 @@ def draw(corpus: str, number: int, seed: int, longest: int = 0) -> List[int]:
 
 def padding_mask(lengths: Sequence[int], left: bool, device: str) -> Tensor:
     """(N, longest) boolean, True for padding, on the left as fairseq pads sources, or on the right."""
-    longest, sizes = max(lengths), torch.tensor(lengths, device=device)[:, None]
-    positions = torch.arange(longest, device=device)
-    return positions < longest - sizes if left else positions >= sizes
+    mask: Tensor = data_utils.lengths_to_padding_mask(torch.tensor(lengths, device=device))
+    return mask.flip(1) if left else mask

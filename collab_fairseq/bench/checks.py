@@ -1,14 +1,10 @@
 """Whether contestants compute the same: asked before anything is timed."""
 
-import copy
 import logging
-from dataclasses import replace
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
-
-from collab_fairseq.attention.reference import reference_attention
+from torch import Tensor
 
 from .baselines import Contestant, Shape
 from .cases import padding_mask
@@ -103,35 +99,3 @@ def _with_gradient(contestant: Contestant, inputs: Inputs) -> Tuple[Tensor, Tens
     query = inputs.query.detach().requires_grad_()
     output = contestant(query, query if inputs.key is inputs.query else inputs.key, inputs.padding, inputs.mask)
     return output, torch.autograd.grad(output, query, inputs.gradient)[0]
-
-
-class _Reference(nn.Module):
-    """The per-head loop of ``attention/reference.py`` with the parameters of a module."""
-
-    def __init__(self, module: nn.Module, shape: Shape) -> None:
-        super().__init__()
-        self.module = module
-        self.sizes: Any = {"num_heads": shape.num_heads, "scale": (shape.embed_dim // shape.num_heads) ** -0.5}
-        self.sizes.update({name: getattr(module, name, None) for name in ("key_heads", "value_heads")})
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, padding: Any, *rest: Any) -> Any:
-        queries, keys, parameters = query.transpose(0, 1), key.transpose(0, 1), dict(self.module.named_parameters())
-        masks = {"key_padding_mask": padding, "attn_mask": rest[-1]}
-        return reference_attention(parameters, queries, keys, keys, **self.sizes, **masks).output.transpose(0, 1), None
-
-
-def check_against_reference(contestants: Dict[str, Contestant], shape: Shape) -> None:
-    """Copies in float64 on the CPU give what the reference gives, on a small batch with padding.
-
-    Raises:
-        MismatchError: one of them does not.
-    """
-    exact: Dict[str, Contestant] = {}
-    for name, contestant in contestants.items():
-        module = copy.deepcopy(contestant.module).double().cpu()
-        module.beam_size = 1  # type: ignore[assignment]  # these rows are sentences, not beams
-        reference = f"attention/reference.py ({contestant.function})"
-        exact.setdefault(reference, Contestant(_Reference(module, shape), contestant.function))
-        exact[name] = replace(contestant, module=module)
-    lengths = [5, 3] if shape.site == "cross" else [4, 2]
-    check(exact, make_inputs(shape, 4, lengths, "cpu", torch.float64, seed=0))

@@ -5,18 +5,14 @@ attend from one new position per hypothesis. The cache before the step has been 
 """
 
 import copy
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.cost import AttentionSize, cache_bytes, multiply_adds, parameters
-
 from .baselines import Contestant, Shape, contestants
 from .cases import Case, Options, Step, draw, padding_mask
-from .checks import Inputs, attempt, check, check_against_reference, compare, make_inputs
-
-Work = Tuple[float, float]
+from .checks import Inputs, attempt, check, compare, make_inputs
 
 
 def layer_case(
@@ -33,7 +29,6 @@ def layer_case(
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         found = contestants(shape, seed=options.seed)
-        check_against_reference(found, shape)
         for contestant in found.values():
             contestant.module.to(options.device, options.torch_dtype)
         lengths = draw("newstest2014", sentences, options.seed, length)
@@ -43,30 +38,9 @@ def layer_case(
             contestant.module.train(what != "forward")
         return [{name: _step(contestant, inputs, what != "forward") for name, contestant in found.items()}]
 
-    def work(cost: AttentionSize) -> Work:
-        # forward reads input and parameters, writes the output; backward has two products for each of these, reads the
-        # output's gradient, input and parameters, writes the gradients of input and parameters
-        adds = sentences * multiply_adds(cost, length, length)
-        once, weights = sentences * length * embed_dim, parameters(cost)
-        return (adds, 2 * once + weights) if what == "forward" else (3 * adds, 5 * once + 3 * weights)
-
     row = f"layer/{name or site}/{sentences}x{length}/dk{key_dim}/{what}"
     row += (f"/dropout{dropout}" if dropout else "") + ("/graph" if graph else "")
-    return Case(row, prepare, "memory" if what == "memory" else "graph" if graph else "time", _works(shape, work))
-
-
-def _works(shape: Shape, work: Callable[[AttentionSize], Work]) -> Dict[str, Work]:
-    """The work of those contestants of which it can be said."""
-
-    def of(key_dim: int, collaborative: bool, **sharing: int) -> Work:
-        size = AttentionSize(shape.embed_dim, shape.num_heads, key_dim, collaborative, bias=True)
-        return work(size._replace(**sharing))  # type: ignore[arg-type]
-
-    whole = dict.fromkeys(("fairseq", "fairseq-self", "fairseq-sentence", "standard-sdpa"), of(shape.embed_dim, False))
-    return {
-        **whole, "standard": of(shape.key_dim, False), "grouped": of(shape.embed_dim, False, kv_heads=shape.groups()),
-        "shared-values": of(shape.key_dim, True, value_heads=shape.groups()), "ours": of(shape.key_dim, True),
-    }  # fmt: skip
+    return Case(row, prepare, "memory" if what == "memory" else "graph" if graph else "time")
 
 
 def _step(contestant: Contestant, inputs: Inputs, backward: bool) -> Step:
@@ -101,7 +75,6 @@ def decode_case(
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         found = contestants(shape, beams, options.seed)
-        check_against_reference(found, shape)
         where, random = (options.device, options.torch_dtype), torch.Generator().manual_seed(options.seed)
         key = padding = None
         if cross:
@@ -128,19 +101,9 @@ def decode_case(
             steps[name] = step
         return [steps]
 
-    def work(cost: AttentionSize) -> Work:
-        rows, projections = sentences * beams, embed_dim * cost.key_dim + embed_dim**2
-        adds = projections + length * embed_dim
-        adds += num_heads * cost.key_dim * (1 + length) if cost.collaborative else cost.key_dim * length
-        moved = sentences * cache_bytes(cost, length, bytes_per_number=1)
-        if not cross:  # also projects and appends the new position; reordering reads and writes the cache once more
-            adds += embed_dim * sum(cost.widths())
-            moved *= 3 * beams
-        return rows * adds, moved + parameters(cost) + 2 * rows * embed_dim
-
     row = f"decode/cross/{sentences}x{beams}/S{length}" if cross else f"decode/self/{sentences}x{beams}/T{length}"
     row += f"/dk{key_dim}" + ("/graph" if graph else "")
-    return Case(row, prepare, "graph" if graph else "time", _works(shape, work))
+    return Case(row, prepare, "graph" if graph else "time")
 
 
 def new_order(sentences: int, beams: int, random: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Seconds, peak memory and operators of steps, and the rates of the machine that bound them.
+"""Seconds and peak memory of steps.
 
 Every round runs every contestant once, in an order shuffled anew, so that a machine that slows down slows all of them.
 The ratio of two contestants is that of their medians; its quartiles are those of the ratios within the rounds.
@@ -131,38 +131,3 @@ def peak_bytes(step: Step, device: str) -> int:
         held += change
         peak = max(peak, held)
     return peak
-
-
-def measure_peaks(options: Options) -> Dict[str, float]:
-    """Best rates of this device: ``copy``, bytes read plus written, and ``matmul``, operations, both per second."""
-    seconds_of, large = stopwatch(options), options.device == "cuda"
-    side = 256 if options.quick else 8192 if large else 2048
-    a = torch.randn(side, side, device=options.device).to(options.torch_dtype)
-    size = 2**20 if options.quick else 2**30 if large else 2**28
-    source = torch.zeros(size, dtype=torch.uint8, device=options.device)
-    target = torch.empty_like(source)
-
-    def least_seconds(step: Step) -> float:
-        return min([seconds_of(step) for _ in range(10)][1:])
-
-    copy, matmul = least_seconds(lambda: target.copy_(source)), least_seconds(lambda: a @ a)
-    return {"copy": 2 * size / copy, "matmul": 2 * side**3 / matmul}
-
-
-def operators(step: Step, device: str, largest: int = 20) -> Dict[str, Dict[str, float]]:
-    """The costliest operators of a step: ``calls`` and own ``seconds`` of each, the rest as "all others"."""
-    step()
-    cuda = device == "cuda"
-    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if cuda else [])]
-    with torch.profiler.profile(activities=activities) as profiler:
-        step()
-        if cuda:
-            torch.cuda.synchronize()
-    found = sorted(
-        ((e.key, e.count, (e.self_device_time_total if cuda else e.self_cpu_time_total) / 1e6)
-         for e in profiler.key_averages()),
-        key=lambda entry: -entry[2],
-    )  # fmt: skip
-    rest = found[largest:]
-    shown = [*found[:largest], *([("all others", sum(r[1] for r in rest), sum(r[2] for r in rest))] if rest else [])]
-    return {name: {"calls": calls, "seconds": seconds} for name, calls, seconds in shown}

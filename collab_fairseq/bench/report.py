@@ -34,16 +34,12 @@ def rows_of(record: Dict[str, Any]) -> Dict[str, Row]:
 
 
 def full_table(record: Dict[str, Any]) -> str:
-    """All that a record says, as Markdown: a table of every kind of row, then the profiles."""
+    """Medians and ratios of a record as Markdown, a table of every kind of row."""
     kinds: Dict[str, Dict[str, Row]] = {}
     for name, row in rows_of(record).items():
         kinds.setdefault("/".join(name.split("/")[:2]), {})[name] = row
-    remark = "\n\nMedian; in brackets the ratio of ours to it; the least time possible, and the share of it."
-    parts = [_table(kind, rows, "values", _value) + remark for kind, rows in kinds.items()]
-    for name, profile in record["parts"].items():
-        if name.startswith("profile/"):
-            parts += [_profile_table(f"{name}, {_name(c)}", operators) for c, operators in profile.items()]
-    return "\n\n".join([*parts, about([record])]) + "\n"
+    tables = [_table(kind, rows, "values", _value) for kind, rows in kinds.items()]
+    return "\n\n".join([*tables, "Median; in brackets the ratio of ours to it.", about([record])]) + "\n"
 
 
 def ratio_table(
@@ -102,27 +98,8 @@ def _ratio(row: Row, contestant: str) -> str:
 
 def _value(row: Row, contestant: str) -> str:
     median = row["values"][contestant]["median"]
-    shown = f"{median / 2**20:.1f} MiB" if row["unit"] == "bytes" else _seconds(median)
-    if contestant in row["ratios"]:
-        shown += f" ({row['ratios'][contestant]['median']:.3f})"
-    limit = row["limits"].get(contestant)
-    return shown if limit is None else f"{shown}, limit {_seconds(limit)} ({limit / median:.0%})"
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-6:.3g} µs"
-
-
-def _profile_table(title: str, operators: Dict[str, Row]) -> str:
-    total = sum(op["seconds"] for op in operators.values()) or 1.0
-    lines = [
-        [name, f"{op['calls']:,}", _seconds(op["seconds"]), f"{op['seconds'] / total:.1%}"]
-        for name, op in operators.items()
-    ]
-    return pages.table([[title, "calls", "own time", "share"], *lines])
+    shown = f"{median / 2**20:.1f} MiB" if row["unit"] == "bytes" else f"{1e3 * median:,.3f} ms"
+    return f"{shown} ({row['ratios'][contestant]['median']:.3f})" if contestant in row["ratios"] else shown
 
 
 def draw(record: Dict[str, Any], path: PathLike) -> None:

@@ -1,30 +1,24 @@
 """The one runner of all benchmarks: measures rows one after the other into a record that can be continued.
 
-Parts of the record, each saved as soon as it is measured:
+A part of the record, saved as soon as it is measured, is named by the row's id:
 
-    peaks          {copy: bytes per second, matmul: operations per second}, measured in the run
-    ROW            {unit: "s" or "bytes", values, ratios: {contestant: {median, q1, q3, rounds}},
-                   limits: {contestant: seconds}} of the row of that id; ratios are of "ours" to the others; null where
-                   no CUDA graph of ours could be captured
-    profile/ROW    {contestant: {operator: {calls, seconds}}}, with --profile
+    {unit: "s" or "bytes", values, ratios: {contestant: {median, q1, q3, rounds}}}
 
-A limit is the least time that arithmetic and memory traffic allow: the larger of 2 · multiply–adds / matmul and bytes
-moved / copy. The bytes are inputs, outputs, parameters, their gradients, and the cache in decoding, but not
-attention weights.
+Ratios are of "ours" to the others; null where no CUDA graph of ours could be captured.
 """
 
 import logging
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
 from collab_fairseq.records.files import PathLike, check_targets
 from collab_fairseq.records.record import Record
 
-from . import fast, layers, programs
+from . import decoding, layers, training
 from .cases import Case, Options, choose
-from .measure import captured, interleave, measure_peaks, operators, peak_bytes, ratio, spread, stopwatch
+from .measure import captured, interleave, peak_bytes, ratio, spread, stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +27,8 @@ OURS = "ours"
 
 _CASES = {
     "layer": layers.layer_cases,
-    "decode": lambda options: [*layers.decode_cases(options), *programs.decode_cases(options)],
-    "train": lambda options: [*programs.train_cases(options), *fast.fast_cases(options)],
+    "decode": lambda options: [*layers.decode_cases(options), *decoding.decode_cases(options)],
+    "train": training.train_cases,
 }
 
 
@@ -45,17 +39,12 @@ def cases(what: str, options: Options, patterns: Sequence[str] = ()) -> List[Cas
 
 
 def run(
-    what: str,
-    options: Options,
-    patterns: Sequence[str] = (),
-    output: Optional[PathLike] = None,
-    profile: bool = False,
-    command: str = "",
+    what: str, options: Options, patterns: Sequence[str] = (), output: Optional[PathLike] = None, command: str = ""
 ) -> Dict[str, Any]:
     """Measure rows of ``layer``, ``decode`` or ``train``; those that the record ``output`` has are not measured again.
 
     Args:
-        patterns: see :func:`cases`. profile: also where the time of a step goes. command: for the record.
+        patterns: see :func:`cases`. command: for the record.
 
     Returns:
         The record, as described in :mod:`collab_fairseq.records.record` and at the top of this file.
@@ -73,24 +62,16 @@ def run(
         "bench", what, command, options.settings(), output, device="gpu" if options.device == "cuda" else "cpu",
         threads=options.threads, fixed=("commit", "hardware", "versions"),
     )  # fmt: skip
-    peaks = record.part("peaks", lambda: measure_peaks(options))
-    logger.info("measured here: copy %.3g GB/s, matmul %.3g GFLOP/s", peaks["copy"] / 1e9, peaks["matmul"] / 1e9)
     for number, case in enumerate(chosen, start=1):
         logger.info("%d of %d: %s", number, len(chosen), case.id)
-        row = record.part(case.id, lambda case=case: measure(case, options, peaks))  # type: ignore[misc]
+        row = record.part(case.id, lambda case=case: measure(case, options))  # type: ignore[misc]
         if row is not None:
             shown = ", ".join(f"{to} {found['median']:.3f}" for to, found in row["ratios"].items())
             logger.info("%s: ratio of ours to %s", case.id, shown)
-        if profile:
-            record.part(f"profile/{case.id}", lambda case=case: _profile(case, options))  # type: ignore[misc]
     return record.content
 
 
-def _profile(case: Case, options: Options) -> Dict[str, Any]:
-    return {name: operators(step, options.device) for name, step in case.prepare(options)[0].items()}
-
-
-def measure(case: Case, options: Options, peaks: Mapping[str, float]) -> Optional[Dict[str, Any]]:
+def measure(case: Case, options: Options) -> Optional[Dict[str, Any]]:
     """The part of a row; None where no CUDA graph of ours can be captured."""
     parts = case.prepare(options)
     if case.measure == "graph":
@@ -101,15 +82,8 @@ def measure(case: Case, options: Options, peaks: Mapping[str, float]) -> Optiona
         samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
     else:
         samples = interleave(parts, stopwatch(options), options)
-    size = options.torch_dtype.itemsize
-    limits = {
-        name: max(2 * multiply_adds / peaks["matmul"], numbers * size / peaks["copy"])
-        for name, (multiply_adds, numbers) in case.work.items()
-        if name in samples and case.measure != "memory"
-    }
     return {
         "unit": "bytes" if case.measure == "memory" else "s",
         "values": {name: spread(values) for name, values in samples.items()},
         "ratios": {name: ratio(samples[OURS], values) for name, values in samples.items() if name != OURS},
-        "limits": limits,
     }

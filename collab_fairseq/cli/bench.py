@@ -2,7 +2,7 @@
 
     collab bench layer                                    one attention layer: training, inference, peak memory
     collab bench decode                                   steps of beam search, and whole translation
-    collab bench train [--profile]                        training steps of whole models
+    collab bench train                                    training steps of whole models
     collab bench layer --rows 'layer/encoder/*/dk128/*' --json layer.json --figure layer.svg
     collab bench table layer.json decode.json train.json [--rows ...] [--output README.md --marker speed] [--check]
 
@@ -64,16 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="wall time, or processor time of this process, which other programs on the machine disturb less "
             "(one thread, no GPU; default: wall)")  # fmt: skip
         add("--seed", type=int, default=1, help="of parameters, inputs and turns (default: 1)")
-        if what != "layer":
-            add("--vocabulary", type=positive, help="symbols of the models (default: by row)")
         if what == "train":
             add("--compile", action="store_const", const=True,
                 help="layers through torch.compile, fairseq's own too (rows .../compiled)")  # fmt: skip
         if what == "decode":
             add("--sentences", type=positive, help="to translate (default: 1000)")
-            add("--batch", type=positive, help="sentences of a batch (default: 64)")
-            add("--data", metavar="DATA_BIN", help="translate its test set instead of made-up sources")
-        add("--profile", action="store_true", help="also the costliest operators of a step")
         add("--quick", action="store_true", help="miniatures, to see that everything runs")
         add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
         add("--output", action=Renamed, const="--json")
@@ -92,9 +87,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 def _measure(args: argparse.Namespace) -> int:
     if args.list:
-        refuse(args, ("json", "figure", "profile"), "is of a measurement, and --list measures nothing")
-    if args.quick:
-        refuse(args, ("vocabulary", "batch"), "is of full-sized models, and --quick has miniatures")
+        refuse(args, ("json", "figure"), "is of a measurement, and --list measures nothing")
     check_figure(args.figure)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells of its starts and stops
     # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
@@ -109,7 +102,7 @@ def _measure(args: argparse.Namespace) -> int:
     if args.list:
         sys.stdout.write("".join(f"{case.id}\n" for case in runner.cases(args.what, options, args.rows)))
         return 0
-    record = runner.run(args.what, options, args.rows, args.json, args.profile, command())
+    record = runner.run(args.what, options, args.rows, args.json, command())
     if args.figure:
         report.draw(record, args.figure)
         logger.info("wrote %s", args.figure)

@@ -13,7 +13,6 @@ For a classifier accuracy and McNemar's exact test take the place of BLEU and th
 """
 
 import argparse
-import logging
 import sys
 from typing import Any, Dict
 
@@ -21,8 +20,6 @@ from . import heads_options as shared
 from . import options
 
 HELP = "BLEU without each head, or with it alone"
-
-logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,33 +37,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Translate again and again, print, draw."""
     shared.check_output(args)
-    sites = shared.chosen_sites(args)
-    folder = shared.is_folder(args)
-    if not folder:
-        shared.check_tests(args)
-    from collab_fairseq.heads import ablation, folders
+    from collab_fairseq.heads import ablation, folders, taps
 
-    modes = ablation.MODES if args.mode == "both" else (args.mode,)
-
-    def progress(split: str, mode: str, head: str, found: Dict[str, Any]) -> None:
-        metric = ablation.metric(found)
-        logger.info("%s %s %s: %+.2f %s, p = %.3f", split, mode, head, found["difference"], metric, found["p_value"])
-
-    asked: Dict[str, Any] = {"modes": modes, "sites": sites, "search": shared.search_of(args), "samples": args.samples}
-    if folder:
-        loaded, splits = shared.load_folder(args), ["text"]
-        if not loaded.translates:
+    modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
+    asked: Dict[str, Any] = {"modes": modes, "sites": taps.sites(args.sites)}
+    if shared.is_folder(args):
+        (loaded, settings), splits = shared.load_folder(args), ["text"]
+        if folders.translates(loaded.model):
+            search = {"beam": args.beam, "lenpen": args.lenpen}
+            settings.update(search=search, samples=args.samples)
+            asked.update(search, samples=args.samples)
+        else:
             options.refuse(args, ("beam", "lenpen", "samples"), "is for models that translate, this one classifies")
-        scored = {"search": {"beam": args.beam, "lenpen": args.lenpen}, "samples": args.samples}
-        settings = {**shared.text_setting(args), **(scored if loaded.translates else {})}
-        record = shared.make_record(args, "ablate", settings, str(loaded.model.device))
-        folders.ablate(loaded, record, progress=progress, **asked)
+        record = shared.make_record(args, "ablate", settings, loaded.model.device)
+        folders.ablate(loaded, record, **asked)
     else:
-        trained, tests = shared.load(args), shared.read_tests(args)
+        tests = shared.read_tests(args)
+        trained, splits = shared.load(args), [test.split for test in tests]
         settings = {**shared.test_settings(args, trained), "samples": args.samples}
-        record = shared.make_record(args, "ablate", settings, str(trained.device))
-        splits = [test.split for test in tests]
-        ablation.ablate(trained, tests, record, progress=progress, **asked)
+        record = shared.make_record(args, "ablate", settings, trained.device)
+        ablation.ablate(trained, tests, record, samples=args.samples, **asked)
     for mode in modes:
         sys.stdout.write(ablation.report(record.parts, splits, mode))
     if args.figure:

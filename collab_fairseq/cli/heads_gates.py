@@ -41,11 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         record = shared.make_record(args, "gates", {})
         record.part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
-    rows = [["head", "log alpha", "P(open)", ""]]
-    for head, gate in gates.items():
-        state_of = "open" if gate.is_open else "closed"
-        rows.append([head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", state_of])
-    shared.show_table(rows)
+    rows = [[head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", "open" if gate.is_open else "closed"]
+            for head, gate in gates.items()]  # fmt: skip
+    shared.show_table([["head", "log alpha", "P(open)", ""], *rows])
     counts = []
     for letter in "EAD":
         own = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]

@@ -3,25 +3,15 @@
 import argparse
 import os
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_targets
 
-from .options import (
-    Renamed,
-    UsageError,
-    add_machine,
-    check_distinct,
-    choose_device,
-    command,
-    pair,
-    positive,
-    refuse,
-)
+from .options import Renamed, UsageError, add_machine, check_distinct, choose_device, command, pair, positive, refuse
 
 #: flags that mean nothing for a Hugging Face model's folder, and those that mean nothing for anything else
-_FAIRSEQ_ONLY = ("data", "split", "reference", "form", "criterion", "max_tokens", "seed")
+_FAIRSEQ_ONLY = ("data", "split", "reference", "form", "max_tokens", "seed")
 _FOLDER_ONLY = ("text", "fields", "label", "batch_size")
 
 
@@ -84,16 +74,6 @@ def is_folder(args: argparse.Namespace) -> bool:
     return True
 
 
-def chosen_sites(args: argparse.Namespace) -> List[str]:
-    """The sites of --sites, in the order of the model."""
-    from collab_fairseq.modules.settings import SITES, parse_sites
-
-    sites = parse_sites(args.sites, "--sites")
-    if not sites:
-        raise UsageError("--sites must name at least one of encoder, cross and decoder, got none")
-    return [site for site in SITES if site in sites]
-
-
 def add_tests(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
     """Test sets with their references, and beam search."""
     add = parser.add_argument
@@ -106,28 +86,20 @@ def add_tests(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
     add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
 
 
-def check_tests(args: argparse.Namespace) -> None:
-    """See that there is a test set, and none twice."""
+def read_tests(args: argparse.Namespace) -> List[Any]:
+    """The test sets of --reference: at least one, none twice, their files there."""
+    from collab_fairseq.heads.evaluation import TestSet
+
     splits = [split for split, _ in args.reference]
     if not splits:
         raise UsageError("--reference SPLIT=FILE is needed: a test split and its raw references, such as test=test.de")
     if len(set(splits)) < len(splits):
         raise UsageError(f"--reference must name each split once, got {', '.join(splits)}")
-
-
-def read_tests(args: argparse.Namespace) -> List[Any]:
-    """The test sets of --reference."""
-    from collab_fairseq.heads.evaluation import read_test_set
-
-    check_tests(args)
-    return [read_test_set(split, file, args.sentences) for split, file in args.reference]
-
-
-def search_of(args: argparse.Namespace) -> Any:
-    """Beam search as the options say."""
-    from collab_fairseq.heads.evaluation import Search
-
-    return Search(args.beam, args.lenpen, args.max_tokens)
+    for split, file in args.reference:
+        if not os.path.isfile(file):
+            raise UsageError(f"--reference {split}={file}: there is no such file")
+    search = {name: getattr(args, name) for name in ("beam", "lenpen", "max_tokens", "sentences")}
+    return [TestSet(split, file, search) for split, file in args.reference]
 
 
 def test_settings(args: argparse.Namespace, trained: Any) -> Dict[str, Any]:
@@ -149,13 +121,6 @@ def data_setting(args: argparse.Namespace, trained: Any, split: Optional[str] = 
     return {"split": split, "text": sums, "sentences": args.sentences}
 
 
-def text_setting(args: argparse.Namespace) -> Dict[str, Any]:
-    """The text of a Hugging Face model as settings."""
-    from collab_fairseq.checkpoints import file_setting
-
-    return {"text": file_setting(args.text), "fields": args.fields, "label": args.label, "sentences": args.sentences}
-
-
 def checkpoints_of(args: argparse.Namespace) -> List[str]:
     """CHECKPOINT, one or several."""
     return args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
@@ -164,23 +129,26 @@ def checkpoints_of(args: argparse.Namespace) -> List[str]:
 def load(args: argparse.Namespace, path: Optional[str] = None) -> Any:
     """The model that the options name, or another checkpoint with their data."""
     device = choose_device(args)
-    from collab_fairseq.translation import load_model
+    from collab_fairseq.heads import taps
 
-    return load_model(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
+    return taps.load(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
 
 
-def load_folder(args: argparse.Namespace) -> Any:
-    """The Hugging Face model that the options name, and its text."""
+def load_folder(args: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
+    """The Hugging Face model that the options name with its text, and the text as settings of a record."""
     device = choose_device(args)
+    from collab_fairseq.checkpoints import file_setting
     from collab_fairseq.heads import folders
 
-    return folders.load(
+    loaded = folders.load(
         args.checkpoint, args.text, args.fields.split(","), args.label, sentences=args.sentences,
         batch_size=args.batch_size, device=device,
     )  # fmt: skip
+    told = {name: getattr(args, name) for name in ("fields", "label", "sentences")}
+    return loaded, {"text": file_setting(args.text), **told}
 
 
-def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: str = "cpu") -> Any:
+def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu") -> Any:
     """The analysis' record; ``settings`` on top of the checkpoint's name and sum."""
     import torch
 
@@ -189,7 +157,7 @@ def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], d
 
     files = [file_setting(path) for path in checkpoints_of(args)]
     settings = {"checkpoint": files[0] if len(files) == 1 else files, **settings}
-    kind = "gpu" if device.startswith("cuda") else "cpu"
+    kind = "gpu" if str(device).startswith("cuda") else "cpu"
     return Record("heads", name, command(), settings, args.json, device=kind, threads=torch.get_num_threads())
 
 

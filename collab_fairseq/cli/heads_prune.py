@@ -15,7 +15,6 @@ flags of the source's layers, widths and heads.
 """
 
 import argparse
-import logging
 import os
 import sys
 from typing import Any, Dict
@@ -24,8 +23,6 @@ from . import heads_options as shared
 from . import options
 
 HELP = "prune heads in the order of their importance"
-
-logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
         options.refuse(args, measuring, "is of a measurement, and --remove measures nothing")
         return _remove(args)
     options.refuse(args, ("empty_layers",), "needs --remove")
-    shared.check_tests(args)
     return _curves(args) if len(args.checkpoint) == 1 else _profile(args)
 
 
@@ -66,59 +62,48 @@ def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
 
     if args.importance:
         return importance.read(args.importance, args.ranking, args.checkpoint[0])
-    measured = importance.importance(
-        trained, args.split, max_tokens=args.max_tokens, sentences=args.sentences,
-        progress=lambda done: logger.info("importance: %d sentences", done),
-    )  # fmt: skip
+    measured = importance.importance(trained, args.split, max_tokens=args.max_tokens, sentences=args.sentences)
     return {head: values[args.ranking] for head, values in importance.as_json(measured)["heads"].items()}
 
 
-def _progress(name: str, percent: int, heads: Any, found: Dict[str, Any]) -> None:
-    scores = ", ".join(f"{split} {test['bleu']:.2f}" for split, test in found["tests"].items())
-    logger.info("%s, %d %%, %d heads left: BLEU %s", name, percent, found["left"], scores)
-
-
 def _curves(args: argparse.Namespace) -> int:
-    sites = shared.chosen_sites(args)
-    trained, tests = shared.load(args), shared.read_tests(args)
-    from collab_fairseq.heads import pruning
+    from collab_fairseq.heads import pruning, taps
 
+    sites, tests = taps.sites(args.sites), shared.read_tests(args)
+    trained = shared.load(args)
     source = {"importance_text": shared.data_setting(args, trained)} if not args.importance else {}
     settings = {**source, **shared.test_settings(args, trained), "loss": args.split, "ranking": args.ranking}
-    record = shared.make_record(args, "prune", settings, str(trained.device))
+    record = shared.make_record(args, "prune", settings, trained.device)
     ranks = record.part("importance", lambda: _importance(args, trained))
-    asked: Dict[str, Any] = {"tests": tests, "loss_split": args.split, "search": shared.search_of(args)}
-    groups = [sites, *([site] for site in sites if args.by_site and len(sites) > 1)]
-    names = ["_".join(group) for group in groups]
-    for name, group in zip(names, groups, strict=True):
-        pruning.prune(trained, ranks, record, name, sites=group, progress=_progress, **asked)
+    groups = {"_".join(group): group for group in (sites, *([site] for site in sites if args.by_site))}
+    asked: Dict[str, Any] = {"tests": tests, "loss_split": args.split, "max_tokens": args.max_tokens}
+    for name, group in groups.items():
+        pruning.prune(trained, ranks, record, name, sites=group, **asked)
     splits = [test.split for test in tests]
-    shared.show_table(pruning.curve_rows(record.parts, names, splits))
+    shared.show_table(pruning.curve_rows(record.parts, list(groups), splits))
     if args.figure:
-        pruning.draw_curves(record.parts, names, splits, args.figure)
+        pruning.draw_curves(record.parts, list(groups), splits, args.figure)
     return 0
 
 
 def _profile(args: argparse.Namespace) -> int:
-    sites = shared.chosen_sites(args)
     from collab_fairseq.checkpoints import num_updates
-    from collab_fairseq.heads import pruning
+    from collab_fairseq.heads import pruning, taps
 
+    sites, tests = taps.sites(args.sites), shared.read_tests(args)
     record: Any = None
-    names, tests = [os.path.basename(path) for path in args.checkpoint], shared.read_tests(args)
+    names = [os.path.basename(path) for path in args.checkpoint]
     if len(set(names)) < len(names):
         raise options.UsageError("the checkpoints of a profile must have different file names")
-    asked: Dict[str, Any] = {"tests": tests, "loss_split": None, "search": shared.search_of(args)}
     for path, name in zip(args.checkpoint, names, strict=True):
         trained = shared.load(args, path)
         if record is None:
             text = {"importance_text": shared.data_setting(args, trained), "ranking": args.ranking}
-            settings = {**text, **shared.test_settings(args, trained)}
-            record = shared.make_record(args, "prune", settings, str(trained.device))
-        record.part(f"{name}/updates", lambda state=trained.state: num_updates(state))
-        ranks = record.part(f"{name}/importance", lambda trained=trained: _importance(args, trained))
+            record = shared.make_record(args, "prune", {**text, **shared.test_settings(args, trained)}, trained.device)
         with record.within(f"{name}/"):  # the unpruned model's scores, too, are each checkpoint's own
-            pruning.prune(trained, ranks, record, "pruned", sites=sites, progress=_progress, **asked)
+            record.part("updates", lambda state=trained.state: num_updates(state))
+            ranks = record.part("importance", lambda trained=trained: _importance(args, trained))
+            pruning.prune(trained, ranks, record, "pruned", sites=sites, tests=tests, loss_split=None)
     sys.stdout.write(f"BLEU of {tests[0].split} without the least important heads\n\n")
     shared.show_table(pruning.profile_rows(record.parts, names, tests[0].split))
     if args.figure:
@@ -128,22 +113,19 @@ def _profile(args: argparse.Namespace) -> int:
 
 def _remove(args: argparse.Namespace) -> int:
     from collab_fairseq import checkpoints
-    from collab_fairseq.heads import pruning, removal
-    from collab_fairseq.modules.heads import parse_heads
+    from collab_fairseq.heads import pruning, removal, taps
 
-    path = args.checkpoint[0]
+    heads: Any = args.remove
     try:
-        percent = float(args.remove)
+        percent = float(heads)
     except ValueError:
         measured = ("importance", "ranking", "split", "sentences", "sites", "data", "max_tokens", "device", "threads")
         options.refuse(args, measured, "is for --remove PERCENT, the heads are named")
-        heads = parse_heads(args.remove)
-        state = checkpoints.load_with_model(path)
+        state = checkpoints.load_with_model(args.checkpoint[0])
     else:
         if not 0 < percent < 100:
-            raise options.UsageError(f"--remove takes heads, or per cent of them between 0 and 100, got {args.remove}")
-        sites = shared.chosen_sites(args)
-        trained = shared.load(args)
+            raise options.UsageError(f"--remove takes heads, or per cent of them between 0 and 100, got {heads}")
+        sites, trained = taps.sites(args.sites), shared.load(args)
         heads = pruning.least(pruning.ascending(_importance(args, trained), sites), percent)
         state = trained.state
     result = removal.remove_heads(state, heads, empty_layers=args.empty_layers)

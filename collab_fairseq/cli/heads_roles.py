@@ -10,10 +10,9 @@ way is printed (0 is none). It takes one backward pass for every target position
 """
 
 import argparse
-import logging
 import os
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from collab_fairseq.records.files import check_targets
 
@@ -21,8 +20,6 @@ from . import heads_options as shared
 from . import options
 
 HELP = "tell what heads do"
-
-logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
         raise options.UsageError("--maps and --maps-folder go together")
     if args.maps_folder:
         check_targets(os.path.join(args.maps_folder, "attention.svg"))
-    chosen = _numbers(args.maps)
+    chosen = args.maps.split(",") if args.maps is not None else []
+    if not all(number.isdigit() for number in chosen):
+        raise options.UsageError(f"--maps must be numbers of sentences such as 0,17, got {args.maps!r}")
     if args.relevance_sentences < 0 or args.epsilon < 0:
         raise options.UsageError("--relevance-sentences and --epsilon must not be negative")
     if args.relevance_sentences == 0:
@@ -53,18 +52,15 @@ def run(args: argparse.Namespace) -> int:
     trained = shared.load(args)
     from collab_fairseq.checkpoints import file_setting
     from collab_fairseq.heads import importance, role_table
-    from collab_fairseq.modules.heads import LETTERS
 
-    settings: Dict[str, Any] = {
-        **shared.data_setting(args, trained), "relevance_sentences": args.relevance_sentences, "epsilon": args.epsilon,
-    }  # fmt: skip
+    settings: Dict[str, Any] = {name: getattr(args, name) for name in ("relevance_sentences", "epsilon")}
+    settings.update(shared.data_setting(args, trained))
     if args.parses:
         settings["parses"] = file_setting(args.parses)
-    record = shared.make_record(args, "roles", settings, str(trained.device))
+    record = shared.make_record(args, "roles", settings, trained.device)
     found = role_table.measure(
         trained, args.split, record, parses=args.parses, relevance_sentences=args.relevance_sentences,
         epsilon=args.epsilon, max_tokens=args.max_tokens, sentences=args.sentences,
-        progress=lambda done: logger.info("relevance: %d sentences", done),
     )  # fmt: skip
     ranks = importance.read(args.importance, "normalised") if args.importance else {}
     shared.show_table(role_table.rows(found, ranks))
@@ -76,17 +72,6 @@ def run(args: argparse.Namespace) -> int:
         skipped = f"{part['skipped']:,} skipped, whose text is another"
         sys.stdout.write(f"\nsyntax: {part['sentences']:,} parsed sentences; {skipped}\n")
     shared.draw_heads(args, {head: numbers["confidence"] for head, numbers in found.items()}, "confidence")
-    for number in chosen:
-        drawn = role_table.sentence_maps(trained, args.split, number)
-        for letter, site in LETTERS.items():
-            path = os.path.join(args.maps_folder, f"attention-{number}-{site}.svg")
-            role_table.draw_maps(drawn, letter, path)
-            logger.info("drew %s", path)
+    for number in map(int, chosen):
+        role_table.draw_maps(role_table.sentence_maps(trained, args.split, number), number, args.maps_folder)
     return 0
-
-
-def _numbers(text: Any) -> List[int]:
-    words = [] if text is None else str(text).split(",")
-    if not all(word.isdigit() for word in words):
-        raise options.UsageError(f"--maps must be numbers of sentences such as 0,17, got {text!r}")
-    return [int(word) for word in words]

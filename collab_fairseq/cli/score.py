@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     for score in result.scores:
         lines.append(f"{score.metric:<20} {score.line()}")
         lines.append(f"{'':<20} {score.compared}")
-        if score.metric == "sacreBLEU":
+        if score.metric in ("sacreBLEU", "chrF"):
             lines.append(f"{'':<20} signature {score.signature}")
     lines += result.remarks
     if args.json:

@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
     add("--columns", type=_names, metavar="A,B,...",
-        help="which columns, in this order, of: those of --group-by, seeds, parameters, valid_loss, tokenised, "
-        "compound_split, sacrebleu, words_per_second, wall_time, peak_memory, records (default: all that have a value)",
+        help="which columns, in this order, of: those of --group-by, seeds, parameters, cache, valid_loss, "
+        "tokenised, compound_split, sacrebleu, chrf, words_per_second, wall_time, peak_memory, records "
+        "(default: all that have a value)",
     )  # fmt: skip
     add("--group-by", type=_names, default=["heads", "key_dim", "updates"], metavar="A,B,...",
         help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "
@@ -40,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add_page(parser)
     add("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
-    text = "of the figure: time of the training, or curves of the validation loss over updates (default: key_dim)"
-    add("--x", choices=("key_dim", "parameters", "wall_time", "updates"), default="key_dim", help=text)
+    text = "of the figure: what it shows against; updates draws curves of the validation loss (default: key_dim)"
+    add("--x", choices=("key_dim", "parameters", "cache", "wall_time", "updates"), default="key_dim", help=text)
     text = "of the figure (default: sacrebleu, with --x updates valid_loss)"
-    add("--y", choices=("sacrebleu", "compound_split", "tokenised", "valid_loss"), help=text)
+    add("--y", choices=("sacrebleu", "chrf", "compound_split", "tokenised", "valid_loss"), help=text)
 
 
 def _names(text: str) -> List[str]:

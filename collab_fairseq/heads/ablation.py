@@ -1,7 +1,8 @@
 """BLEU without one head, and with one head alone in its layer (Michel, Levy, Neubig 2019, sections 3.2 and 3.3)."""
 
+import logging
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import numpy
 
@@ -12,17 +13,16 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 
-from .evaluation import Result, Search, TestSet, compare, evaluate, whole_model
+from .evaluation import TestSet, compare, evaluate, whole_model
 from .figures import DIVERGING, draw_grids
 from .taps import counts, layers_of
 
-#: ``without``: that head is masked; ``only``: all others of its layer are
-MODES = ("without", "only")
+logger = logging.getLogger(__name__)
+
+#: mode → title of its figure. ``without``: that head is masked; ``only``: all others of its layer are
+MODES = {"without": "without the head", "only": "only that head"}
 #: differences with a p below are called significant, as in the paper
 SIGNIFICANT = 0.05
-
-#: called with split, mode, head and its result
-Progress = Callable[[str, str, str, Dict[str, Any]], None]
 
 
 def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
@@ -38,26 +38,20 @@ def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SIT
 
 
 def ablate(
-    trained: TrainedModel,
-    tests: Sequence[TestSet],
-    record: Record,
-    *,
-    search: Search = Search(),  # noqa: B008  (frozen)
-    samples: int = 1000,
-    **options: Any,
+    trained: TrainedModel, tests: Sequence[TestSet], record: Record, *, samples: int = 1000, **options: Any
 ) -> None:
     """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``bleu``, ``difference`` and ``p_value``.
 
     Args:
         samples: of the bootstrap. options: of :func:`measure_all`.
     """
-
-    def measure(test: TestSet, whole: Result, heads: Heads) -> Dict[str, Any]:
-        return compare(evaluate(trained, test, search, heads), whole, samples)
-
     for test in tests:
-        whole = whole_model(trained, test, record, search)
-        measure_all(record, test.split, counts(layers_of(trained)), partial(measure, test, whole), **options)
+        whole = whole_model(trained, test, record)
+
+        def measure(heads: Heads, test: TestSet = test, whole: Mapping[str, Any] = whole) -> Dict[str, Any]:
+            return compare(evaluate(trained, test, heads), whole, samples)
+
+        measure_all(record, test.split, counts(layers_of(trained)), measure, **options)
 
 
 def measure_all(
@@ -66,9 +60,8 @@ def measure_all(
     numbers: Mapping[str, int],
     measure: Callable[[Heads], Dict[str, Any]],
     *,
-    modes: Sequence[str] = MODES,
+    modes: Sequence[str] = tuple(MODES),
     sites: Sequence[str] = SITES,
-    progress: Optional[Progress] = None,
 ) -> None:
     """Fill the record with ``SPLIT/MODE/HEAD``: what ``measure`` says of a model without the heads that it is given.
 
@@ -78,8 +71,8 @@ def measure_all(
     for mode in modes:
         for head, heads in conditions(numbers, mode, sites).items():
             found = record.part(f"{split}/{mode}/{head}", partial(measure, heads))
-            if progress is not None:
-                progress(split, mode, head, found)
+            told = f"{found['difference']:+.2f} {metric(found)}, p = {found['p_value']:.3f}"
+            logger.info("%s %s %s: %s", split, mode, head, told)
 
 
 def splits(parts: Mapping[str, Any]) -> List[str]:
@@ -140,8 +133,7 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
 def draw(parts: Mapping[str, Any], split: str, modes: Sequence[str], path: PathLike) -> None:
     """The differences as heat maps; a star: significant. Raises PlotError as :func:`.drawing` does."""
     found = {mode: results(parts, split, mode) for mode in modes}
-    titles = {"without": "without the head", "only": "only that head"}
-    panels = {titles[mode]: {h: r["difference"] for h, r in heads.items()} for mode, heads in found.items()}
+    panels = {MODES[mode]: {head: r["difference"] for head, r in heads.items()} for mode, heads in found.items()}
     largest = max((abs(value) for values in panels.values() for value in values.values()), default=1.0)
     label = f"difference in {metric(next(iter(found[modes[0]].values()), {}))}, {split}"
     marked = [significant(heads) for heads in found.values()]

@@ -14,13 +14,13 @@ SITE_TITLES = {"encoder": "encoder", "cross": "encoder–decoder", "decoder": "d
 
 
 class Panel(NamedTuple):
-    """One heat map: numbers (None is blank), labels of its rows and columns, and which numbers get a star."""
+    """One heat map: numbers (None is blank), which of them get a star, and labels (None: 1, 2, …)."""
 
     title: str
     values: Sequence[Sequence[Optional[float]]]
-    rows: Sequence[str]
-    columns: Sequence[str]
     stars: Optional[Sequence[Sequence[Optional[bool]]]] = None
+    rows: Optional[Sequence[str]] = None
+    columns: Optional[Sequence[str]] = None
 
 
 def draw_panels(
@@ -45,25 +45,24 @@ def draw_panels(
     Raises:
         PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    panels = [panel for line in lines for panel in line]
+    shapes = [(len(panel.values), len(panel.values[0])) for line in lines for panel in line]
+    height, width = (max(1.2, cell * max(sides)) for sides in zip(*shapes, strict=True))
     across = max(len(line) for line in lines)
-    height, width = (max(1.2, cell * max(len(n) for n in names)) for names in
-                     ([p.rows for p in panels], [p.columns for p in panels]))  # fmt: skip
     size = ((1.4 if label else 0.8) + across * (0.4 + width), 0.4 + len(lines) * (0.7 + height))
-    labels: Dict[str, Any] = {"fontsize": "small" if cell > 0.2 else 5}
+    small: Dict[str, Any] = {"fontsize": "small" if cell > 0.2 else 5}
     with drawing(path, size) as figure:
         axes = figure.subplots(len(lines), across, squeeze=False)
-        for number, line in enumerate(lines):
-            for axis in axes[number][len(line) :]:
+        for row, line in zip(axes, lines, strict=True):
+            for axis in row[len(line) :]:
                 axis.set_visible(False)
-            for axis, panel in zip(axes[number], line, strict=False):
+            for axis, panel in zip(row, line, strict=False):
                 image = _heat_map(axis, panel, limits, colours, form)
                 axis.set_title(panel.title, fontsize="small")
-                axis.set_yticks(range(len(panel.rows)), [_shown(name) for name in panel.rows], **labels)
-                axis.set_xticks(range(len(panel.columns)), [_shown(name) for name in panel.columns], **labels)
-                if any(len(name) > 3 for name in panel.columns):
+                axis.set_yticks(*_ticks(panel.rows, len(panel.values)), **small)
+                axis.set_xticks(*_ticks(panel.columns, len(panel.values[0])), **small)
+                if any(len(name) > 3 for name in panel.columns or ()):
                     axis.tick_params("x", rotation=90)
-            axes[number][0].set_ylabel(axes_of[0])
+            row[0].set_ylabel(axes_of[0])
         for axis in axes[-1]:
             axis.set_xlabel(axes_of[1])
         figure.suptitle(title, fontsize="medium")
@@ -75,23 +74,19 @@ def _heat_map(axis: Any, panel: Panel, limits: Tuple[float, float], colours: str
     values = numpy.array(panel.values, dtype=float)  # None becomes NaN
     image = axis.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="equal")
     axis.grid(visible=False)
-    span = limits[1] - limits[0] or 1.0
     for (row, column), value in numpy.ndenumerate(values):
         if form and not numpy.isnan(value):
-            place = (value - limits[0]) / span
+            place = float(image.norm(value))
             dark = place > 0.75 or (colours == DIVERGING and place < 0.25)
             text = format(value, form) + ("*" if panel.stars and panel.stars[row][column] else "")
             axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
     return image
 
 
-def _shown(text: str) -> str:
-    return text.replace("$", r"\$")  # matplotlib would begin a formula
-
-
-def numbers(count: int) -> List[str]:
-    """1, 2, … as labels."""
-    return [str(number + 1) for number in range(count)]
+def _ticks(names: Optional[Sequence[str]], count: int) -> Tuple[Sequence[int], List[str]]:
+    shown = map(str, range(1, count + 1)) if names is None else names
+    labels = [name.replace("$", r"\$") for name in shown]  # matplotlib would begin a formula
+    return range(len(labels)), labels
 
 
 def grids(values: Mapping[str, Any]) -> Iterator[Tuple[str, List[List[Optional[Any]]]]]:
@@ -122,8 +117,7 @@ def draw_grids(
     for number, (title, values) in enumerate(figures.items()):
         stars = dict(grids({name: name in marked[number] for name in values})) if marked else {}
         lines.append([
-            Panel("\n".join(filter(None, (title, SITE_TITLES[site]))), rows, numbers(len(rows)), numbers(len(rows[0])),
-                  stars.get(site))
+            Panel("\n".join(filter(None, (title, SITE_TITLES[site]))), rows, stars.get(site))
             for site, rows in grids(values)
         ])  # fmt: skip
     draw_panels(lines, path, colours=colours, form=form, axes_of=("layer", "head"), **options)

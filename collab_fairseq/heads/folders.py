@@ -4,18 +4,19 @@ import itertools
 import json
 import math
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from collections import Counter
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
-from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.translation import score_text
 
 from . import HeadsError
 from .ablation import measure_all
-from .evaluation import Result, Search, compare, recorded
+from .evaluation import compare, result
 from .huggingface import Encoded, answers, without
 from .redundancy import HeadWeights
 from .taps import counts
@@ -37,20 +38,21 @@ class Loaded(NamedTuple):
     examples: List[Example]
     batches: List[Encoded]
 
-    @property
-    def translates(self) -> bool:
-        """Whether its labels are texts."""
-        return translates(self.model)
-
 
 def translates(model: Any) -> bool:
     """Whether its labels are texts."""
     return bool(model.config.is_encoder_decoder)
 
 
-def _room(path: str) -> Any:
+def _open(path: str) -> Tuple[Any, Any]:
+    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible.
+
+    Raises:
+        HeadsError: transformers is not installed. ReparamError: an architecture that is not known. CheckpointError:
+            parameters that are not finite.
+    """
     try:
-        import transformers  # noqa: F401  (whether it is there)
+        import transformers
 
         from collab_fairseq import huggingface
     except ImportError as error:
@@ -58,7 +60,15 @@ def _room(path: str) -> Any:
             f"{path} is a folder, so a Hugging Face model, and these need transformers: "
             "install this project with its extra `huggingface`"
         ) from error
-    return huggingface
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+    if type(config) in huggingface.CONFIGS.values():
+        model = huggingface.from_pretrained(path, local_files_only=True)
+    else:
+        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
+        model = kind.from_pretrained(path, local_files_only=True)
+        huggingface.check_convertible(model)
+    check_finite(dict(model.named_parameters()), path)
+    return huggingface, model
 
 
 def load(
@@ -77,13 +87,11 @@ def load(
         text, fields, label, sentences: see :func:`read_examples`.
 
     Raises:
-        HeadsError: transformers is not installed, the model neither classifies nor translates, or the text cannot be
-            read. ReparamError: an architecture that is not known. CheckpointError: parameters that are not finite.
+        HeadsError: the model neither classifies nor translates, or the text cannot be read; or as of :func:`_open`.
     """
-    known = _room(path)
+    known, model = _open(path)
     from transformers import AutoTokenizer
 
-    model = known.load_folder(path)
     if not (translates(model) or type(model).__name__.endswith("ForSequenceClassification")):
         raise HeadsError(
             f"{path} holds a {type(model).__name__}, expected a model for sequence classification or "
@@ -98,8 +106,7 @@ def load(
 
 def read_weights(path: str) -> Dict[str, HeadWeights]:
     """Place → weights, as :func:`.redundancy.read_weights`, of the model of a folder."""
-    known = _room(path)
-    model = known.load_folder(path)
+    known, model = _open(path)
     found = {}
     for place, (_, scores) in zip(known.head_places(model), known.score_weights(model), strict=True):
         query, key, mixing = scores.heads.to(torch.float64)
@@ -154,25 +161,19 @@ def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: 
         yield Encoded({k: v.to(model.device) for k, v in inputs.items()}, len(rows), source, counted)
 
 
-def translations(loaded: Loaded, search: Search, heads: Optional[Heads] = None) -> List[str]:
+def translations(loaded: Loaded, heads: Optional[Heads] = None, *, beam: int, lenpen: float) -> List[str]:
     """What a model without some heads makes of each example."""
     found: List[str] = []
-    options = {"num_beams": search.beam, "length_penalty": search.lenpen, "do_sample": False}
     with without(loaded.model, loaded.places, heads):
         for batch in loaded.batches:
             inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "labels"}
-            tokens = loaded.model.generate(**inputs, **options)
+            tokens = loaded.model.generate(**inputs, num_beams=beam, length_penalty=lenpen, do_sample=False)
             found += loaded.tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return found
 
 
 def ablate(
-    loaded: Loaded,
-    record: Record,
-    *,
-    search: Search = Search(),  # noqa: B008  (frozen)
-    samples: int = 1000,
-    **options: Any,
+    loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, samples: int = 1000, **options: Any
 ) -> None:
     """Fill the record as :func:`.ablation.ablate` does; the one test set is called ``text``.
 
@@ -182,47 +183,42 @@ def ablate(
         HeadsError: a model that predicts a number.
     """
     model, labels = loaded.model, [example.label for example in loaded.examples]
-    if loaded.translates:
 
-        def translate(heads: Optional[Heads] = None) -> Result:
-            scored, statistics = score_raw(translations(loaded, search, heads), labels, tokenised=False)
-            return Result(scored.score, scored.signature, statistics)
+    def translated(heads: Optional[Heads] = None) -> Dict[str, Any]:
+        found = translations(loaded, heads, beam=beam, lenpen=lenpen)
+        return result(score_text(found, labels, tokenised=False))
 
-        whole = recorded(record, "text", translate)
+    def answered(heads: Optional[Heads] = None) -> Dict[str, Any]:
+        found = answers(model, loaded.places, loaded.batches, heads)
+        right = [answer == label for answer, label in zip(found, labels, strict=True)]
+        return {"score": 100 * sum(right) / len(right), "right": "".join("01"[one] for one in right)}
 
-        def measure(heads: Heads) -> Dict[str, Any]:
-            return compare(translate(heads), whole, samples)
-    else:
-        if model.config.num_labels == 1:
-            raise HeadsError(f"{model.name_or_path} predicts a number, but accuracy needs two or more classes")
+    if not translates(model) and model.config.num_labels == 1:
+        raise HeadsError(f"{model.name_or_path} predicts a number, but accuracy needs two or more classes")
+    evaluate = translated if translates(model) else answered
+    whole = record.part("whole/text", evaluate)
 
-        def right(heads: Optional[Heads] = None) -> List[bool]:
-            found = answers(model, loaded.places, loaded.batches, heads)
-            return [answer == label for answer, label in zip(found, labels, strict=True)]
-
-        def all_heads() -> Dict[str, Any]:
-            found = right()
-            return {"score": 100 * sum(found) / len(found), "right": "".join("01"[one] for one in found)}
-
-        before = [mark == "1" for mark in record.part("whole/text", all_heads)["right"]]
-
-        def measure(heads: Heads) -> Dict[str, Any]:
-            return compare_answers(right(heads), before)
+    def measure(heads: Heads) -> Dict[str, Any]:
+        found = evaluate(heads)
+        return compare(found, whole, samples) if translates(model) else compare_answers(found["right"], whole["right"])
 
     measure_all(record, "text", counts(loaded.places), measure, **options)
 
 
-def compare_answers(right: Sequence[bool], whole: Sequence[bool]) -> Dict[str, float]:
+def compare_answers(right: str, whole: str) -> Dict[str, float]:
     """``accuracy`` in %, ``difference`` to the whole model's, and the p of McNemar's exact test, two-sided.
 
     McNemar (1947), https://doi.org/10.1007/BF02295996: of the examples that only one of two models gets right, each is
     as likely to be the one's as the other's.
+
+    Args:
+        right, whole: a 1 for every example that is answered right, else a 0.
     """
-    won = sum(a and not b for a, b in zip(right, whole, strict=True))
-    lost = sum(b and not a for a, b in zip(right, whole, strict=True))
+    pairs = Counter(zip(right, whole, strict=True))
+    won, lost = pairs["1", "0"], pairs["0", "1"]
     tail = sum(math.comb(won + lost, number) for number in range(min(won, lost) + 1))
     return {
-        "accuracy": 100 * sum(right) / len(right),
+        "accuracy": 100 * right.count("1") / len(right),
         "difference": 100 * (won - lost) / len(right),
         "p_value": min(1.0, 2 * tail / 2 ** (won + lost)),
     }

@@ -27,8 +27,8 @@ class Encoded(NamedTuple):
 
 
 @contextlib.contextmanager
-def multiplied(places: Mapping[str, Any], factors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Multiply the contexts of heads: place → (H), or (N, H) of every sentence's own."""
+def multiplied(model: Any, places: Mapping[str, Any], factors: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model in evaluation mode, contexts of heads multiplied: place → (H), or (N, H) of every sentence's own."""
 
     def scale(contexts: Tensor, factor: Tensor) -> Tensor:
         heads = contexts.unflatten(-1, (factor.size(-1), -1))
@@ -36,6 +36,8 @@ def multiplied(places: Mapping[str, Any], factors: Mapping[str, Tensor]) -> Iter
         return (heads * by).flatten(-2)
 
     with contextlib.ExitStack() as stack:
+        stack.callback(model.train, model.training)
+        model.eval()
         for name, factor in factors.items():
             place = places[name]
             if place.output is None:
@@ -48,33 +50,14 @@ def multiplied(places: Mapping[str, Any], factors: Mapping[str, Tensor]) -> Iter
         yield
 
 
-@contextlib.contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards as before."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
-def importance(
-    model: Any, places: Mapping[str, Any], batches: Sequence[Encoded], progress: Any = None
-) -> Importance:
+def importance(model: Any, places: Mapping[str, Any], batches: Sequence[Encoded]) -> Importance:
     """I_h = E_x |∂L(x)/∂ξ_h|, and of collaborative layers E_x |∂L(x)/∂δ_d|, the model in evaluation mode.
 
     L(x) is the model's own loss of example x, summed over its labels: one, or the tokens of the translation.
-
-    Args:
-        batches: of :func:`encode`.
-        progress: called with the number of sentences so far.
     """
     sums = Sums(counts(places), {n: place.shared.out_features for n, place in places.items() if place.shared})
     for batch in batches:
         sums.add(gradients(model, places, batch), batch[1:])
-        if progress is not None:
-            progress(int(sums.seen[0]))
     return sums.means()
 
 
@@ -85,7 +68,7 @@ def gradients(model: Any, places: Mapping[str, Any], batch: Encoded) -> Gradient
     ones = {name: torch.ones(rows, place.num_heads, **like) for name, place in places.items()}
     deltas = {name: torch.ones(rows, query.out_features, **like) for name, query in shared.items()}
     with contextlib.ExitStack() as stack:
-        for context in (frozen(model), evaluating(model), torch.enable_grad(), multiplied(places, ones)):
+        for context in (frozen(model), torch.enable_grad(), multiplied(model, places, ones)):
             stack.enter_context(context)
         for name, delta in deltas.items():
             handle = shared[name].register_forward_hook(lambda _, __, query, d=delta: query * d[:, None])
@@ -98,7 +81,7 @@ def gradients(model: Any, places: Mapping[str, Any], batch: Encoded) -> Gradient
 def without(model: Any, places: Mapping[str, Any], heads: Optional[Heads]) -> Iterator[None]:
     """The model in evaluation mode without some heads."""
     factors = masks(heads or {}, places, device=model.device, dtype=model.dtype)
-    with torch.no_grad(), evaluating(model), multiplied(places, factors):
+    with torch.no_grad(), multiplied(model, places, factors):
         yield
 
 

@@ -15,13 +15,12 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 """
 
 import contextlib
+import logging
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
-from fairseq import criterions
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
@@ -32,6 +31,8 @@ from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
 from .taps import Attended, Read, counts, frozen, layers_of, multiplied, reading
+
+logger = logging.getLogger(__name__)
 
 FORMS = ("sentence", "token")
 
@@ -75,6 +76,8 @@ class Sums:
             for place, gradient in found.items():
                 sums[place] += gradient.abs().flatten(0, -2).sum(0).double().cpu()
         self.seen += torch.tensor(seen)
+        if os.environ.get("RANK", "0") == "0":  # of torchrun
+            logger.info("%d sentences", self.seen[0])
 
     def means(self, form: str = "sentence") -> Importance:
         """Over sentences, or with ``token`` the heads' over tokens."""
@@ -99,10 +102,8 @@ def importance(
     split: str,
     *,
     form: str = "sentence",
-    criterion: Optional[str] = None,
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
-    progress: Any = None,
 ) -> Importance:
     """Importance of all heads on the text of a split.
 
@@ -110,29 +111,23 @@ def importance(
 
     Args:
         form: ``sentence`` or ``token``, see the top of this file.
-        criterion: name of fairseq's criterion; default: the one that the model was trained with.
         max_tokens, sentences: see :func:`collab_fairseq.translation.batches`.
-        progress: called with the number of sentences that this process has seen so far.
 
     Raises:
-        HeadsError: an unknown form or criterion.
+        HeadsError: an unknown form.
     """
     if form not in FORMS:
         raise HeadsError(f"the form of the importance must be one of {', '.join(FORMS)}, got {form!r}")
-    loss_of = trained.criterion if criterion is None else build_criterion(trained, criterion)
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
     layers = layers_of(trained)
-    shared = {place: layer for place, layer in layers.items() if isinstance(layer, CollaborativeAttention)}
-    sums = Sums(counts(layers), {place: layer.key_dim for place, layer in shared.items()})
+    dims = {place: layer.key_dim for place, layer in layers.items() if isinstance(layer, CollaborativeAttention)}
+    sums = Sums(counts(layers), dims)
     for number, sample in enumerate(batches(trained, split, max_tokens=max_tokens, sentences=sentences)):
-        if number % processes != rank:
-            continue
-        source_tokens = int(sample["net_input"]["src_lengths"].sum())
-        found = gradients(trained, sample, loss_of, tokens=form == "token")
-        sums.add(found, (sample["nsentences"], source_tokens, sample["ntokens"]))
-        if progress is not None:
-            progress(int(sums.seen[0]))
+        if number % processes == rank:
+            source_tokens = int(sample["net_input"]["src_lengths"].sum())
+            found = gradients(trained, sample, trained.criterion, tokens=form == "token")
+            sums.add(found, (sample["nsentences"], source_tokens, sample["ntokens"]))
     if several:
         sums.over_processes(trained.device)
     return sums.means(form)
@@ -155,11 +150,9 @@ def gradients(
     ones: Dict[str, Tensor] = {}
     deltas: Dict[str, Tensor] = {}
     for place, layer in layers.items():
-        steps: List[int] = []
-        if tokens:
-            steps = [inputs["src_tokens"].size(1) if place.startswith("encoder") else target_len]
+        steps = inputs["src_tokens"].size(1) if place.startswith("encoder") else target_len
         like = {"dtype": layer.out_proj.weight.dtype, "device": layer.out_proj.weight.device, "requires_grad": True}
-        ones[place] = torch.ones(rows, *steps, layer.num_heads, **like)
+        ones[place] = torch.ones(rows, *([steps] if tokens else []), layer.num_heads, **like)
         if isinstance(layer, CollaborativeAttention):
             deltas[place] = torch.ones(rows, layer.key_dim, **like)
 
@@ -179,22 +172,6 @@ def of_factors(loss: Tensor, ones: Dict[str, Tensor], deltas: Dict[str, Tensor])
     """The gradients of a loss at the multipliers of heads and of shared dimensions, by place."""
     found = iter(torch.autograd.grad(loss, [*ones.values(), *deltas.values()]))
     return {place: next(found) for place in ones}, {place: next(found) for place in deltas}
-
-
-def build_criterion(trained: TrainedModel, name: str) -> Any:
-    """A criterion of fairseq with its default settings, those of the training where they have the same name.
-
-    Raises:
-        HeadsError: there is none of that name.
-    """
-    known = criterions.CRITERION_DATACLASS_REGISTRY
-    if name not in known:
-        raise HeadsError(f"there is no criterion {name!r}; fairseq has {', '.join(sorted(known))}")
-    own, before = OmegaConf.structured(known[name]), trained.cfg.criterion or {}
-    kept = {key: before[key] for key in own if key in before}
-    settings = {**trained.cfg, "criterion": OmegaConf.merge(own, {**kept, "_name": name})}
-    cfg = OmegaConf.create(settings, flags={"allow_objects": True})
-    return trained.task.build_criterion(cfg.criterion).to(trained.device).eval()
 
 
 def normalised(values: Tensor) -> Tensor:

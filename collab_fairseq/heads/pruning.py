@@ -3,9 +3,10 @@
 Of N heads at the chosen sites the ⌈N·i/10⌉ least important ones are masked, i = 0..9, and the model is scored.
 """
 
+import logging
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
@@ -13,19 +14,17 @@ from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
-from .evaluation import Search, TestSet, compare, evaluate, whole_model
+from .evaluation import TestSet, compare, evaluate, whole_model
 from .taps import layers_of, masked
 
-PERCENTAGES = tuple(range(0, 100, 10))
+logger = logging.getLogger(__name__)
 
-#: called with the percentage, the heads masked and what came of it
-Progress = Callable[[str, int, Heads, Dict[str, Any]], None]
+PERCENTAGES = tuple(range(0, 100, 10))
 
 
 def ascending(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
     """Heads (``E:1:3``, …) at the sites from the least to the most important; equal ones in the order of the model."""
-    heads = [head for head in importance if LETTERS[head[0]] in sites]
-    return sorted(heads, key=lambda head: importance[head])
+    return sorted((head for head in importance if LETTERS[head[0]] in sites), key=importance.__getitem__)
 
 
 def least(order: Sequence[str], percent: float) -> Heads:
@@ -44,16 +43,14 @@ def prune(
     sites: Sequence[str],
     tests: Sequence[TestSet],
     loss_split: Optional[str],
+    max_tokens: int = 4000,
     percentages: Sequence[int] = PERCENTAGES,
-    search: Search = Search(),  # noqa: B008  (frozen)
-    progress: Optional[Progress] = None,
 ) -> None:
     """Fill the record: ``NAME/PERCENT`` with ``heads`` (masked), ``left``, ``loss``, and ``tests`` by split.
 
     Args:
         importance: head → importance.
-        loss_split: where the loss is taken; None: nowhere.
-        progress: see :data:`Progress`.
+        loss_split: where the loss is taken, in batches of ``max_tokens``; None: nowhere.
     """
     order = ascending(importance, sites)
 
@@ -61,19 +58,18 @@ def prune(
         found: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
         if loss_split is not None:
             with masked(layers_of(trained), heads):
-                measured = loss(trained, loss_split, max_tokens=search.max_tokens)
+                measured = loss(trained, loss_split, max_tokens=max_tokens)
             found.update(loss=measured.loss, nll_loss=measured.nll_loss)
         found["tests"] = {}
         for test in tests:
-            whole = whole_model(trained, test, record, search)
-            found["tests"][test.split] = compare(evaluate(trained, test, search, heads) if heads else whole, whole)
+            whole = whole_model(trained, test, record)
+            found["tests"][test.split] = compare(evaluate(trained, test, heads) if heads else whole, whole)
         return found
 
     for percent in percentages:
-        heads = least(order, percent)
-        part = record.part(f"{name}/{percent}", partial(measure, heads))
-        if progress is not None:
-            progress(name, percent, heads, part)
+        part = record.part(f"{name}/{percent}", partial(measure, least(order, percent)))
+        scores = ", ".join(f"{split} {test['bleu']:.2f}" for split, test in part["tests"].items())
+        logger.info("%s, %d %%, %d heads left: BLEU %s", name, percent, part["left"], scores)
 
 
 def curve(parts: Mapping[str, Any], name: str) -> Dict[int, Dict[str, Any]]:
@@ -103,16 +99,14 @@ def profile_rows(parts: Mapping[str, Any], names: Sequence[str], split: str) -> 
 
 
 def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
-    """BLEU of each test set, and the loss where it was taken, against the share of heads pruned, a line per name.
+    """BLEU of each test set, and the loss, against the share of heads pruned, a line per name.
 
     Raises:
         PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    with_loss = all("loss" in found for found in curve(parts, names[0]).values())
-    panels = [*splits, None] if with_loss else list(splits)
-    with drawing(path, (3.4 * len(panels), 3.0)) as figure:
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axis, split in zip(axes, panels, strict=True):
+    with drawing(path, (3.4 * (len(splits) + 1), 3.0)) as figure:
+        axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
+        for axis, split in zip(axes, [*splits, None], strict=True):
             for name, colour, mark in zip(names, COLOURS, MARKS, strict=False):
                 points = curve(parts, name)
                 values = [f["loss"] if split is None else f["tests"][split]["bleu"] for f in points.values()]

@@ -26,7 +26,7 @@ from collab_fairseq.modules.sites import head_counts, parameter_prefix, shared_b
 from collab_fairseq.modules.stock import as_transformer_collab
 
 from . import HeadsError
-from .figures import DIVERGING, SITE_TITLES, Panel, draw_panels, drawing, numbers
+from .figures import DIVERGING, SITE_TITLES, Panel, draw_panels, drawing
 
 #: what is decomposed, as in the columns of Figure 1
 KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
@@ -66,17 +66,11 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
 
 
 def captured(values: Tensor) -> List[float]:
-    """Cumulative share of the energy of singular values in descending order; zeros for a matrix of zeros, or empty."""
+    """Cumulative share of the energy of singular values in descending order; zeros where all are, or there are none."""
     if values.numel() == 0:
         return [0.0]
     energy = values.square().cumsum(0)
     return (energy / energy[-1].clamp_min(torch.finfo(energy.dtype).tiny)).tolist()
-
-
-def product_values(left: Tensor, right: Tensor) -> Tensor:
-    """The singular values of left' right, (K, E) and (K, F), that can differ from zero: at most K."""
-    first, second = torch.linalg.qr(left.T, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1]
-    return torch.linalg.svdvals(first @ second.T)
 
 
 def redundancy(weights: HeadWeights) -> Dict[str, Any]:
@@ -89,29 +83,21 @@ def redundancy(weights: HeadWeights) -> Dict[str, Any]:
         ``overlap``, the cosine of every two heads' v_i, (H, H).
     """
     query, key, mixing, collaborative = weights
-    parts = []
-    for row in mixing:
-        own = row != 0
-        parts.append((query[own] * row[own, None], key[own]))
-    heads = [_values(q, k, q, k) for q, k in parts]
-    layer = _values(
+    own = [(query[row != 0] * row[row != 0, None], key[row != 0]) for row in mixing]
+    heads = [_curves(q, k, q, k) for q, k in own]
+    layer = _curves(
         # Σ_i W^(i) W^(i)' = query' diag(Σ_i m_i²) query has the squared singular values of the concatenation
         query * mixing.square().sum(0).sqrt()[:, None],
         key * (mixing != 0).double().sum(0).sqrt()[:, None],
         query * mixing.sum(0)[:, None],
         key,
     )
-    curves = {kind: {"layer": layer[kind], "heads": [head[kind] for head in heads]} for kind in KINDS}
-    result: Dict[str, Any] = {
-        "heads": mixing.size(0),
-        "key_dim": mixing.size(1),
-        "collaborative": collaborative,
-        "captured": curves,
-        "dimensions": {
-            kind: {"layer": _dimensions(c["layer"]), "heads": [_dimensions(head) for head in c["heads"]]}
-            for kind, c in curves.items()
-        },
-    }
+    result: Dict[str, Any] = {"heads": mixing.size(0), "key_dim": mixing.size(1), "collaborative": collaborative}
+    result.update(captured={}, dimensions={})
+    for kind in KINDS:
+        curves = [layer[kind], *(head[kind] for head in heads)]
+        for name, (first, *rest) in (("captured", curves), ("dimensions", [_dimensions(curve) for curve in curves])):
+            result[name][kind] = {"layer": first, "heads": rest}
     if collaborative:
         weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
         energy = weighted.square()
@@ -121,10 +107,11 @@ def redundancy(weights: HeadWeights) -> Dict[str, Any]:
     return result
 
 
-def _values(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Dict[str, Any]:
-    """Kind → captured energy of query, key, and of the product left' right."""
-    values = (torch.linalg.svdvals(query), torch.linalg.svdvals(key), product_values(left, right))
-    return {kind: captured(own) for kind, own in zip(KINDS, values, strict=True)}
+def _curves(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Dict[str, List[float]]:
+    """Kind → captured energy of query, key, and of the product left' right, (K, E) and (K, F)."""
+    first, second = torch.linalg.qr(left.T, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1]
+    matrices = (query, key, first @ second.T)  # the last one has the product's singular values, but for zeros
+    return {kind: captured(torch.linalg.svdvals(own)) for kind, own in zip(KINDS, matrices, strict=True)}
 
 
 def _dimensions(curve: Sequence[float]) -> List[int]:
@@ -164,9 +151,8 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
                 for name, colour in zip(names, colours, strict=True):
                     curves = layers[name]["captured"][kind]
                     for head in curves["heads"]:
-                        axis.plot(range(len(head) + 1), [0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
-                    layer = curves["layer"]
-                    axis.plot(range(len(layer) + 1), [0.0, *layer], color=colour, linewidth=1.8)
+                        axis.plot([0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
+                    axis.plot([0.0, *curves["layer"]], color=colour, linewidth=1.8)
                 axis.set_title(f"{title}, {SITE_TITLES[site]}", fontsize="medium")
             line[0].set_ylabel("captured energy")
         for axis in axes[-1]:
@@ -185,12 +171,9 @@ def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> Non
     groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
     if not groups:
         raise HeadsError("there is no overlap to draw: the model has no collaborative heads")
-    lines = []
-    for names in groups.values():
-        labels = {name: numbers(layers[name]["heads"]) for name in names}
-        lines.append([Panel(layer_name(n), layers[n]["overlap"], label, label) for n, label in labels.items()])
+    panels = [[Panel(layer_name(name), layers[name]["overlap"]) for name in names] for names in groups.values()]
     look: Dict[str, Any] = {"limits": (-1.0, 1.0), "colours": DIVERGING, "form": ".1f", "cell": 0.21}
-    draw_panels(lines, path, label="cosine of mixing vectors", **look)
+    draw_panels(panels, path, label="cosine of mixing vectors", **look)
 
 
 def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:

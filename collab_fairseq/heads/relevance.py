@@ -17,6 +17,7 @@ layer, and averaged over generation steps and sentences. The decoder reads the r
 """
 
 import contextlib
+import logging
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -28,6 +29,8 @@ from collab_fairseq.modules.heads import head_name
 from collab_fairseq.translation import TrainedModel, batches
 
 from .taps import Attended, Layers, Read, frozen, layers_of, multiplied, reading
+
+logger = logging.getLogger(__name__)
 
 
 class Relevance(NamedTuple):
@@ -144,14 +147,11 @@ def relevance(
     epsilon: float = 0.0,
     max_tokens: int = 1000,
     sentences: Optional[int] = 100,
-    progress: Any = None,
 ) -> Relevance:
     """Of the encoder's heads on a split; one backward pass for every target position.
 
     Args:
-        epsilon: of the ε-rule.
-        max_tokens, sentences: see :func:`collab_fairseq.translation.batches`.
-        progress: called with the number of sentences done.
+        epsilon: of the ε-rule. max_tokens, sentences: see :func:`collab_fairseq.translation.batches`.
     """
     sums: Dict[str, Tensor] = {}
     lost, counted, passes, done = 0.0, 0, 0, 0
@@ -167,8 +167,7 @@ def relevance(
                 shares = nn.functional.normalize(values[keep].abs(), p=1.0, dim=1)
                 sums[place] = sums.get(place, 0.0) + shares.double().sum(0).cpu()
         done += sample["nsentences"]
-        if progress is not None:
-            progress(done)
+        logger.info("relevance: %d sentences", done)
     heads = {
         head_name(place, head): value / counted
         for place, total in sums.items()

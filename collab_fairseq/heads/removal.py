@@ -6,7 +6,7 @@ and the content bias, and the shared key dimensions that no head is left to use 
 layers have of their own stands in ``attention_shapes``.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Union
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
 
 
 def remove_heads(
-    state: Mapping[str, Any], heads: Mapping[str, Iterable[int]], *, empty_layers: bool = False
+    state: Mapping[str, Any], heads: Union[Mapping[str, Iterable[int]], str], *, empty_layers: bool = False
 ) -> Removal:
     """The checkpoint without these heads, and without those that its ``mask_heads`` masks.
 
@@ -99,18 +99,18 @@ def remove_heads(
 
     Args:
         state: of fairseq's ``transformer`` or of ``transformer_collab``; not modified.
-        heads: place → heads, from 0.
+        heads: place → heads, from 0; or their descriptors, such as ``E:1:3,5``.
         empty_layers: a layer may lose all its heads; it keeps one head of one dimension that is zero.
 
     Raises:
-        ConfigurationError: heads that the model does not have.
+        ConfigurationError: no descriptors, or heads that the model does not have.
         HeadsError: there are no heads to remove, a layer would lose all, or they share keys or values in groups.
     """
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
     numbers = head_counts(made)
     gone: Dict[str, Set[int]] = {place: set() for place in numbers}
-    for source in (heads, parse_heads(config.get("mask_heads"))):
+    for source in (parse_heads(heads) if isinstance(heads, str) else heads, parse_heads(config.get("mask_heads"))):
         check_heads(source, numbers)
         for place, members in source.items():
             gone[place].update(members)

@@ -1,6 +1,8 @@
 """All that is known of what heads do, in one record, one table and pictures of sentences."""
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+import logging
+import os
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fairseq import utils
 
@@ -15,6 +17,8 @@ from .relevance import relevance
 from .roles import SIDES, attention, role_of, roles
 from .syntax import read_conllu, syntax
 
+logger = logging.getLogger(__name__)
+
 #: head → units of the queries, units of the keys, weights (T, S)
 Maps = Dict[str, Tuple[List[str], List[str], Any]]
 
@@ -27,7 +31,6 @@ def measure(
     parses: Optional[PathLike] = None,
     relevance_sentences: int = 100,
     epsilon: float = 0.0,
-    progress: Optional[Callable[[int], None]] = None,
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
 ) -> Dict[str, Dict[str, Any]]:
@@ -36,24 +39,16 @@ def measure(
     Args:
         parses: CoNLL-U of the first sentences; None: no syntax.
         relevance_sentences: 0: no relevance. epsilon: of its ε-rule.
-        progress: called with the number of sentences whose relevance is known.
     """
-    record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
+    looks = record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
+    found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in looks.items()}
     if parses:
         record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens)._asdict())
     if relevance_sentences:
-        record.part("relevance", lambda: relevance(
-            trained, split, epsilon=epsilon, sentences=relevance_sentences, max_tokens=min(1000, max_tokens),
-            progress=progress,
-        )._asdict())  # fmt: skip
-    return gathered(record.parts)
-
-
-def gathered(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """Head → all its numbers, of what :func:`measure` has recorded."""
-    found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in parts["looks"].items()}
+        options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
+        record.part("relevance", lambda: relevance(trained, split, epsilon=epsilon, **options)._asdict())
     for name in ("syntax", "relevance"):
-        for head, value in parts.get(name, {}).get("heads", {}).items():
+        for head, value in record.parts.get(name, {}).get("heads", {}).items():
             found[head][name] = value
     return found
 
@@ -93,22 +88,20 @@ def sentence_maps(trained: TrainedModel, split: str, number: int) -> Maps:
     return {name: found[name] for name in sorted(found, key=in_model)}
 
 
-def draw_maps(maps: Maps, letter: str, path: PathLike) -> None:
-    """The maps of one site (``E``, ``A`` or ``D``), a row for each layer.
+def draw_maps(maps: Maps, number: int, folder: PathLike) -> None:
+    """``attention-NUMBER-SITE.svg`` for every site, a row for each layer.
 
     Raises:
         PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    lines: Dict[str, List[str]] = {}
-    for name in maps:
-        if name.startswith(f"{letter}:"):
-            lines.setdefault(name.split(":")[1], []).append(name)
-    last = list(lines.values())[-1]
-
-    def panel(name: str, names: List[str]) -> Panel:
-        queries, keys, weights = maps[name]
-        return Panel(name, weights.tolist(), queries if name == names[0] else [], keys if names is last else [])
-
-    panels = [[panel(name, names) for name in names] for names in lines.values()]
-    title = SITE_TITLES[LETTERS[letter]]
-    draw_panels(panels, path, limits=(0.0, 1.0), colours=SEQUENTIAL, cell=0.13, title=title)
+    for letter, site in LETTERS.items():
+        lines: Dict[str, List[Panel]] = {}
+        for name, (queries, keys, weights) in maps.items():
+            if name.startswith(letter):
+                own = lines.setdefault(name.split(":")[1], [])
+                own.append(Panel(name, weights.tolist(), rows=[] if own else queries, columns=keys))
+        *above, last = lines.values()
+        panels = [*([panel._replace(columns=[]) for panel in line] for line in above), last]
+        path = os.path.join(folder, f"attention-{number}-{site}.svg")
+        draw_panels(panels, path, limits=(0.0, 1.0), colours=SEQUENTIAL, cell=0.13, title=SITE_TITLES[site])
+        logger.info("drew %s", path)

@@ -10,7 +10,6 @@ rare         points to the sentence's least frequent word, of all sentences whos
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -84,20 +83,49 @@ def pointed(seen: Seen) -> Tuple[Tensor, Tensor, Tensor]:
     return largest.clamp_min(0.0)[rows, :, steps], keys[rows, :, steps], places
 
 
-@dataclass
 class _Sums:
-    """Of one layer."""
+    """Of the H heads of one layer.
 
-    heads: int
-    queries: int = 0
-    confidence: Any = 0.0
-    offsets: List[Counter] = field(default_factory=list)
-    possible: Counter = field(default_factory=Counter)
-    rare: Any = 0.0
-    rare_queries: int = 0
+    Args:
+        site: ``encoder``, ``cross`` or ``decoder``.
+    """
 
-    def __post_init__(self) -> None:
-        self.offsets = [Counter() for _ in range(self.heads)]
+    def __init__(self, heads: int, site: str) -> None:
+        self.site, self.queries, self.rare_queries = site, 0, 0
+        self.confidence, self.rare = (torch.zeros(heads, dtype=torch.float64) for _ in range(2))
+        self.offsets: List[Counter] = [Counter() for _ in range(heads)]
+        self.possible: Counter = Counter()
+
+    def add(self, seen: Seen, frequency: Tensor) -> None:
+        """Count a batch."""
+        weights, keys, places = pointed(seen)
+        self.queries += len(places)
+        self.confidence += weights.double().sum(0).cpu()
+        if self.site != "cross":
+            for offsets, distances in zip(self.offsets, (keys - places[:, 1:]).T.tolist(), strict=True):
+                offsets.update(distances)
+            words = [row.nonzero().flatten().tolist() for row in seen.keys]
+            for row, step in places.tolist():
+                self.possible.update(key - step for key in words[row] if self.site == "encoder" or key <= step)
+        if self.site == "encoder":
+            rarest, where = frequency[seen.tokens].masked_fill(~seen.keys, -1).max(dim=1)
+            rows = places[:, 0]
+            counted = rarest[rows] >= COMMON
+            self.rare_queries += int(counted.sum())
+            # the same word may stand in the sentence more than once
+            hits = seen.tokens[rows[:, None], keys] == seen.tokens[rows, where[rows]][:, None]
+            self.rare += hits[counted].sum(0).double().cpu()
+
+    def result(self, head: int) -> Dict[str, Any]:
+        """The numbers of one head."""
+        found: Dict[str, Any] = {"confidence": float(self.confidence[head]) / max(1, self.queries)}
+        if self.site != "cross":
+            counts = self.offsets[head].items()
+            offset, hits = max(counts, key=lambda pair: (pair[1], -abs(pair[0])), default=(0, 0))
+            found.update(offset=offset, positional=hits / max(1, self.possible[offset]))
+        if self.site == "encoder":
+            found["rare"] = float(self.rare[head]) / self.rare_queries if self.rare_queries else None
+        return found
 
 
 def roles(
@@ -108,23 +136,11 @@ def roles(
     For the arguments see :func:`collab_fairseq.translation.batches`.
     """
     frequency = frequencies(trained)
-    sums: Dict[str, _Sums] = {}
+    sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers_of(trained).items()}
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
         for place, seen in attention(trained, sample).items():
-            total = sums.setdefault(place, _Sums(seen.weights.size(1)))
-            weights, keys, places = pointed(seen)
-            total.queries += len(places)
-            total.confidence = total.confidence + weights.double().sum(0).cpu()
-            site = place.split(".")[0]
-            if site != "cross":
-                _count_offsets(total, keys, places, seen, causal=site == "decoder")
-            if site == "encoder":
-                _count_rare(total, keys, places, seen, frequency)
-    found = {}
-    for place, total in sums.items():
-        for head in range(total.heads):
-            found[head_name(place, head)] = _of_head(total, head, place.split(".")[0])
-    return found
+            sums[place].add(seen, frequency)
+    return {head_name(place, h): total.result(h) for place, total in sums.items() for h in range(len(total.rare))}
 
 
 def frequencies(trained: TrainedModel) -> Tensor:
@@ -135,37 +151,6 @@ def frequencies(trained: TrainedModel) -> Tensor:
     ranks = torch.empty_like(counts)
     ranks[counts.argsort(descending=True, stable=True)] = torch.arange(len(counts))
     return ranks.to(trained.device)
-
-
-def _count_offsets(total: _Sums, keys: Tensor, places: Tensor, seen: Seen, causal: bool) -> None:
-    distances = (keys - places[:, 1:]).tolist()
-    for head in range(total.heads):
-        total.offsets[head].update(row[head] for row in distances)
-    words = [row.nonzero().flatten().tolist() for row in seen.keys]
-    for row, step in places.tolist():
-        total.possible.update(key - step for key in words[row] if not causal or key <= step)
-
-
-def _count_rare(total: _Sums, keys: Tensor, places: Tensor, seen: Seen, frequency: Tensor) -> None:
-    ranks = frequency[seen.tokens].masked_fill(~seen.keys, -1)
-    rarest, where = ranks.max(dim=1)
-    rows = places[:, 0]
-    counted = rarest[rows] >= COMMON
-    total.rare_queries += int(counted.sum())
-    # the same word may stand in the sentence more than once
-    tokens = seen.tokens[rows[:, None], keys]
-    hits = tokens == seen.tokens[rows, where[rows]][:, None]
-    total.rare = total.rare + hits[counted].sum(0).double().cpu()
-
-
-def _of_head(total: _Sums, head: int, site: str) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"confidence": float(total.confidence[head]) / max(1, total.queries)}
-    if site != "cross":
-        offset, hits = max(total.offsets[head].items(), key=lambda pair: (pair[1], -abs(pair[0])), default=(0, 0))
-        found.update(offset=offset, positional=hits / max(1, total.possible[offset]))
-    if site == "encoder":
-        found["rare"] = float(total.rare[head]) / total.rare_queries if total.rare_queries else None
-    return found
 
 
 def role_of(found: Mapping[str, Any]) -> str:

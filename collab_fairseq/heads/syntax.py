@@ -5,10 +5,11 @@ last subword) to the other (any of its subwords); beside it the same for the one
 head is called syntactic where it is right at least 10 % more often than that.
 """
 
+import itertools
 import os
 import unicodedata
 from collections import Counter
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name
@@ -48,29 +49,21 @@ def read_conllu(path: PathLike) -> List[Sentence]:
     name = os.fspath(path)
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as stream:
-            lines = stream.read().split("\n")
+            rows = [(number, line.rstrip("\r\n")) for number, line in enumerate(stream, 1) if not line.startswith("#")]
     except (OSError, UnicodeDecodeError) as error:
         raise HeadsError(f"cannot read the parses {name}: {error}") from error
-    sentences: List[Sentence] = []
-    block: List[Tuple[int, List[str]]] = []
-    for number, line in enumerate([*lines, ""], 1):
-        if line.startswith("#"):
-            continue
-        if line.strip():
-            block.append((number, line.rstrip("\r").split("\t")))
-        elif block:
-            sentences.append(_sentence(block, name))
-            block = []
+    blocks = itertools.groupby(rows, key=lambda row: bool(row[1].strip()))
+    sentences = [_sentence(list(block), name) for words, block in blocks if words]
     if not sentences:
         raise HeadsError(f"{name} has no sentences, expected CoNLL-U")
     return sentences
 
 
-def _sentence(block: Sequence[Tuple[int, List[str]]], name: str) -> Sentence:
+def _sentence(block: Sequence[Tuple[int, str]], name: str) -> Sentence:
     words: List[Word] = []
     units: List[Tuple[str, List[int]]] = []
-    covered: Set[int] = set()
-    for number, fields in block:
+    for number, line in block:
+        fields = line.split("\t")
         if len(fields) != 10:
             raise HeadsError(f"{name}, line {number}: expected 10 fields between tabs, got {len(fields)}")
         index, form, head, relation = fields[0], fields[1], fields[6], fields[7]
@@ -78,15 +71,13 @@ def _sentence(block: Sequence[Tuple[int, List[str]]], name: str) -> Sentence:
             continue
         if "-" in index:
             first, _, last = index.partition("-")
-            members = list(range(int(first) - 1, int(last)))
-            units.append((form, members))
-            covered.update(members)
+            units.append((form, list(range(int(first) - 1, int(last)))))
             continue
         if index != str(len(words) + 1) or not head.isdigit():
             raise HeadsError(
                 f"{name}, line {number}: expected word {len(words) + 1} and its head's number, got {index}, {head!r}"
             )
-        if len(words) not in covered:
+        if not units or len(words) > units[-1][1][-1]:  # not part of a multiword token
             units.append((form, [len(words)]))
         words.append(Word(form, int(head), relation.split(":")[0]))
     if any(word.head > len(words) for word in words):
@@ -148,8 +139,8 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
         HeadsError: none of the texts agree.
     """
     dictionary = trained.task.source_dictionary
-    hits: Dict[str, Counter] = {}
     instances: Counter = Counter()
+    hits: Counter = Counter()  # of relation, place and head
     offsets: Dict[str, Counter] = {}
     used = skipped = 0
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=len(parses)):
@@ -161,8 +152,7 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
         any_layer = next(iter(seen.values()))  # all see the same source
         for row, number in enumerate(sample["id"].tolist()):
             positions = any_layer.keys[row].nonzero().flatten().tolist()
-            pieces = [dictionary[token] for token in any_layer.tokens[row][positions].tolist()]
-            words = align(parses[number], pieces)
+            words = align(parses[number], [dictionary[token] for token in any_layer.tokens[row][positions].tolist()])
             if words is None:
                 skipped += 1
                 continue
@@ -174,17 +164,16 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
                 instances[name] += 1
                 offsets.setdefault(name, Counter()).update(place - query for place in wanted)
                 for place, rows in points.items():
-                    counts = hits.setdefault(place, Counter())
-                    counts.update((name, head) for head, key in enumerate(rows[row, query]) if key in wanted)
+                    hits.update((name, place, head) for head, key in enumerate(rows[row, query]) if key in wanted)
     if not used:
         raise HeadsError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
     best = {name: max(counts.items(), key=lambda pair: pair[1]) for name, counts in offsets.items()}
     heads = {
         head_name(place, head): {
-            name: _result(counts[name, head], *best[name], total) for name, total in sorted(instances.items())
+            name: _result(hits[name, place, head], *best[name], instances[name]) for name in sorted(instances)
         }
-        for place, counts in hits.items()
-        for head in range(seen[place].weights.size(1))
+        for place, layer in seen.items()
+        for head in range(layer.weights.size(1))
     }
     return Syntax(heads, used, skipped)
 

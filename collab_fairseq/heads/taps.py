@@ -2,16 +2,20 @@
 
 import contextlib
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention import AttentionLayer, KeyValue
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
+from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.translation import TrainedModel
+from collab_fairseq.translation import TrainedModel, load_model
+
+from . import HeadsError
 
 Layers = Mapping[str, IncrementalAttention]
 Attended = Tuple[Tensor, Optional[Tensor]]
@@ -21,6 +25,13 @@ Read = Callable[[Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 Through = Callable[[str, Read, Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 
 
+def load(checkpoint: PathLike, data: Optional[PathLike] = None, **options: Any) -> TrainedModel:
+    """:func:`collab_fairseq.translation.load_model`; errors are also those of :func:`layers_of`."""
+    trained = load_model(checkpoint, data, **options)
+    layers_of(trained)
+    return trained
+
+
 def layers_of(trained: TrainedModel) -> Dict[str, IncrementalAttention]:
     """Place → attention layer, of all whose heads are analysed. A kind that no analysis knows is refused here.
 
@@ -28,6 +39,18 @@ def layers_of(trained: TrainedModel) -> Dict[str, IncrementalAttention]:
         ConfigurationError: as of :func:`collab_fairseq.modules.sites.attention_layers`, by the layer's name.
     """
     return attention_layers(trained.model)
+
+
+def sites(flag: str) -> List[str]:
+    """The sites of ``--sites``, at least one, in the order of the model.
+
+    Raises:
+        ConfigurationError: not the name of a site. HeadsError: none.
+    """
+    chosen = parse_sites(flag, "--sites")
+    if not chosen:
+        raise HeadsError("--sites must name at least one of encoder, cross and decoder, got none")
+    return [site for site in SITES if site in chosen]
 
 
 def counts(layers: Mapping[str, Any]) -> Dict[str, int]:
@@ -54,15 +77,12 @@ def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like:
 @contextlib.contextmanager
 def multiplied(layers: Layers, factors: Mapping[str, Tensor]) -> Iterator[None]:
     """Multiply the contexts of heads by ``factors`` (H), (N, H) or (N, T, H), on top of the masks that they have."""
-    before = {place: layers[place].head_multiplier for place in factors}
-    try:
+    with contextlib.ExitStack() as stack:
         for place, factor in factors.items():
-            fixed = before[place]
-            layers[place].head_multiplier = factor if fixed is None else factor * fixed
+            layer, fixed = layers[place], layers[place].head_multiplier
+            stack.callback(setattr, layer, "head_multiplier", fixed)
+            layer.head_multiplier = factor if fixed is None else factor * fixed
         yield
-    finally:
-        for place, fixed in before.items():
-            layers[place].head_multiplier = fixed
 
 
 @contextlib.contextmanager
@@ -90,8 +110,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
     """Without gradients of parameters, which nobody here asks for."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in wanted:
-            parameter.requires_grad_(False)
+        model.requires_grad_(False)
         yield
     finally:
         for parameter in wanted:

@@ -14,7 +14,6 @@ from .models import (
     collaborative_class,
     from_pretrained,
     head_places,
-    load_folder,
     register,
     score_weights,
 )
@@ -32,6 +31,5 @@ __all__ = [
     "collaborative_class",
     "from_pretrained",
     "head_places",
-    "load_folder",
     "score_weights",
 ]

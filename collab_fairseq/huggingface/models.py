@@ -16,7 +16,6 @@ from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig,
 from transformers.models.auto import modeling_auto
 
 from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
-from collab_fairseq.checkpoints import check_finite
 
 from .layers import CollaborativeHeads, Shape, names_of, replace_heads
 
@@ -240,20 +239,3 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             "load it by collaborative_class(YourClass).from_pretrained"
         )
     return collaborative_class(base).from_pretrained(name_or_path, **kwargs)
-
-
-def load_folder(path: str) -> PreTrainedModel:
-    """The model of a folder, collaborative or one that :func:`check_convertible` knows, as it was saved.
-
-    Raises:
-        ReparamError: another architecture. CheckpointError: parameters that are not finite.
-    """
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if type(config) in CONFIGS.values():
-        model = from_pretrained(path, local_files_only=True)
-    else:
-        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-        model = kind.from_pretrained(path, local_files_only=True)
-        check_convertible(model)
-    check_finite(dict(model.named_parameters()), path)
-    return model

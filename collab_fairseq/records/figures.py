@@ -8,7 +8,10 @@ from collab_fairseq.records.rows import KEYS, METRICS, NUMBERS, Run, frame, test
 
 _PANEL = (4.2, 3.0)  # inches
 #: what a point's place says
-_AXES = {"key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
+_AXES = {
+    "key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "cache": NUMBERS["cache"][0],
+    "wall_time": NUMBERS["wall_time"][0],
+}  # fmt: skip
 
 
 def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
@@ -17,9 +20,9 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
     Args:
         runs: in any order.
         path: the file, which appears whole or not at all.
-        x: "key_dim", "parameters" or "wall_time" (of the training), one point per row and error bars of one standard
-            deviation over the seeds; or "updates", one curve of the validation loss per run.
-        y: "sacrebleu", "compound_split" or "tokenised", a panel for each test set; or "valid_loss".
+        x: "key_dim", "parameters", "cache" or "wall_time" (of the training), one point per row and error bars of one
+            standard deviation over the seeds; or "updates", one curve of the validation loss per run.
+        y: "sacrebleu", "chrf", "compound_split" or "tokenised", a panel for each test set; or "valid_loss".
         group_by: fields that tell the rows apart, as in the table.
 
     Raises:

@@ -16,15 +16,19 @@ logger = logging.getLogger(__name__)
 SITES = ("encoder", "cross", "decoder")
 MISSING = "–"
 #: scores of a test set: name of the column → metric in the record
-METRICS = {"tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU"}
+METRICS = {
+    "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
+}  # fmt: skip
 
 #: headers of what rows can be grouped by
 KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates"}
 #: header and decimals of what is averaged over the seeds; the last three belong to a machine
 NUMBERS = {
-    "parameters": ("parameters", 0), "valid_loss": ("validation loss", 3), "words_per_second": ("words/s", 0),
-    "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
+    "parameters": ("parameters", 0), "cache": ("cached numbers", 0), "valid_loss": ("validation loss", 3),
+    "words_per_second": ("words/s", 0), "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
 }  # fmt: skip
+#: settings of heads that share more, in words
+SHARED = {"value_heads": "{} value heads", "kv_heads": "{} key and value heads", "kv_latent_dim": "latent {}"}
 OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
 
 Run = Dict[str, Any]
@@ -56,6 +60,11 @@ def heads(run: Run) -> str:
         kind = "standard" if sites else "standard (fairseq's transformer)"
     else:
         kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+        mixing = lookup(run, "config.model.mixing_init")
+        kind += f", {mixing}" if mixing not in (None, "xavier") else ""
+    for field, shared in SHARED.items():
+        number = lookup(run, f"config.model.{field}")
+        kind += "" if number is None else f", {shared.format(number)}"
     return f"{kind}, as published" if "published" in run else kind
 
 
@@ -64,6 +73,21 @@ def keys(run: Run) -> Dict[str, Any]:
     given = lookup(run, "config.model.key_dim")
     key_dim = lookup(run, "config.model.encoder_embed_dim") if given is None else given
     return {"heads": heads(run), "key_dim": key_dim, "updates": run["training"]["updates"]}
+
+
+def cache(run: Run) -> Optional[int]:
+    """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
+    model = run["config"].get("model") or {}
+    heads, width, latent = (model.get(f) for f in ("decoder_attention_heads", "decoder_embed_dim", "kv_latent_dim"))
+    if heads is None or width is None or model.get("attention_shapes"):
+        return None
+    if latent is not None:
+        return int(latent)
+    shares_keys = "decoder" in (model.get("collaborative_heads") or "none").split("_")
+    groups = model.get("value_heads" if shares_keys else "kv_heads") or heads
+    keys = (model.get("key_dim") or width) * (heads if shares_keys else groups) // heads
+    bias = heads if shares_keys and model.get("attention_content_bias") else 0
+    return int(keys + width * groups // heads + bias)
 
 
 def numbers(run: Run) -> Dict[str, Any]:
@@ -75,6 +99,7 @@ def numbers(run: Run) -> Dict[str, Any]:
     peak = training["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
     return {
         "parameters": run["parameters"],
+        "cache": cache(run),
         "valid_loss": losses[-1] if losses else None,
         "words_per_second": training["words_per_second"],
         "wall_time": None if seconds is None else seconds / 3600,

@@ -14,8 +14,8 @@ from collab_fairseq.records.rows import KEYS, METRICS, MISSING, NUMBERS, OF_HARD
 GROUP_BY = ("heads", "key_dim", "updates")
 #: all columns besides those that the rows are grouped by, which stand before them
 COLUMNS = (
-    "seeds", "parameters", "valid_loss", "tokenised", "compound_split", "sacrebleu", "words_per_second", "wall_time",
-    "peak_memory", "records",
+    "seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf",
+    "words_per_second", "wall_time", "peak_memory", "records",
 )  # fmt: skip
 
 
@@ -108,9 +108,11 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
     if data["row"].duplicated().any():
         notes.append("Mean ± sample standard deviation over the seeds.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
-    if "sacrebleu" in shown:
-        signatures = {entry.get("signature") for entry in entries if entry["metric"] == METRICS["sacrebleu"]}
-        notes += [f"sacreBLEU: `{signature}`." for signature in sorted(filter(None, signatures))]
+    for metric in (METRICS[name] for name in ("sacrebleu", "chrf") if name in shown):
+        signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}
+        notes += [f"{metric}: `{signature}`." for signature in sorted(filter(None, signatures))]
+    if "cache" in shown:
+        notes.append("Cached numbers: keys and values that decoding keeps for each token and layer of self-attention.")
     if "compound_split" in shown and any(entry["metric"] == METRICS["compound_split"] for entry in entries):
         notes.append("Compound-split BLEU flatters German: compare it with its like only.")
     if set(OF_HARDWARE) & set(shown):

@@ -1,17 +1,18 @@
-"""BLEU in the three forms in which translation papers report it. The arithmetic is sacrebleu's.
+"""BLEU in the three forms in which translation papers report it, and chrF. The arithmetic is sacrebleu's.
 
 - tokenised BLEU: unsmoothed, on the white-space tokens of tokenised text, as multi-bleu.perl and fairseq-generate do;
 - compound-split BLEU: the same after the compound split, as in Vaswani et al. (2017) and papers that compare with it;
   German only;
 - sacreBLEU (Post 2018, https://aclanthology.org/W18-6319): detokenised text against raw references, with a signature.
-  The only one to be compared across papers.
+  The only one to be compared across papers;
+- chrF (Popović 2015, https://aclanthology.org/W15-3049): F2 of character n-grams, of the same text, with a signature.
 """
 
 import re
 from dataclasses import dataclass
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Union
 
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 
 # over bytes: a no-break space is no white space then, as for the scripts that define the protocol
 _HYPHEN = re.compile(rb"(\S)-(\S)")
@@ -22,11 +23,11 @@ _PRIVATE_USE = 0xF0000
 
 @dataclass
 class Score:
-    """One BLEU of a corpus.
+    """One score of a corpus.
 
     Attributes:
-        metric: "tokenised BLEU", "compound-split BLEU" or "sacreBLEU".
-        score: between 0 and 100.
+        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU" or "chrF".
+        score: between 0 and 100. What follows, up to the lengths, is of BLEU.
         precisions: of 1- to 4-grams, in per cent.
         brevity_penalty: between 0 and 1.
         hyp_len, ref_len: lengths in tokens of the metric.
@@ -36,17 +37,19 @@ class Score:
 
     metric: str
     score: float
-    precisions: List[float]
-    brevity_penalty: float
-    hyp_len: int
-    ref_len: int
+    precisions: Optional[List[float]]
+    brevity_penalty: Optional[float]
+    hyp_len: Optional[int]
+    ref_len: Optional[int]
     signature: str
     compared: str = ""
 
     def line(self) -> str:
         """The score in the form of fairseq: `29.29, 60.3/35.0/22.8/15.3 (BP=1.000, ratio=1.004, syslen=…, …)`."""
+        if self.precisions is None or self.ref_len is None:
+            return f"{self.score:.2f}"
         precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
-        ratio = self.hyp_len / self.ref_len if self.ref_len else 0.0
+        ratio = (self.hyp_len or 0) / self.ref_len if self.ref_len else 0.0
         return (
             f"{self.score:.2f}, {precisions} (BP={self.brevity_penalty:.3f}, ratio={ratio:.3f}, "
             f"syslen={self.hyp_len}, reflen={self.ref_len})"
@@ -86,6 +89,11 @@ def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], target_lang:
     return _score("sacreBLEU", BLEU(trg_lang=target_lang or "", force=True), list(hypotheses), list(references))
 
 
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """chrF2 with sacrebleu's defaults. Both sides are detokenised text."""
+    return _score("chrF", CHRF(), list(hypotheses), list(references))
+
+
 def sentence_statistics(
     hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None
 ) -> List[List[int]]:
@@ -108,16 +116,17 @@ def _keep_other_spaces(text: str) -> str:
     return _OTHER_SPACE.sub(lambda match: chr(_PRIVATE_USE + ord(match.group())), text)
 
 
-def _score(metric: str, bleu: BLEU, hypotheses: List[str], references: List[str]) -> Score:
+def _score(metric: str, scorer: Union[BLEU, CHRF], hypotheses: List[str], references: List[str]) -> Score:
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"expected as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
-    result = bleu.corpus_score(hypotheses, [references])
+    result = scorer.corpus_score(hypotheses, [references])
+    ngrams = isinstance(scorer, BLEU)
     return Score(
         metric=metric,
         score=float(result.score),
-        precisions=[float(precision) for precision in result.precisions],
-        brevity_penalty=float(result.bp),
-        hyp_len=int(result.sys_len),
-        ref_len=int(result.ref_len),
-        signature=str(bleu.get_signature()),
+        precisions=[float(precision) for precision in result.precisions] if ngrams else None,
+        brevity_penalty=float(result.bp) if ngrams else None,
+        hyp_len=int(result.sys_len) if ngrams else None,
+        ref_len=int(result.ref_len) if ngrams else None,
+        signature=str(scorer.get_signature()),
     )

@@ -1,4 +1,4 @@
-"""A generate log and, where there is one, a raw reference, to every BLEU that they allow."""
+"""A generate log and, where there is one, a raw reference, to every score that they allow."""
 
 import hashlib
 import importlib.metadata
@@ -47,8 +47,8 @@ def evaluate(
     """Score the translations of one test set.
 
     Tokenised and compound-split BLEU compare the hypotheses with the log's own references (`T-` lines), or with
-    `reference` where the log has none. Raw text is Moses-tokenised first, both sides alike. sacreBLEU compares raw text
-    with `reference`; tokenised hypotheses are detokenised for it, and without `reference` it is left out for them.
+    `reference` where the log has none. Raw text is Moses-tokenised first, both sides alike. sacreBLEU and chrF
+    compare raw text with `reference`; tokenised hypotheses are detokenised for them, and without it they are left out.
 
     Args:
         logs: the log of fairseq-generate, or its shards.
@@ -113,8 +113,8 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
         raw = log.references or []
         source = "the log's T- lines (subword models may normalise them: --reference is better)"
     how = "detokenised by sacremoses" if result.tokenised else "raw text"
-    score, rows = score_raw(log.hypotheses, raw, result.target_lang, result.tokenised)
-    result.scores.append(replace(score, compared=f"{how}; references: {source}"))
+    score, chrf, rows = score_raw(log.hypotheses, raw, result.target_lang, result.tokenised)
+    result.scores += [replace(each, compared=f"{how}; references: {source}") for each in (score, chrf)]
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
     result.sentence_statistics = {"metric": score.metric, "references_sha256": digest, "rows": rows}
 

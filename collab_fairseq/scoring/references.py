@@ -15,9 +15,10 @@ class ScoringError(ValueError):
 
 
 class RawScore(NamedTuple):
-    """sacreBLEU, and for the paired bootstrap `bleu.sentence_statistics` in one string."""
+    """sacreBLEU, chrF, and for the paired bootstrap `bleu.sentence_statistics` in one string."""
 
     bleu: bleu.Score
+    chrf: bleu.Score
     statistics: str
 
 
@@ -54,7 +55,7 @@ def score_raw(
     tokenised: Optional[bool] = None,
     name: str = "the reference",
 ) -> RawScore:
-    """sacreBLEU of hypotheses against raw references, a file or its lines.
+    """sacreBLEU and chrF of hypotheses against raw references, a file or its lines.
 
     Args:
         target_lang: language code for sacreBLEU and for Moses, which takes English without one.
@@ -71,4 +72,4 @@ def score_raw(
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
     rows = bleu.sentence_statistics(hypotheses, lines, target_lang)
     statistics = "; ".join(" ".join(map(str, row)) for row in rows)
-    return RawScore(bleu.sacrebleu(hypotheses, lines, target_lang), statistics)
+    return RawScore(bleu.sacrebleu(hypotheses, lines, target_lang), bleu.chrf(hypotheses, lines), statistics)

@@ -7,14 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .evaluation import Loss, Score, evaluate, loss, score, test_splits, translate
+    from .evaluation import Loss, Score, evaluate, loss, score, score_text, test_splits, translate
     from .load import TrainedModel, load_model, with_state
     from .text import add_text, batches, references, splits
     from .translator import Translation, Translator
     from .units import TranslationError
 
 _HOMES = {
-    "evaluation": ("Loss", "Score", "evaluate", "loss", "score", "test_splits", "translate"),
+    "evaluation": ("Loss", "Score", "evaluate", "loss", "score", "score_text", "test_splits", "translate"),
     "load": ("TrainedModel", "load_model", "with_state"),
     "text": ("add_text", "batches", "references", "splits"),
     "translator": ("Translation", "Translator"),
@@ -35,6 +35,7 @@ __all__ = [
     "loss",
     "references",
     "score",
+    "score_text",
     "splits",
     "test_splits",
     "translate",

@@ -8,7 +8,7 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.scoring.references import read_references, score_raw
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
@@ -106,21 +106,40 @@ def score(
     """Translate a split and compare it with raw references.
 
     Args:
-        references: a file, one a line, or the lines; None: the target side of the data-bin.
+        references: a file or its lines, of which there may be more than ``sentences``; None: the target side of the
+            data-bin.
         options: of :func:`translate`.
 
     Raises:
-        ScoringError: a file that cannot be read, or another number of lines than sentences.
+        ScoringError: as of :func:`score_text`.
     """
     hypotheses = translate(trained, split, **options)
-    given = isinstance(references, (str, os.PathLike))
-    name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
     if references is None:
         references = target_side(trained, split)[: len(hypotheses)]
-    found, statistics = score_raw(
-        hypotheses, references, trained.task.cfg.target_lang, name=f"the reference of {split}"
-    )
-    return Score(found.score, found.signature, str(name), hypotheses, statistics)
+    name, lang = f"the reference of {split}", trained.task.cfg.target_lang
+    return score_text(hypotheses, references, options.get("sentences"), target_lang=lang, name=name)
+
+
+def score_text(
+    hypotheses: Sequence[str],
+    references: Union[PathLike, Sequence[str]],
+    sentences: Optional[int] = None,
+    **options: Any,
+) -> Score:
+    """Hypotheses of any model against raw references, a file or its lines, or the first ``sentences`` of them.
+
+    Args:
+        options: of :func:`collab_fairseq.scoring.references.score_raw`.
+
+    Raises:
+        ScoringError: a file that cannot be read, or another number of lines than hypotheses.
+    """
+    given = isinstance(references, (str, os.PathLike))
+    name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
+    if sentences is not None:
+        references = (read_references(references) if given else list(references))[:sentences]  # type: ignore[arg-type]
+    found = score_raw(hypotheses, references, **options)
+    return Score(found.bleu.score, found.bleu.signature, str(name), list(hypotheses), found.statistics)
 
 
 def test_splits(trained: TrainedModel, references: Mapping[str, PathLike]) -> List[str]:

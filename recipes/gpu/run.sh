@@ -136,10 +136,8 @@ recipe_flags=(--data "$data" ${source:+--source "$source"} --device "$device" --
 step tests 150 "$python" -m pytest -q -p no:cacheprovider -m "not slow" "$root"/tests/unit/test_{attention,kernels,cache,reparam_solver}*.py \
     "$root"/tests/fairseq/test_decoding_state.py "${tests[@]}"
 for what in train decode layer; do
-    flags=()
-    if [ "$what" = train ]; then flags=(--profile); fi # of a layer there are too many rows
     for dtype in "${types[@]}"; do
-        step "bench-$what-$dtype" 100 "$scripts/collab" bench "$what" --device "$card" --dtype "$dtype" --seconds 4 "${flags[@]}" \
+        step "bench-$what-$dtype" 100 "$scripts/collab" bench "$what" --device "$card" --dtype "$dtype" --seconds 4 \
             --json "$output/records/bench-$what-$dtype.json" "${bench[@]}"
     done
 done

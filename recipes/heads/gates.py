@@ -29,14 +29,14 @@ def score(args: argparse.Namespace) -> None:
     """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
     device = options.choose_device(args)
     source = translation.load_model(args.model, args.data, device=device, seed=args.seed)
-    tests, search = shared.read_tests(args), shared.search_of(args)
+    tests = shared.read_tests(args)
     asked = shared.test_settings(args, source)
     record = Record(
         "heads", "gates", shlex.join(["recipes/heads/gates.py", *sys.argv[1:]]),
         {"checkpoint": checkpoints.file_setting(args.model), **asked, "updates": args.updates}, args.output,
         device="gpu" if device.startswith("cuda") else "cpu", threads=torch.get_num_threads(),
     )  # fmt: skip
-    whole = {test.split: whole_model(source, test, record, search) for test in tests}
+    whole = {test.split: whole_model(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
     def measure() -> Dict[str, Any]:
@@ -49,7 +49,7 @@ def score(args: argparse.Namespace) -> None:
             "gates": {head: gate._asdict() for head, gate in removal.read_gates(state).items()},
             "attention_parameters": [result.parameters_before, result.parameters_after],
             "loss": translation.loss(model, "valid").loss,
-            "tests": {test.split: compare(evaluate(model, test, search), whole[test.split]) for test in tests},
+            "tests": {test.split: compare(evaluate(model, test), whole[test.split]) for test in tests},
         }
 
     record.part(args.penalty, measure)

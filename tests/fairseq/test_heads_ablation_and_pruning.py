@@ -11,7 +11,7 @@ from sacrebleu.significance import PairedTest
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError, ablation, pruning
-from collab_fairseq.heads.evaluation import Search, compare, evaluate, read_test_set
+from collab_fairseq.heads.evaluation import TestSet, compare, evaluate
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.taps import masked
 from collab_fairseq.modules.heads import describe, parse_heads
@@ -122,16 +122,16 @@ def test_removals_that_cannot_be(states, heads, kind, message):
 
 def test_the_bootstrap_is_sacrebleus(states, references, tiny_data):
     trained = load(states["standard"], tiny_data, double=False)
-    test, heads = read_test_set("test", references), parse_heads("E:1:1 A:1:1")
-    whole, other = (evaluate(trained, test, Search(), gone) for gone in (None, heads))
+    heads = parse_heads("E:1:1 A:1:1")
+    whole, other = (evaluate(trained, TestSet("test", references, {}), gone) for gone in (None, heads))
     found = compare(other, whole)
     texts = {"whole": translate(trained, "test")}
     with masked(attention_layers(trained.model), heads):
         texts["other"] = translate(trained, "test")
-    metrics = {"BLEU": BLEU(trg_lang="tgt")}
-    _, results = PairedTest([*texts.items()], metrics, [list(test.references)], "bs", n_samples=1000)()
+    metrics, lines = {"BLEU": BLEU(trg_lang="tgt")}, references.read_text(encoding="utf-8").splitlines()
+    _, results = PairedTest([*texts.items()], metrics, [lines], "bs", n_samples=1000)()
     first, second = results["BLEU"]
-    assert whole.score == pytest.approx(first.score)
+    assert whole["score"] == pytest.approx(first.score)
     assert found["difference"] == pytest.approx(second.score - first.score)
     assert found["difference"] != 0
     assert found["p_value"] == second.p_value
@@ -163,7 +163,7 @@ def test_steps_of_pruning():
 
 def test_pruning_measures_the_masked_model(states, references, tiny_data):
     trained = load(states["collaborative"], tiny_data, double=False)
-    test = read_test_set("test", references, 12)
+    test = TestSet("test", references, {"sentences": 12})
     ranks = {head: float(n) for n, head in enumerate(HEADS)}
     record = Record("heads", "prune", "collab", {})
     pruning.prune(
@@ -176,7 +176,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     assert found[0]["tests"]["test"]["p_value"] == 1.0
     with masked(attention_layers(trained.model), parse_heads(found[50]["heads"])):
         expected = loss(trained, "valid")
-        assert found[50]["tests"]["test"]["bleu"] == evaluate(trained, test, Search()).score
+        assert found[50]["tests"]["test"]["bleu"] == evaluate(trained, test)["score"]
     assert found[50]["loss"] == expected.loss != found[0]["loss"]
 
 
@@ -233,7 +233,7 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     for words, message in (
         (["prune", "--remove", "40"], "--remove and --output go together"),
         (["prune"], "--reference SPLIT=FILE is needed"),
-        (["ablate", "--data", tiny_data, "--reference", f"test={half}"], "of test has 1 lines, expected 20"),
+        (["ablate", "--data", tiny_data, "--reference", f"test={half}"], "half.tgt has 1 lines, expected 20"),
     ):
         assert main(["heads", words[0], str(checkpoint), *map(str, words[1:])]) == 1
         assert message in capsys.readouterr().err

@@ -130,16 +130,6 @@ def test_a_masked_head_has_no_importance_and_no_effect(trained):
         pass
 
 
-def test_another_criterion(trained):
-    own = importance(trained, "valid", sentences=3)
-    other = importance(trained, "valid", sentences=3, criterion="cross_entropy")
-    same = importance(trained, "valid", sentences=3, criterion="label_smoothed_cross_entropy")
-    assert (own.heads["cross.0"] - other.heads["cross.0"]).abs().max() > 1e-6
-    assert torch.equal(own.heads["cross.0"], same.heads["cross.0"])
-    with pytest.raises(ValueError, match="there is no criterion 'entropy'; fairseq has"):
-        importance(trained, "valid", criterion="entropy")
-
-
 def test_layers_are_left_as_they_were():
     layer = type("Layer", (), {"_contexts": lambda self: 1})()
     with reading({"a": layer}, lambda name, read: (name, read())):

@@ -216,7 +216,8 @@ def test_the_recipe_ends_in_scores_and_a_record(finished):
     record = load_run(finished / "record.json")
     assert set(record["scores"]) == {"test_2016_flickr", "test_2017_flickr"}
     for scores in record["scores"].values():
-        assert [score["metric"] for score in scores["scores"]] == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU"]
+        metrics = [score["metric"] for score in scores["scores"]]
+        assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF"]
         assert scores["sentences"] == 20
     assert [entry["num_updates"] for entry in record["averaged_from"]] == [4, 3]
     assert record["training"]["updates"] == 4

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 import pytest
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.evaluation import evaluate
@@ -232,6 +232,9 @@ def test_tokenised_text_is_detokenised_for_sacrebleu_only(tmp_path):
     assert result.tokenised
     assert scores["tokenised BLEU"].score == pytest.approx(bleu_by_hand(tokens(guess), tokens(raw))[0])
     assert scores["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(guess, [raw]).score)
+    assert scores["chrF"].score == pytest.approx(CHRF().corpus_score(guess, [raw]).score)
+    assert scores["chrF"].score != pytest.approx(CHRF().corpus_score(tokens(guess), [tokens(raw)]).score)
+    assert "nc:6" in scores["chrF"].signature
 
     without = evaluate([log])
     assert "sacreBLEU" not in scores_of(without)
@@ -256,14 +259,14 @@ def test_a_log_without_references_takes_the_given_ones(tmp_path):
         evaluate([log])
     with_raw = scores_of(evaluate([log], write(tmp_path / "test.de", RAW)))
     assert with_raw["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(GUESS, [RAW]).score)
-    assert len(with_raw) == 3
+    assert len(with_raw) == 4
 
 
 @pytest.mark.parametrize("marked", ["log", "test.de"])
 def test_a_byte_order_mark_is_no_text(tmp_path, marked):
     log, reference = write(tmp_path / "log", log_lines(RAW, kinds="H")[1:]), write(tmp_path / "test.de", RAW)
     (tmp_path / marked).write_bytes(b"\xef\xbb\xbf" + (tmp_path / marked).read_bytes())
-    assert [score.score for score in evaluate([log], reference).scores] == pytest.approx([100.0] * 3)
+    assert [score.score for score in evaluate([log], reference).scores] == pytest.approx([100.0] * 4)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
+from collab_fairseq.attention.cost import AttentionSize, cache_numbers
 from collab_fairseq.records import bootstrap, table
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import frame, hardware, heads
+from collab_fairseq.records.rows import cache, frame, hardware, heads
 from collab_fairseq.records.schema import upgraded, validate
 from tests.unit.conftest import SEEDS, TESTS, record, rows_of, sacrebleu_scores, sentences, translate
 
@@ -165,3 +166,21 @@ def test_heads_in_words():
         published = {**run, "published": "A paper, Table 3"}
         assert heads(published) == f"{words}, as published"
         validate(upgraded(published))
+    run["config"]["model"] = {"collaborative_heads": "none", "mixing_init": "blocks", "kv_heads": 2}
+    assert heads(run) == "standard, 2 key and value heads"
+    run["config"]["model"] = {"collaborative_heads": "encoder_cross_decoder", "mixing_init": "blocks", "value_heads": 2}
+    assert heads(run) == "collaborative, blocks, 2 value heads"
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_cached_numbers_are_those_of_the_layers(heads):
+    sizes = {"decoder_attention_heads": heads, "decoder_embed_dim": 64}
+    for key_dim, sites, shared in [
+        (None, "none", {}), (16, "none", {}), (16, "decoder", {}), (16, "encoder_cross", {"kv_heads": 2}),
+        (32, "encoder_cross_decoder", {"value_heads": 1}), (None, "none", {"kv_heads": 1}),
+        (None, "none", {"kv_latent_dim": 24}),
+    ]:  # fmt: skip
+        model = {**sizes, "collaborative_heads": sites, "key_dim": key_dim, **shared}
+        size = AttentionSize(64, heads, key_dim or 64, "decoder" in sites, **shared)
+        assert cache({"config": {"model": model}}) == cache_numbers(size)
+    assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None

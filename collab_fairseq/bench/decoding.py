@@ -1,78 +1,23 @@
-"""Whole models: a training step, beam search through fairseq's SequenceGenerator, and one step of its decoder.
+"""Whole models: beam search through fairseq's SequenceGenerator, and one step of its decoder.
 
 The models are untrained and would not stop translating by themselves: every batch is translated into as many tokens as
 its longest source has, by all contestants, so that all take the same number of steps.
 """
 
-import contextlib
 from typing import Any, Callable, Dict, List
 
 import torch
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from collab_fairseq.models.beam_search import ShortlistGenerator
-from collab_fairseq.modules.compiled import allow_graphs, compile_layers
 
-from .cases import BenchError, Case, Options, Step, draw
+from .cases import Case, Options, Step, draw
 from .checks import MismatchError, compare
 from .layers import fresh, new_order
-from .models import Task, build, check_models, make_batch
+from .models import Task, build, make_batch
 
 BEAM = 4
-
-
-def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: bool = False) -> Case:
-    """Forward, label-smoothed loss, backward, Adam, with the preset's dropouts.
-
-    In half precision parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
-
-    Args:
-        size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest.
-        compiled: layers of all contestants, also of fairseq's own, train through ``torch.compile``.
-    """
-
-    def prepare(options: Options) -> List[Dict[str, Step]]:
-        task = Task(options, size)
-        found = build(size, task, key_dim, ("fairseq", "none", "ours", "authors"), options)
-        criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
-
-        def loss(model: nn.Module, batch: Dict[str, Any]) -> Any:
-            return criterion(model, batch)[0] / batch["ntokens"]
-
-        lengths = draw("multi30k" if size == "tiny" else "newstest2014", sentences, options.seed, length)
-        sources, targets = (task.sentences(lengths, options.seed + side) for side in (0, 1))
-        batch = make_batch(sources, targets, task, options.device)
-        for model in found.values():
-            model.to(options.device).train()
-        check_models(found, make_batch(sources[:4], targets[:4], task, options.device), loss)
-        if compiled:
-            allow_graphs()
-        for name, model in found.items() if compiled else ():
-            if name != "fairseq":
-                compile_layers(model)
-                continue
-            for layer in [*model.encoder.layers, *model.decoder.layers]:  # type: ignore[union-attr,misc]
-                layer.compile(dynamic=True)
-
-        def step_of(model: nn.Module) -> Step:
-            optimizer = Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
-            half = options.torch_dtype.itemsize < 4
-
-            def step() -> None:
-                with torch.autocast(options.device, options.torch_dtype) if half else contextlib.nullcontext():
-                    value = loss(model, batch)
-                value.backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-
-            return step
-
-        return [{name: step_of(model) for name, model in found.items()}]
-
-    return Case(f"train/{size}/{sentences}x{length}/dk{key_dim}{'/compiled' * compiled}", prepare)
 
 
 def _translators(size: str, task: Any, key_dim: int, options: Options, half: bool = False) -> Dict[str, Any]:
@@ -97,17 +42,13 @@ def translate_case(size: str, key_dim: int, sentences: int, half: bool = False) 
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
-        if options.data is not None:
-            task, sources = read_sources(options.data, sentences)
-        else:
-            task = Task(options, "tiny")
-            sources = task.sentences(draw("multi30k", sentences, options.seed), options.seed)
-        sources.sort(key=len)
+        task = Task(options, "tiny")
+        sources = task.sentences(sorted(draw("multi30k", sentences, options.seed)), options.seed)
         searches = {
             name: ShortlistGenerator([model], task.target_dictionary, beam_size=BEAM, len_penalty=0.6)
             for name, model in _translators(size, task, key_dim, options, half).items()
         }
-        parts, size_of_batch = [], 3 if options.quick else options.batch or 64
+        parts, size_of_batch = [], 3 if options.quick else 64
         for first in range(0, len(sources), size_of_batch):
             batch = make_batch(sources[first : first + size_of_batch], None, task, options.device)
             parts.append({name: _translation(search, batch) for name, search in searches.items()})
@@ -139,26 +80,6 @@ def _check_scores(name: str, model: Any, hypotheses: Any, batch: Dict[str, Any])
         output = model(**batch["net_input"], prev_output_tokens=tokens.roll(1, dims=1))
         expected = model.get_normalized_probs(output, log_probs=True).gather(2, tokens[:, :, None]).squeeze(2)
     compare(f"score of the translations of {name}", scores, expected, next(model.parameters()).dtype)
-
-
-def read_sources(data: str, number: int) -> "tuple[Any, List[Tensor]]":
-    """A translation task and the first ``number`` sources of the test set of a data-bin.
-
-    Raises:
-        BenchError: it cannot be read, or has fewer.
-    """
-    from fairseq.tasks.translation import TranslationConfig, TranslationTask
-
-    try:
-        # the rest of the config is for training; dataset_impl None: as the files say
-        task = TranslationTask.setup_task(TranslationConfig(data=data, dataset_impl=None))
-        task.load_dataset("test")
-        corpus = task.dataset("test").src
-    except Exception as error:
-        raise BenchError(f"--data must be a data-bin with a test set, but {data} cannot be read: {error}") from error
-    if len(corpus) < number:
-        raise BenchError(f"--sentences must be at most {len(corpus)}, which {data} has, but is {number}")
-    return task, [corpus[n].long() for n in range(number)]
 
 
 def beam_step_case(size: str, sentences: int, length: int, source_len: int, key_dim: int, graph: bool = False) -> Case:
@@ -219,13 +140,6 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
         return output
 
     return step, layers, expected
-
-
-def train_cases(options: Options) -> List[Case]:
-    """The rows of ``collab bench train``; the tiny batch has the 4,096 tokens of recipes/multi30k, nearly."""
-    rows = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
-    rows = [("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows
-    return [train_case(*row, bool(options.compile)) for row in rows]
 
 
 def decode_cases(options: Options) -> List[Case]:
