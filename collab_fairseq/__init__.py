@@ -7,19 +7,15 @@ alone pulls in neither torch nor fairseq, so that `collab --help` is quick and f
 from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
-    from collab_fairseq.translation import Translator
+    from collab_fairseq.export.open import Translator
 
 __version__ = "0.1.0"
 
 
 def load(
-    folder: str,
-    *,
-    engine: str = "torch",
-    device: str = "auto",
-    precision: str = "float32",
+    folder: str, *, engine: str = "torch", device: str = "auto", precision: str = "float32",
     threads: Optional[int] = None,
-) -> "Translator":
+) -> "Translator":  # fmt: skip
     """A trained model that translates raw text.
 
     >>> translator = collab_fairseq.load("DIR")
@@ -40,10 +36,6 @@ def load(
     Raises:
         TranslationError, CheckpointError: the folder is no model's, or damaged.
     """
-    from collab_fairseq.translation.open import open_folder
+    from collab_fairseq.export.open import open_folder
 
-    if engine == "ctranslate2":
-        from collab_fairseq.export.cached import for_ctranslate2
-
-        folder = for_ctranslate2(folder)
     return open_folder(folder, engine=engine, device=device, precision=precision, threads=threads)

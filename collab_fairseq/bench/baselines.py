@@ -2,25 +2,6 @@
 
 All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
 Contestants of one *function* hold the same parameters and must give the same output: :func:`.checks.check`.
-
-====================  ==============================================================================================
-fairseq               (a) standard heads, fairseq's MultiheadAttention: its own batched products, which it uses in
-                      cross-attention and decoding; its decoding cache has a row per hypothesis
-fairseq-self          the same module as fairseq calls it in self-attention without a cache: torch's
-                      ``multi_head_attention_forward``, which on today's torch ends in scaled_dot_product_attention
-fairseq-sentence      (a') fairseq's module with its beam size set, as no released model of fairseq sets it: one row of
-                      keys and values per sentence
-standard-sdpa         (b) standard heads through ``scaled_dot_product_attention``, nothing in between
-standard              (c) standard heads at the key dim of the collaborative ones: StandardAttention
-authors               (d) collaborative heads as the paper's authors compute them: the key mixed for every head and
-                      cached so, a row per hypothesis; einsum
-authors-bmm           (d) the same with a batched product
-grouped               (e) grouped-query attention: a quarter of the heads' keys and values, at the full width
-latent                (f) latent attention, its latents as wide as the key dim, at the full width
-shared-values         collaborative heads that share a quarter of the heads' values
-ours                  collaborative heads, with the kernel that the layer chooses
-ours-KERNEL           with a kernel of ``attention/kernels``
-====================  ==============================================================================================
 """
 
 from dataclasses import dataclass
@@ -38,6 +19,29 @@ from collab_fairseq.modules.attention import (
     IncrementalLatentAttention,
     IncrementalStandardAttention,
 )
+
+#: what the contestants are called in tables, in this order
+NAMES = {
+    # standard heads, fairseq's MultiheadAttention: its own batched products, as in cross-attention and decoding; its
+    # decoding cache has a row per hypothesis
+    "fairseq": "(a) fairseq",
+    # the same module as fairseq calls it in self-attention without a cache: torch's multi_head_attention_forward
+    "fairseq-self": "(a) fairseq's self-attention call",
+    # with its beam size set, as no released model of fairseq sets it: one row of keys and values per sentence
+    "fairseq-sentence": "(a') fairseq per sentence",
+    "fairseq-bf16": "(a) fairseq in bf16",
+    "none": "ours with `none`",  # of whole models: standard heads in our layers
+    "standard-sdpa": "(b) standard, SDPA",  # standard heads through torch's scaled_dot_product_attention
+    "standard": "(c) standard at the key dim",  # StandardAttention at the key dim of the collaborative heads
+    # collaborative heads as the paper's authors compute them: the key mixed for every head and cached so, a row per
+    # hypothesis; by einsum, or by a batched product
+    "authors": "(d) authors, einsum",
+    "authors-bmm": "(d) authors, bmm",
+    "grouped": "(e) grouped-query",  # a quarter of the heads' keys and values, at the full width
+    "latent": "(f) latent",  # latents as wide as the key dim, at the full width
+    "ours": "ours",  # collaborative heads, with the kernel that the layer chooses; ours-KERNEL: with that one
+    "shared-values": "ours, shared values",  # collaborative heads that share a quarter of the heads' values
+}
 
 
 @dataclass(frozen=True)

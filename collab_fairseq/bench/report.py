@@ -7,24 +7,9 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 
+from .baselines import NAMES
 from .cases import choose
 
-#: what the contestants are called in tables, in this order
-NAMES = {
-    "fairseq": "(a) fairseq",
-    "fairseq-self": "(a) fairseq's self-attention call",
-    "fairseq-sentence": "(a') fairseq per sentence",
-    "fairseq-bf16": "(a) fairseq in bf16",
-    "none": "ours with `none`",
-    "standard-sdpa": "(b) standard, SDPA",
-    "standard": "(c) standard at the key dim",
-    "authors": "(d) authors, einsum",
-    "authors-bmm": "(d) authors, bmm",
-    "grouped": "(e) grouped-query",
-    "latent": "(f) latent",
-    "ours": "ours",
-    "shared-values": "ours, shared values",
-}
 Row = Dict[str, Any]
 
 

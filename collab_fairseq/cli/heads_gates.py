@@ -44,10 +44,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [[head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", "open" if gate.is_open else "closed"]
             for head, gate in gates.items()]  # fmt: skip
     shared.show_table([["head", "log alpha", "P(open)", ""], *rows])
-    counts = []
-    for letter in "EAD":
-        own = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]
-        counts.append(f"{letter} {sum(own)} of {len(own)}" if own else f"{letter} has no gates")
+    sites = {letter: [gate.is_open for head, gate in gates.items() if head.startswith(letter)] for letter in "EAD"}
+    counts = [f"{site} {sum(own)} of {len(own)}" if own else f"{site} has no gates" for site, own in sites.items()]
     sys.stdout.write(f"\nopen: {', '.join(counts)}\n")
     shared.draw_heads(args, {head: gate.open_probability for head, gate in gates.items()}, "P(open)")
     if args.output:

@@ -76,9 +76,8 @@ def _curves(args: argparse.Namespace) -> int:
     record = shared.make_record(args, "prune", settings, trained.device)
     ranks = record.part("importance", lambda: _importance(args, trained))
     groups = {"_".join(group): group for group in (sites, *([site] for site in sites if args.by_site))}
-    asked: Dict[str, Any] = {"tests": tests, "loss_split": args.split, "max_tokens": args.max_tokens}
     for name, group in groups.items():
-        pruning.prune(trained, ranks, record, name, sites=group, **asked)
+        pruning.prune(trained, ranks, record, name, sites=group, tests=tests, loss_split=args.split)
     splits = [test.split for test in tests]
     shared.show_table(pruning.curve_rows(record.parts, list(groups), splits))
     if args.figure:

@@ -15,19 +15,9 @@ import collab_fairseq
 from .options import add_commands
 
 #: in the order of `collab --help`: what people type first, what recipes call last
-COMMANDS = {
-    "average": "average",
-    "translate": "translate",
-    "export": "export",
-    "score": "score",
-    "reparam": "reparam",
-    "heads": "heads",
-    "bench": "bench",
-    "table": "table",
-    "doctor": "doctor",
-    "record": "record",
-    "user-dir": "user_dir",
-}
+COMMANDS = (
+    "average", "translate", "export", "score", "reparam", "heads", "bench", "table", "doctor", "record", "user-dir",
+)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="collab", description="Tools around fairseq for transformers with collaborative attention heads."
     )
     parser.add_argument("--version", action="version", version=f"collab_fairseq {collab_fairseq.__version__}")
-    add_commands(parser, "command", COMMANDS)
+    add_commands(parser, "command", {name: name.replace("-", "_") for name in COMMANDS})
     return parser
 
 

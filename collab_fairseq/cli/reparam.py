@@ -66,13 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, report."""
-    check_targets(args.json, args.output)
+    check_targets(args.json)
     if args.json:
         options.check_distinct(args.json, args.checkpoint)
-    if not args.evaluate:
-        options.refuse(args, ("reference",), "needs --evaluate")
-        if not args.calibration:
-            options.refuse(args, ("max_tokens",), "needs --calibration or --evaluate")
+    if not (args.evaluate or args.calibration):
+        options.refuse(args, ("max_tokens",), "needs --calibration or --evaluate")
     if not args.budget:
         options.refuse(args, ("multiple",), "needs --budget")
     args.device = options.choose_device(args)

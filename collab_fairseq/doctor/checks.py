@@ -120,14 +120,10 @@ def user_dir(facts: Facts) -> Finding:
     return Finding("user-dir", "ok", f"registers {known}")
 
 
-def types(data_bin: str) -> int:
-    """Types of the first dictionary of a data-bin with fairseq's four special symbols; 0 where there is none."""
-    return next((p.read_bytes().count(b"\n") + 4 for p in sorted(Path(data_bin).glob("dict.*.txt"))), 0)
-
-
 def data(data_bin: str) -> Finding:
     """The files are those of the SHA256SUMS that data_prep wrote in the data-bin or beside it."""
-    if not types(data_bin):
+    dictionary = next(iter(sorted(Path(data_bin).glob("dict.*.txt"))), None)
+    if dictionary is None:
         return Finding("data", "fail", f"{data_bin} has no dict.LANG.txt", "name a folder of fairseq-preprocess")
     places = [Path(data_bin) / "SHA256SUMS", Path(data_bin).absolute().parent / "SHA256SUMS"]
     listed = next((place for place in places if place.is_file()), None)
@@ -140,4 +136,5 @@ def data(data_bin: str) -> Finding:
     if done.returncode:
         bad = [line for line in lines if not line.endswith(": OK")] or [f"{listed} has no sums"]
         return Finding("data", "fail", ", ".join(bad[:3]), PREPARE)
-    return Finding("data", "ok", f"dictionary of {types(data_bin):,} types, all {len(lines)} files as in {listed}")
+    types = dictionary.read_bytes().count(b"\n") + 4  # and fairseq's special symbols
+    return Finding("data", "ok", f"dictionary of {types:,} types, all {len(lines)} files as in {listed}")

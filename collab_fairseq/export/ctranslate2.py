@@ -12,7 +12,7 @@ from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.units import require
 
-from .source import ExportError, Source, describe, new_folder, refuse_settings, write_text_side
+from .source import ExportError, Source, new_folder, refuse_settings, write_text_side
 from .standard_heads import standard_layers
 
 
@@ -34,7 +34,13 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     spec.optimize(quantization=quantization or "float32")
     with new_folder(output) as folder:
         spec.save(folder)
-        write_text_side(source, folder, "ctranslate2", _readme(source, quantization or "float32"))
+        write_text_side(
+            source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization or 'float32'})",
+            "Its attention is written as standard heads; scores are those of the model that it was made from. What is",
+            "given up: the small key cache that collaborative heads share.\n",
+            "    collab translate DIR FILE\n",
+            "`ctranslate2.Translator(\"DIR\")` takes and gives units of the dictionaries.",
+        )  # fmt: skip
 
 
 def _specification(source: Source) -> Any:
@@ -80,20 +86,3 @@ def _specification(source: Source) -> Any:
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
     return spec
-
-
-def _readme(source: Source, precision: str) -> str:
-    card = source.card
-    return "\n".join(
-        [
-            f"# Translation model for CTranslate2, {card.source_lang} to {card.target_lang}\n",
-            *describe(source),
-            f"- weights: {precision}\n",
-            "Its attention is written as standard heads; scores are those of the model that it was made from. What is",
-            "given up: the small key cache that collaborative heads share.\n",
-            "Translate with this folder, DIR:\n",
-            "    collab translate DIR FILE\n",
-            "or with `ctranslate2.Translator(\"DIR\")`, which takes and gives units of the dictionaries.",
-            "",
-        ]
-    )

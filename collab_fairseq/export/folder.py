@@ -23,7 +23,7 @@ from collab_fairseq.models.config import OWN_FIELDS
 from collab_fairseq.translation.torch_engine import MODEL
 from collab_fairseq.translation.units import SUBWORD_FILES
 
-from .source import Source, describe, new_folder, write_text_side
+from .source import Source, new_folder, write_text_side
 
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
@@ -35,10 +35,7 @@ def export(source: Source, output: PathLike, *, half: bool = False) -> None:
     Raises:
         ExportError: there is something already, or the folder cannot be written.
     """
-    state = portable(source, half)
-    with new_folder(output) as folder:
-        checkpoints.save(state, os.path.join(folder, MODEL))
-        write_text_side(source, folder, "torch", readme(source, half))
+    write(source, portable(source, half), output)
 
 
 def portable(source: Source, half: bool = False, arch: str = "transformer_collab") -> Dict[str, Any]:
@@ -104,34 +101,24 @@ def _flat(config: Any, prefix: str = "") -> Dict[str, Any]:
     return found
 
 
-def readme(source: Source, half: bool, arch: str = "transformer_collab") -> str:
-    """What the folder is and how to translate with it."""
-    card = source.card
-    flags = [] if arch == "transformer" else ['--user-dir "$(collab user-dir)"']
-    bpe = {
-        "sentencepiece": f"--bpe sentencepiece --sentencepiece-model DIR/{SUBWORD_FILES['sentencepiece']}",
-        "subword_nmt": f"--bpe subword_nmt --bpe-codes DIR/{SUBWORD_FILES['subword_nmt']}",
-        None: "",
-    }[card.subwords]
-    more = [*flags, bpe, "--tokenizer moses" if card.moses else ""]
-    kind = "TransformerCollabModel" if flags else "TransformerModel"
-    home = "collab_fairseq.models" if flags else "fairseq.models.transformer"
-    ours = "" if flags else "A plain `transformer` of fairseq: nothing of this project is needed to run it.\n\n"
-    lower = "fairseq does not lower-case: do that first.\n\n" if card.lowercase else ""
-    return "\n".join(
-        [
-            f"# Translation model, {card.source_lang} to {card.target_lang}\n",
-            *describe(source),
-            f"- weights in {'half' if half else 'single'} precision\n",
-            f"{ours}Translate with this folder, DIR:\n",
+def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
+    """The folder of a checkpoint, with how to translate with it."""
+    card, arch = source.card, state["cfg"]["model"]["arch"]
+    if arch == "transformer":
+        home, kind, flags = "fairseq.models.transformer", "TransformerModel", ""
+    else:
+        home, kind, flags = "collab_fairseq.models", "TransformerCollabModel", ' --user-dir "$(collab user-dir)"'
+    if card.subwords is not None:
+        name = "sentencepiece-model" if card.subwords == "sentencepiece" else "bpe-codes"
+        flags += f" --bpe {card.subwords} --{name} DIR/{SUBWORD_FILES[card.subwords]}"
+    flags += " --tokenizer moses" * card.moses
+    with new_folder(output) as folder:
+        checkpoints.save(state, os.path.join(folder, MODEL))
+        write_text_side(
+            source, folder, "torch", "Translation model",
             "    collab translate DIR FILE",
             "    python -c 'import collab_fairseq; print(collab_fairseq.load(\"DIR\").translate([\"…\"]))'\n",
-            f"{lower}In fairseq:\n",
-            f"    fairseq-interactive DIR --path DIR/{MODEL} -s {card.source_lang} -t {card.target_lang} "
-            + " ".join(filter(None, more)),
-            "",
-            f"    from {home} import {kind}",
-            f'    {kind}.from_pretrained("DIR").translate(["…"])',
-            "",
-        ]
-    )
+            f"In fairseq, whose {arch} it is{', on lower-cased text' * card.lowercase}:\n",
+            f"    fairseq-interactive DIR --path DIR/{MODEL} -s {card.source_lang} -t {card.target_lang}{flags}",
+            f"    python -c 'from {home} import {kind}; print({kind}.from_pretrained(\"DIR\").translate([\"…\"]))'",
+        )  # fmt: skip

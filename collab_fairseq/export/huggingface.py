@@ -6,6 +6,7 @@ codes; of SentencePiece models weights and ids are exported, and the text side i
 
 import json
 import os
+import shutil
 from typing import Any, Dict
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.units import SUBWORD_FILES, require
 
-from .source import Source, describe, new_folder, refuse_settings, write_text_side
+from .source import Source, new_folder, refuse_settings, write_text_side
 from .standard_heads import standard_layers
 
 
@@ -28,20 +29,16 @@ def export(source: Source, output: PathLike) -> None:
     """
     transformers = require("transformers", "huggingface")
     config, model, card = source.config, source.model, source.card
-    refuse_settings(
-        config,
-        "FSMT of transformers",
-        {
-            "--encoder-normalize-before": config.encoder.normalize_before,
-            "--decoder-normalize-before": config.decoder.normalize_before,
-            "--layernorm-embedding": config.layernorm_embedding,
-            "--encoder-learned-pos": config.encoder.learned_pos,
-            "--decoder-learned-pos": config.decoder.learned_pos,
-            "encoder and decoder of different widths": config.encoder.embed_dim != config.decoder.embed_dim,
-        },
-    )
+    lacks = {
+        "--layernorm-embedding": config.layernorm_embedding,
+        "encoder and decoder of different widths": config.encoder.embed_dim != config.decoder.embed_dim,
+    }
+    sides = {"encoder": config.encoder, "decoder": config.decoder}
+    for side, own in sides.items():
+        lacks |= {f"--{side}-normalize-before": own.normalize_before, f"--{side}-learned-pos": own.learned_pos}
+    refuse_settings(config, "FSMT of transformers", lacks)
     dictionaries = source.trained.task.source_dictionary, source.trained.task.target_dictionary
-    tied = config.share_all_embeddings
+    sizes = {"layers": "layers", "ffn_dim": "ffn_embed_dim", "attention_heads": "attention_heads"}
     fsmt = transformers.FSMTForConditionalGeneration(
         transformers.FSMTConfig(
             langs=[card.source_lang, card.target_lang],
@@ -50,16 +47,10 @@ def export(source: Source, output: PathLike) -> None:
             activation_function=config.activation_fn,
             d_model=config.decoder.embed_dim,
             max_position_embeddings=min(config.max_source_positions, config.max_target_positions),
-            **{
-                f"{side}_{name}": getattr(getattr(config, side), own)
-                for side in ("encoder", "decoder")
-                for name, own in (
-                    ("layers", "layers"), ("ffn_dim", "ffn_embed_dim"), ("attention_heads", "attention_heads"),
-                )
-            },
+            **{f"{side}_{name}": getattr(sides[side], named) for side in sides for name, named in sizes.items()},
             dropout=config.dropout,
             scale_embedding=not config.no_scale_embedding,
-            tie_word_embeddings=tied,
+            tie_word_embeddings=config.share_all_embeddings,
             pad_token_id=dictionaries[0].pad(),
             bos_token_id=dictionaries[0].bos(),
             eos_token_id=dictionaries[0].eos(),
@@ -80,9 +71,16 @@ def export(source: Source, output: PathLike) -> None:
             fsmt.save_pretrained(folder)
         except require("safetensors", "huggingface").SafetensorError as error:  # a full disk
             raise OSError(str(error)) from error
+        splits = "FSMT's tokenizer is for Moses and BPE codes: split text with the subword model in this folder."
         if card.subwords == "subword_nmt" and card.moses:
             _write_tokenizer(source, folder)
-        write_text_side(source, folder, "huggingface", _readme(source))
+            splits = '`transformers.FSMTTokenizer.from_pretrained("DIR")` splits text.'
+        write_text_side(
+            source, folder, "huggingface", "Translation model for transformers",
+            '`transformers.FSMTForConditionalGeneration.from_pretrained("DIR")` computes the same, with attention',
+            "written as standard heads. Ids are the lines of the dictionaries here, after <s>, <pad>, </s>, <unk>;",
+            f"</s> ends the source. {splits}",
+        )  # fmt: skip
 
 
 def _write_tokenizer(source: Source, folder: str) -> None:
@@ -94,10 +92,7 @@ def _write_tokenizer(source: Source, folder: str) -> None:
             for number, unit in enumerate(dictionary.symbols)
         }
         _write_json(units, os.path.join(folder, f"vocab-{side}.json"))
-    with open(source.files[SUBWORD_FILES["subword_nmt"]], encoding="utf-8") as codes:
-        merges = codes.read()
-    with open(os.path.join(folder, "merges.txt"), "w", encoding="utf-8") as stream:
-        stream.write(merges)
+    shutil.copyfile(source.files[SUBWORD_FILES["subword_nmt"]], os.path.join(folder, "merges.txt"))
     card = source.card
     settings = {"langs": [card.source_lang, card.target_lang], "do_lower_case": card.lowercase}
     _write_json({**settings, "tokenizer_class": "FSMTTokenizer"}, os.path.join(folder, "tokenizer_config.json"))
@@ -106,23 +101,3 @@ def _write_tokenizer(source: Source, folder: str) -> None:
 def _write_json(data: Any, path: str) -> None:
     with open(path, "w", encoding="utf-8") as stream:
         json.dump(data, stream, ensure_ascii=False, indent=2)
-
-
-def _readme(source: Source) -> str:
-    card = source.card
-    ids = "Ids are the lines of the dictionaries here, after <s>, <pad>, </s>, <unk>; </s> ends the source."
-    if card.subwords == "sentencepiece":
-        ids = f"FSMT's tokenizer has no SentencePiece: split text with sentencepiece.bpe.model.\n{ids}"
-    if card.subwords == "subword_nmt" and card.moses:
-        ids = '`FSMTTokenizer.from_pretrained("DIR")` splits text.'
-    return "\n".join(
-        [
-            f"# Translation model for transformers, {card.source_lang} to {card.target_lang}\n",
-            *describe(source),
-            "",
-            '`transformers.FSMTForConditionalGeneration.from_pretrained("DIR")` computes the same, with attention',
-            "written as standard heads.",
-            ids,
-            "",
-        ]
-    )

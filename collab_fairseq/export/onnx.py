@@ -23,7 +23,7 @@ from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation.units import require
 
-from .source import Source, describe, new_folder, refuse_settings, write_text_side
+from .source import Source, new_folder, refuse_settings, write_text_side
 
 
 class _Attention(nn.Module):
@@ -153,7 +153,12 @@ def export(source: Source, output: PathLike) -> None:
                 os.path.join(folder, "step.onnx"), given, ["scores", *names["present"]],
                 {"before": {0: free}, "position": {}, "padding": {0: free, 1: free}, "entries": kept},
             )  # fmt: skip
-        write_text_side(source, folder, "onnx", _readme(source))
+        write_text_side(
+            source, folder, "onnx", "Translation model in ONNX",
+            "`collab translate DIR FILE` runs encoder.onnx once and step.onnx for every unit, inside a beam search.",
+            "Collaborative heads keep their small key cache. Ids are the lines of the dictionaries here, after <s>,",
+            "<pad>, </s>, <unk>; </s> ends the source and starts the target.",
+        )  # fmt: skip
 
 
 def _names(layers: List[IncrementalAttention], prefix: str) -> List[str]:
@@ -181,18 +186,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _readme(source: Source) -> str:
-    card = source.card
-    return "\n".join(
-        [
-            f"# Translation model in ONNX, {card.source_lang} to {card.target_lang}\n",
-            *describe(source),
-            "",
-            "`collab translate DIR FILE` runs encoder.onnx once and step.onnx for every unit, inside a beam search.",
-            "Collaborative heads keep their small key cache. Ids are the lines of the dictionaries here, after <s>,",
-            "<pad>, </s>, <unk>; </s> ends the source and starts the target.",
-            "",
-        ]
-    )

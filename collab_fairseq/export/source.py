@@ -1,21 +1,18 @@
 """What is exported, a checkpoint with its dictionaries and text units; the folder appears whole or not at all."""
 
 import contextlib
-import logging
+import json
 import os
 import shutil
-from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterator, List, Optional
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Dict, Iterator, Optional
 
 from fairseq import utils
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.models.config import attention_settings
-from collab_fairseq.modules.settings import AttentionSettings
-from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.scoring.text import subword_marker
 from collab_fairseq.translation import TrainedModel, load_model
+from collab_fairseq.translation.text import subword_units
 from collab_fairseq.translation.torch_engine import MODEL
 from collab_fairseq.translation.units import (
     CARD,
@@ -28,10 +25,8 @@ from collab_fairseq.translation.units import (
     sha256_of,
 )
 
-logger = logging.getLogger(__name__)
-
-#: where data_prep puts the SentencePiece model: in the folder of the data-bin, or beside it
-_USUAL = ("sentencepiece.model", os.path.join(os.pardir, "sentencepiece.model"))
+#: where model folders have the SentencePiece model, and where data_prep puts it: in the data-bin, or beside it
+_USUAL = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", os.path.join(os.pardir, "sentencepiece.model"))
 #: share of a dictionary's units that must be pieces of its SentencePiece model
 _PIECES = 0.95
 
@@ -68,21 +63,12 @@ class Source:
         """Its settings, nested (``config.encoder.layers``)."""
         return self.trained.model.args
 
-    def attention(self) -> AttentionSettings:
-        """What its settings say of attention."""
-        return attention_settings(self.config)
-
 
 def read_source(
-    path: PathLike,
-    data: Optional[PathLike] = None,
-    *,
-    sentencepiece: Optional[PathLike] = None,
-    bpe_codes: Optional[PathLike] = None,
-    moses: bool = False,
-    lowercase: bool = False,
+    path: PathLike, data: Optional[PathLike] = None, *, sentencepiece: Optional[PathLike] = None,
+    bpe_codes: Optional[PathLike] = None, moses: bool = False, lowercase: bool = False,
     record: Optional[PathLike] = None,
-) -> Source:
+) -> Source:  # fmt: skip
     """A checkpoint or a model folder, to be exported.
 
     Args:
@@ -104,9 +90,8 @@ def read_source(
             raise TranslationError(f"{name} is for {card.engine}: give the checkpoint or model folder it was made from")
         there = os.path.join(name, "record.json")
         files = {file: os.path.join(name, file) for file in card.files}
-        return Source(
-            load_model(os.path.join(name, MODEL), name), card, files, there if os.path.isfile(there) else None
-        )
+        trained = load_model(os.path.join(name, MODEL), name)
+        return Source(trained, card, files, there if os.path.isfile(there) else None)
     trained = load_model(name, data)
     task = trained.task.cfg
     folder = task.data
@@ -135,26 +120,26 @@ def _subwords(
 ) -> Any:
     """Kind and file of the subword model, or (None, None)."""
     dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
-    marker = subword_marker(dictionaries["source"].symbols)
+    units = subword_units(dictionaries["source"])
     if sentencepiece is not None and codes is not None:
         raise TranslationError("a model has either a SentencePiece model or BPE codes, both were given")
     if codes is not None:
-        if marker != "@@":
+        if units != "@@ ":
             raise TranslationError(f"BPE codes were given, but the dictionaries in {folder} have no such units (…@@)")
         return "subword_nmt", os.fspath(codes)
-    usual = [os.path.join(folder, name) for name in (SUBWORD_FILES["sentencepiece"], *_USUAL)]
-    if sentencepiece is None and marker == "▁":
+    if sentencepiece is None and units == "sentencepiece":
+        usual = (os.path.join(folder, name) for name in _USUAL)
         sentencepiece = next(filter(os.path.isfile, usual), None)
     if sentencepiece is None:
-        if marker is not None:
-            needed = {"▁": "the SentencePiece model (--sentencepiece)", "@@": "the BPE codes (--bpe-codes)"}[marker]
-            raise TranslationError(f"the dictionaries in {folder} have subword units: name {needed} that made them")
-        return None, None
+        if units is None:
+            return None, None
+        needed = {"sentencepiece": "SentencePiece model (--sentencepiece)", "@@ ": "BPE codes (--bpe-codes)"}[units]
+        raise TranslationError(f"the dictionaries in {folder} have subword units: name the {needed} that made them")
     processor = read_sentencepiece(sentencepiece)
     pieces = {processor.id_to_piece(number) for number in range(processor.get_piece_size())}
     for side, dictionary in dictionaries.items():
-        units = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
-        share = sum(unit in pieces for unit in units) / max(1, len(units))
+        known = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
+        share = sum(unit in pieces for unit in known) / max(1, len(known))
         if share < _PIECES:
             raise TranslationError(
                 f"{os.fspath(sentencepiece)} is not the SentencePiece model of the {side} dictionary in {folder}: "
@@ -211,47 +196,27 @@ def new_folder(path: PathLike) -> Iterator[str]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def write_text_side(source: Source, folder: str, engine: str, readme: str, **changes: Any) -> None:
-    """What every exported folder has besides weights: card, dictionaries, subword model, README and record."""
+def write_text_side(source: Source, folder: str, engine: str, title: str, *about: str) -> None:
+    """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
+
+    Args:
+        title, about: of the README, in lines, in which DIR stands for the folder.
+    """
     for name, path in source.files.items():
         shutil.copyfile(path, os.path.join(folder, name))
     if source.record is not None:
         shutil.copyfile(source.record, os.path.join(folder, "record.json"))
-    card = replace(source.card, engine=engine, **changes)
+    card = replace(source.card, engine=engine)
     with open(os.path.join(folder, CARD), "w", encoding="utf-8") as stream:
-        stream.write(card.as_json())
-    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as stream:
-        stream.write(readme)
-    TextUnits(folder, read_card(folder))  # what cannot be opened is found out now
-
-
-def describe(source: Source) -> List[str]:
-    """The model in a few lines of Markdown."""
-    config, card = source.config, source.card
-    settings = source.attention()
-    parameters = sum(p.numel() for p in source.model.parameters())
-    heads, widths = [], []
-    for site in ("encoder", "cross", "decoder"):
-        layers = [layer for place, layer in attention_layers(source.model).items() if place.startswith(site)]
-        kinds = {"collaborative" if hasattr(layer, "mixing") else "standard" for layer in layers}
-        heads.append(f"{site}: {' and '.join(sorted(kinds))}, {_range([layer.num_heads for layer in layers])} heads")
-        widths.append(f"{site} {_range([layer.key_dim for layer in layers])}")
-    bias = " with content bias" if settings.content_bias else ""
-    subwords = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}[card.subwords]
-    moses = ", tokenised with Moses" if card.moses else ""
-    lower = ", lower-cased" if card.lowercase else ""
-    origin = ", ".join(f"{key} {value}" for key, value in card.made_from.items())
-    return [
-        f"- from {card.source_lang} to {card.target_lang}; text as {subwords}{moses}{lower}",
-        f"- transformer of {config.encoder.layers} + {config.decoder.layers} layers, width {config.decoder.embed_dim}, "
-        f"feed-forward {config.decoder.ffn_embed_dim}, {parameters:,} parameters",
-        f"- attention, {'; '.join(heads)}{bias}",
-        f"- key dim: {', '.join(widths)}",
-        f"- made from: {origin}",
-        *(["- how it was made: record.json"] if source.record is not None else []),
+        json.dump(asdict(card), stream, indent=2, ensure_ascii=False)
+    text = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}[card.subwords]
+    text += ", tokenised with Moses" * card.moses + ", lower-cased" * card.lowercase
+    lines = [
+        f"# {title}, {card.source_lang} to {card.target_lang}\n",
+        f"- text as {text}; {sum(p.numel() for p in source.model.parameters()):,} parameters",
+        f"- made from: {', '.join(f'{key} {value}' for key, value in card.made_from.items())}\n",
+        *about,
     ]
-
-
-def _range(numbers: List[int]) -> str:
-    low, high = min(numbers, default=0), max(numbers, default=0)
-    return str(low) if low == high else f"{low} to {high}"
+    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as stream:
+        stream.write("".join(f"{line}\n" for line in lines))
+    TextUnits(folder, read_card(folder))  # what cannot be opened is found out now

@@ -12,7 +12,7 @@ fill heads up to a width and layers up to a number of heads. What is given up is
 from typing import Any, Dict, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from collab_fairseq.modules.attention import IncrementalAttention, IncrementalStandardAttention
 from collab_fairseq.modules.sites import attention_layers
@@ -70,9 +70,7 @@ def _affine(projection: Any) -> Tuple[Tensor, Tensor]:
 
 def _grow(tensor: Tensor, dim: int, by: int) -> Tensor:
     """Zeros behind the last index of a dimension."""
-    shape = list(tensor.shape)
-    shape[dim] = by
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim=dim)
+    return nn.functional.pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [0, by])
 
 
 @torch.no_grad()
@@ -99,6 +97,7 @@ def as_standard(
         kind = f"key dim {layer.key_dim}{content}" if _key_width(layer) > layer.head_dim else "values"
         raise ExportError(f"heads of {needed_width(layer)} dimensions are needed for its {kind}, but they have {width}")
     scale = layer.scale if scale is None else scale
+    rest = layer.scale / scale
     made = IncrementalStandardAttention(
         layer.embed_dim, heads, heads * width, kdim=layer.kdim, vdim=layer.vdim, head_dim=width, scale=scale,
         cross=layer.cross,
@@ -116,7 +115,6 @@ def as_standard(
         wide = _grow(tensor, head + 1, width - tensor.size(head + 1))
         return _grow(wide, head, heads - tensor.size(head)).flatten(head, head + 1)
 
-    rest = layer.scale / scale
     parameters: Dict[str, Tensor] = {
         "q_proj.weight": fill(query * rest), "q_proj.bias": fill(query_bias * rest),
         "k_proj.weight": fill(key), "k_proj.bias": fill(key_bias),

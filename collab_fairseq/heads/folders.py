@@ -81,10 +81,7 @@ def load(
     batch_size: int = 32,
     device: str = "cpu",
 ) -> Loaded:
-    """The model of a folder with text.
-
-    Args:
-        text, fields, label, sentences: see :func:`read_examples`.
+    """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
         HeadsError: the model neither classifies nor translates, or the text cannot be read; or as of :func:`_open`.
@@ -114,9 +111,7 @@ def read_weights(path: str) -> Dict[str, HeadWeights]:
     return found
 
 
-def read_examples(
-    path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None
-) -> List[Example]:
+def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None) -> List[Example]:
     """Examples from a file of JSON objects, one a line.
 
     Args:
@@ -134,10 +129,10 @@ def read_examples(
         raise HeadsError(f"cannot read {name} as JSON objects, one a line: {error}") from error
     for number, row in enumerate(rows, 1):
         there = list(row) if isinstance(row, dict) else []
-        absent = [field for field in (*fields, label) if field not in there]
-        if absent:
-            got = ", ".join(there) or f"no object but {type(row).__name__}"
-            raise HeadsError(f"{name}, line {number}: expected the field {absent[0]}, got {got}")
+        for field in (*fields, label):
+            if field not in there:
+                got = ", ".join(there) or f"no object but {type(row).__name__}"
+                raise HeadsError(f"{name}, line {number}: expected the field {field}, got {got}")
         found.append(Example([row[field] for field in fields], row[label]))
     if not found:
         raise HeadsError(f"{name} has no examples")

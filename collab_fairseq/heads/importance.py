@@ -97,21 +97,14 @@ class Sums:
             total.copy_(moved)
 
 
-def importance(
-    trained: TrainedModel,
-    split: str,
-    *,
-    form: str = "sentence",
-    max_tokens: int = 4000,
-    sentences: Optional[int] = None,
-) -> Importance:
+def importance(trained: TrainedModel, split: str, *, form: str = "sentence", **text: Any) -> Importance:
     """Importance of all heads on the text of a split.
 
     Under ``torch.distributed`` every process takes its share of the batches, and all get the whole result.
 
     Args:
         form: ``sentence`` or ``token``, see the top of this file.
-        max_tokens, sentences: see :func:`collab_fairseq.translation.batches`.
+        split, text: of :func:`collab_fairseq.translation.batches`.
 
     Raises:
         HeadsError: an unknown form.
@@ -123,7 +116,7 @@ def importance(
     layers = layers_of(trained)
     dims = {place: layer.key_dim for place, layer in layers.items() if isinstance(layer, CollaborativeAttention)}
     sums = Sums(counts(layers), dims)
-    for number, sample in enumerate(batches(trained, split, max_tokens=max_tokens, sentences=sentences)):
+    for number, sample in enumerate(batches(trained, split, **text)):
         if number % processes == rank:
             source_tokens = int(sample["net_input"]["src_lengths"].sum())
             found = gradients(trained, sample, trained.criterion, tokens=form == "token")
@@ -133,9 +126,7 @@ def importance(
     return sums.means(form)
 
 
-def gradients(
-    trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False
-) -> Gradients:
+def gradients(trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False) -> Gradients:
     """∂L/∂ξ and ∂L/∂δ of every sentence of a batch, in one backward pass.
 
     Args:
@@ -181,10 +172,11 @@ def normalised(values: Tensor) -> Tensor:
 
 def as_json(result: Importance) -> Dict[str, Any]:
     """``heads``: head → ``raw`` and ``normalised``; ``shared_dims``: place → list; the sizes of the text."""
-    heads = {}
-    for place, values in result.heads.items():
-        both = zip(values.tolist(), normalised(values).tolist(), strict=True)
-        heads.update({head_name(place, h): {"raw": raw, "normalised": norm} for h, (raw, norm) in enumerate(both)})
+    heads = {
+        head_name(place, head): {"raw": raw, "normalised": norm}
+        for place, values in result.heads.items()
+        for head, (raw, norm) in enumerate(zip(values.tolist(), normalised(values).tolist(), strict=True))
+    }
     dims = {place: values.tolist() for place, values in result.shared_dims.items()}
     return {**result._asdict(), "heads": heads, "shared_dims": dims}
 

@@ -43,14 +43,12 @@ def prune(
     sites: Sequence[str],
     tests: Sequence[TestSet],
     loss_split: Optional[str],
-    max_tokens: int = 4000,
     percentages: Sequence[int] = PERCENTAGES,
 ) -> None:
     """Fill the record: ``NAME/PERCENT`` with ``heads`` (masked), ``left``, ``loss``, and ``tests`` by split.
 
     Args:
-        importance: head → importance.
-        loss_split: where the loss is taken, in batches of ``max_tokens``; None: nowhere.
+        importance: head → importance. loss_split: where the loss is taken; None: nowhere.
     """
     order = ascending(importance, sites)
 
@@ -58,7 +56,7 @@ def prune(
         found: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
         if loss_split is not None:
             with masked(layers_of(trained), heads):
-                measured = loss(trained, loss_split, max_tokens=max_tokens)
+                measured = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
             found.update(loss=measured.loss, nll_loss=measured.nll_loss)
         found["tests"] = {}
         for test in tests:
@@ -99,11 +97,7 @@ def profile_rows(parts: Mapping[str, Any], names: Sequence[str], split: str) -> 
 
 
 def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
-    """BLEU of each test set, and the loss, against the share of heads pruned, a line per name.
-
-    Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
-    """
+    """BLEU of each test set, and the loss, against the share of heads pruned. Raises PlotError as :func:`.drawing`."""
     with drawing(path, (3.4 * (len(splits) + 1), 3.0)) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
         for axis, split in zip(axes, [*splits, None], strict=True):
@@ -121,9 +115,6 @@ def draw_profile(parts: Mapping[str, Any], names: Sequence[str], split: str, pat
 
     Args:
         names: of the checkpoints; the parts have ``NAME/updates`` and the curve ``NAME/pruned``.
-
-    Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
     places = [parts[f"{name}/updates"] for name in names]
     curves = [{percent: found["tests"][split]["bleu"] for percent, found in curve(parts, f"{name}/pruned").items()}

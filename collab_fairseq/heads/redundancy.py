@@ -124,20 +124,17 @@ def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
     kinds = [f"{kind}, {part} (90 95 99 %)" for kind in KINDS for part in ("layer", "head")]
     rows = [["layer", "heads", "key dim", *kinds]]
     for name, layer in layers.items():
-        cells = []
-        for kind in KINDS:
-            counts = layer["dimensions"][kind]
-            cells.append(" ".join(map(str, counts["layer"])))
-            cells.append(" ".join(f"{sum(column) / len(column):.1f}" for column in zip(*counts["heads"], strict=True)))
-        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"]), *cells])
+        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"])])
+        for counts in (layer["dimensions"][kind] for kind in KINDS):
+            means = torch.tensor(counts["heads"], dtype=torch.float64).mean(0).tolist()
+            rows[-1] += [" ".join(map(str, counts["layer"])), " ".join(f"{mean:.1f}" for mean in means)]
     return rows
 
 
 def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
-    """Figure 1: cumulative captured energy, one row per site, thin lines for heads, thick ones for layers.
+    """Figure 1: captured energy, one row per site, thin lines for heads, thick ones for layers.
 
-    Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
+    Raises PlotError as :func:`.drawing` does.
     """
     groups = _by_site(layers)
     with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:

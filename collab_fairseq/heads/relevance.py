@@ -89,16 +89,11 @@ def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
     """part / whole, 0 where both are 0."""
-    nothing = whole == 0
-    return (part / whole.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+    return torch.where(whole == 0, 0.0, part / whole.masked_fill(whole == 0, 1.0))
 
 
 def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def share(z: Tensor) -> Tensor:
-        constant = z.detach()
-        return z * _share(activation(constant), constant)
-
-    return share
+    return lambda z: z * _share(activation(z.detach()), z.detach())
 
 
 def _values_only(
@@ -114,17 +109,13 @@ def _values_only(
 def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
     """Relevances at every generation step of a batch, one after the other."""
     model, layers = trained.model, layers_of(trained)
-    encoder = {place: layer for place, layer in layers.items() if place.startswith("encoder")}
     rows = sample["net_input"]["src_tokens"].size(0)
-    dtype = next(model.parameters()).dtype
-    ones = {
-        place: torch.ones(rows, layer.num_heads, dtype=dtype, device=trained.device, requires_grad=True)
-        for place, layer in encoder.items()
-    }
+    like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
+    ones = {p: torch.ones(rows, layer.num_heads, **like) for p, layer in layers.items() if p.startswith("encoder")}
     biases = [bias for name, bias in model.named_parameters() if name.endswith(".bias")]
     values_only = reading(layers, partial(_values_only, layers))
     with contextlib.ExitStack() as stack:
-        for context in (torch.enable_grad(), frozen(model), values_only, multiplied(encoder, ones)):
+        for context in (torch.enable_grad(), frozen(model), values_only, multiplied(layers, ones)):
             stack.enter_context(context)
         inputs = stack.enter_context(linearised(model, epsilon))
         for bias in biases:
@@ -140,23 +131,16 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
             yield Step(top.detach(), heads, torch.stack([(x.detach() * g).sum() for x, g in rest]).sum())
 
 
-def relevance(
-    trained: TrainedModel,
-    split: str,
-    *,
-    epsilon: float = 0.0,
-    max_tokens: int = 1000,
-    sentences: Optional[int] = 100,
-) -> Relevance:
+def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text: Any) -> Relevance:
     """Of the encoder's heads on a split; one backward pass for every target position.
 
     Args:
-        epsilon: of the ε-rule. max_tokens, sentences: see :func:`collab_fairseq.translation.batches`.
+        epsilon: of the ε-rule. split, text: of :func:`collab_fairseq.translation.batches`.
     """
     sums: Dict[str, Tensor] = {}
     lost, counted, passes, done = 0.0, 0, 0, 0
     pad = trained.task.target_dictionary.pad()
-    for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
+    for sample in batches(trained, split, **text):
         real = sample["target"].ne(pad)
         for number, step in enumerate(steps(trained, sample, epsilon)):
             keep = real[:, number]

@@ -6,7 +6,7 @@ and the content bias, and the shared key dimensions that no head is left to use 
 layers have of their own stands in ``attention_shapes``.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -63,18 +63,13 @@ def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
     return found
 
 
-def closed_heads(state: Mapping[str, Any]) -> Heads:
-    """The heads whose gates are closed in evaluation; errors are those of :func:`read_gates`."""
-    return parse_heads(" ".join(head for head, gate in read_gates(state).items() if not gate.is_open))
-
-
 def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:
     """The checkpoint without gates and without the heads that they have closed; it computes what the gated one does.
 
     Raises:
         HeadsError: the model has no gates, or as of :func:`remove_heads`.
     """
-    heads = closed_heads(state)
+    closed = " ".join(head for head, gate in read_gates(state).items() if not gate.is_open)
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
     for name in [name for name in model if name.endswith(_GATES)]:
@@ -84,10 +79,10 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
     if isinstance(criterion, dict) and criterion.get("_name") == CRITERION:
         plain = {key: value for key, value in criterion.items() if key != "gate_penalty"}
         made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
-    if not heads and not config.get("mask_heads"):
+    if not closed and not config.get("mask_heads"):
         total = _attention_parameters(model, head_counts(made))
         return Removal(made, {}, total, total)
-    return remove_heads(made, heads, empty_layers=empty_layers)
+    return remove_heads(made, closed, empty_layers=empty_layers)
 
 
 def remove_heads(
@@ -109,12 +104,9 @@ def remove_heads(
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
     numbers = head_counts(made)
-    gone: Dict[str, Set[int]] = {place: set() for place in numbers}
-    for source in (parse_heads(heads) if isinstance(heads, str) else heads, parse_heads(config.get("mask_heads"))):
-        check_heads(source, numbers)
-        for place, members in source.items():
-            gone[place].update(members)
-    removed: Heads = {place: tuple(sorted(gone[place])) for place in in_order(gone) if gone[place]}
+    masked, chosen = config.get("mask_heads") or "", heads if isinstance(heads, str) else describe(heads)
+    removed = parse_heads(f"{masked} {chosen}")
+    check_heads(removed, numbers)
     if not removed:
         raise HeadsError("there are no heads to remove")
     empty = [layer_name(place) for place, members in removed.items() if len(members) == numbers[place]]
@@ -157,20 +149,13 @@ def _cut(own: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[st
     else:
         key_rows = (own["mixing"][kept] != 0).any(0).nonzero().flatten()
     key_rows = key_rows if len(key_rows) else _rows([0], 1)
-    heads = kept or [0]
+    heads = torch.tensor(kept or [0])
     shape.update(num_heads=len(heads), head_dim=len(rows) // len(heads), key_dim=len(key_rows))
-    chosen = {"q_proj": key_rows, "k_proj": key_rows, "v_proj": rows}
-    cut = {}
-    for name, tensor in own.items():
-        first = name.split(".")[0]
-        if first in chosen:
-            cut[name] = tensor[chosen[first]]
-        elif first in ("content_bias", "head_gates"):
-            cut[name] = tensor[heads]
-        elif first == "mixing":
-            cut[name] = tensor[heads][:, key_rows]
-        elif name == "out_proj.weight":
-            cut[name] = tensor[:, rows]
+    chosen = {"q_proj": key_rows, "k_proj": key_rows, "v_proj": rows, "content_bias": heads, "head_gates": heads}
+    cut = {name: tensor[chosen[name.split(".")[0]]] for name, tensor in own.items() if name.split(".")[0] in chosen}
+    cut["out_proj.weight"] = own["out_proj.weight"][:, rows]
+    if "mixing" in own:
+        cut["mixing"] = own["mixing"][heads][:, key_rows]
     return cut if kept else {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
 
 

@@ -89,11 +89,7 @@ def sentence_maps(trained: TrainedModel, split: str, number: int) -> Maps:
 
 
 def draw_maps(maps: Maps, number: int, folder: PathLike) -> None:
-    """``attention-NUMBER-SITE.svg`` for every site, a row for each layer.
-
-    Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
-    """
+    """``attention-NUMBER-SITE.svg`` for every site, a row for each layer. Raises PlotError as :func:`.drawing` does."""
     for letter, site in LETTERS.items():
         lines: Dict[str, List[Panel]] = {}
         for name, (queries, keys, weights) in maps.items():

@@ -128,16 +128,15 @@ class _Sums:
         return found
 
 
-def roles(
-    trained: TrainedModel, split: str, *, max_tokens: int = 4000, sentences: Optional[int] = None
-) -> Dict[str, Dict[str, Any]]:
+def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str, Any]]:
     """Head → ``confidence``; ``offset`` and ``positional``, its share (encoder and decoder); ``rare`` (encoder).
 
-    For the arguments see :func:`collab_fairseq.translation.batches`.
+    Args:
+        split, text: of :func:`collab_fairseq.translation.batches`.
     """
     frequency = frequencies(trained)
     sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers_of(trained).items()}
-    for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
+    for sample in batches(trained, split, **text):
         for place, seen in attention(trained, sample).items():
             sums[place].add(seen, frequency)
     return {head_name(place, h): total.result(h) for place, total in sums.items() for h in range(len(total.rare))}

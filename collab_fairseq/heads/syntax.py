@@ -95,21 +95,16 @@ def align(sentence: Sentence, pieces: Sequence[str]) -> Optional[List[List[int]]
     Args:
         pieces: subwords of SentencePiece (``▁``) or BPE (``@@``), without </s>.
     """
-    owners: List[int] = []  # of every character, the piece
-    characters = ""
-    for place, piece in enumerate(pieces):
-        text = _plain(piece.replace("▁", "").removesuffix("@@"))
-        characters += text
-        owners += [place] * len(text)
-    if characters != "".join(_plain(text) for text, _ in sentence.units):
+    texts = [_plain(piece.replace("▁", "").removesuffix("@@")) for piece in pieces]
+    units = [(_plain(text), members) for text, members in sentence.units]
+    if "".join(texts) != "".join(text for text, _ in units):
         return None
+    owners = iter([place for place, text in enumerate(texts) for _ in text])  # of every character, the piece
     found: List[List[int]] = [[] for _ in sentence.words]
-    start = 0
-    for text, members in sentence.units:
-        end = start + len(_plain(text))
+    for text, members in units:
+        own = sorted({next(owners) for _ in text})
         for member in members:
-            found[member] = sorted(set(owners[start:end]))
-        start = end
+            found[member] = own
     return found
 
 

@@ -33,10 +33,10 @@ def load(checkpoint: PathLike, data: Optional[PathLike] = None, **options: Any) 
 
 
 def layers_of(trained: TrainedModel) -> Dict[str, IncrementalAttention]:
-    """Place → attention layer, of all whose heads are analysed. A kind that no analysis knows is refused here.
+    """Place → attention layer, of all whose heads are analysed.
 
     Raises:
-        ConfigurationError: as of :func:`collab_fairseq.modules.sites.attention_layers`, by the layer's name.
+        ConfigurationError: a kind that no analysis knows, by the layer's name.
     """
     return attention_layers(trained.model)
 
@@ -61,11 +61,7 @@ def counts(layers: Mapping[str, Any]) -> Dict[str, int]:
 def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like: Any) -> Dict[str, Tensor]:
     """Place → factors (H) on the contexts of its heads: 0 for these heads, 1 for the others.
 
-    Args:
-        like: dtype and device of the factors.
-
-    Raises:
-        ConfigurationError: heads that the model does not have.
+    ``like``: their dtype and device. Raises ConfigurationError for heads that the model does not have.
     """
     check_heads(heads, counts(layers))
     factors = {place: torch.ones(layers[place].num_heads, **like) for place in heads}

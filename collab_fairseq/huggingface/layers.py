@@ -25,9 +25,11 @@ from transformers.models.marian.modeling_marian import MarianAttention
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.attention.kernels import choose
-from collab_fairseq.attention.masks import AttentionMask, combine
+from collab_fairseq.attention.masks import combine
 
 IMPLEMENTATIONS = ("eager", "sdpa")
+
+Attended = Tuple[Tensor, Optional[Tensor]]
 
 
 class Names(NamedTuple):
@@ -47,13 +49,7 @@ class Names(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a config says of one collaborative layer.
-
-    Attributes:
-        key_dim: D̃k.
-        scale: factor on the scores, the source layer's.
-        query_bias, content_bias: whether the layer has these.
-    """
+    """What a config says of one collaborative layer: D̃k, the factor on the scores, and which biases it has."""
 
     key_dim: int
     scale: float
@@ -63,17 +59,12 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, weights: ScoreWeights) -> "Shape":
         """The shape of a layer with these scores."""
-        return cls(
-            weights.heads.rank, weights.scale, weights.query_bias is not None, weights.content_bias is not None
-        )
+        biases = (bias is not None for bias in (weights.query_bias, weights.content_bias))
+        return cls(weights.heads.rank, weights.scale, *biases)
 
     @classmethod
     def read(cls, name: str, fields: Mapping[str, Any]) -> "Shape":
-        """From a config.
-
-        Raises:
-            ReparamError: other fields or types; the layer's name is in the message.
-        """
+        """From a config. Raises ReparamError for other fields or types, with the layer's name."""
         types = cls.__annotations__
         right = isinstance(fields, Mapping) and fields.keys() == types.keys()
         if not right or not all(type(fields[field]) is kind for field, kind in types.items()) or fields["key_dim"] < 1:
@@ -86,8 +77,7 @@ def visible(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys:
     """A mask of ``transformers`` in the conventions of torch, (N, 1 or H, T, S) or (T, S); None where all is visible.
 
     Args:
-        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive.
-        causal: without a mask, position t sees keys up to t.
+        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive; None: ``causal`` or everything.
     """
     if mask is None:
         return torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else None
@@ -147,7 +137,7 @@ class CollaborativeHeads(nn.Module):
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> Attended:
         return self.attend(hidden_states, None, attention_mask, past_key_values, **kwargs)
 
     def finish(self, context: Tensor, queries: Tensor) -> Tensor:
@@ -163,7 +153,7 @@ class CollaborativeHeads(nn.Module):
         is_causal: Optional[bool] = None,
         output_attentions: Optional[bool] = False,
         **_: Any,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> Attended:
         """Output (N, T, D) and weights (N, H, T, S) or None.
 
         Args:
@@ -187,7 +177,10 @@ class CollaborativeHeads(nn.Module):
         # with eager attention transformers hands over every mask, with sdpa a missing one may mean a causal one
         own_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
         causal = implementation == "sdpa" and query_len > 1 and bool(own_causal)
-        combined = self._combined(visible(mask, causal, rows, query_len, key_len), query, key_len)
+        seen = visible(mask, causal, rows, query_len, key_len)
+        heads = 1 if seen is None or seen.dim() == 2 else seen.size(1)
+        seen, kind = seen if seen is None else seen.to(query.device), torch.promote_types(query.dtype, torch.float32)
+        combined = combine(None, seen, False, rows, heads, query_len, key_len, kind, query.device)
         additive, hidden = combined if combined is not None else (None, None)
         need_weights = implementation == "eager" or bool(output_attentions)
         dropout = getattr(self, self.names.dropout)
@@ -198,13 +191,6 @@ class CollaborativeHeads(nn.Module):
             context = context.masked_fill(hidden, 0.0)
             weights = weights if weights is None else weights.masked_fill(hidden, 0.0)
         return self.finish(context.transpose(1, 2).flatten(2), queries), weights
-
-    @staticmethod
-    def _combined(mask: Optional[Tensor], query: Tensor, keys: int) -> Optional[AttentionMask]:
-        heads = 1 if mask is None or mask.dim() == 2 else mask.size(1)
-        kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-        mask = mask if mask is None else mask.to(query.device)
-        return combine(None, mask, False, query.size(0), heads, query.size(1), keys, kind, query.device)
 
 
 class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
@@ -218,7 +204,7 @@ class CollaborativeBertCrossAttention(CollaborativeHeads, BertCrossAttention):
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, encoder_hidden_states: Any = None, attention_mask: Any = None,
         past_key_values: Any = None, **kwargs: Any,
-    ) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
+    ) -> Attended:  # fmt: skip
         return self.attend(hidden_states, encoder_hidden_states, attention_mask, past_key_values, **kwargs)
 
 
@@ -250,7 +236,7 @@ class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, key_value_states: Any = None, past_key_values: Any = None,
         attention_mask: Any = None, **kwargs: Any,
-    ) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
+    ) -> Attended:  # fmt: skip
         return self.attend(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
 
 

@@ -59,13 +59,10 @@ def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
 
 
 class HeadPlace(NamedTuple):
-    """Where the heads of an attention layer can be reached from outside.
+    """Where the H heads of an attention layer can be reached from outside.
 
     Attributes:
-        num_heads: H.
-        layer: the attention layer.
-        output: the projection that is given the contexts, (N, T, H · dv), the heads side by side; None: the layer
-            returns them.
+        output: the projection that is given the contexts, (N, T, H · dv); None: ``layer`` returns them.
         shared: the query projection onto shared dimensions, (N, T, D̃k), of collaborative layers; None: standard heads.
     """
 
@@ -78,22 +75,17 @@ class HeadPlace(NamedTuple):
 def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
     """The layers of :func:`attention_layers` by site and number: ``encoder.0``, ``cross.3``, ``decoder.1``, …"""
     found: Dict[str, HeadPlace] = {}
-    counts: Dict[str, int] = {}
+    # not every kind of config says whether it is a decoder
+    alone = "decoder" if getattr(model.config, "is_decoder", False) else "encoder"
     for name, layer in attention_layers(model):
-        names = names_of(layer)
-        assert names is not None
+        names: Any = names_of(layer)
+        site = name.split(".")[0] if model.config.is_encoder_decoder else alone
         if "crossattention" in name or "encoder_attn" in name:
             site = "cross"
-        else:
-            config = model.config  # not every kind of config says whether it is a decoder
-            decoder = name.startswith("decoder.") if config.is_encoder_decoder else getattr(config, "is_decoder", False)
-            site = "decoder" if decoder else "encoder"
-        number = counts[site] = counts.get(site, -1) + 1
-        found[f"{site}.{number}"] = HeadPlace(
-            getattr(layer, names.heads), layer,
-            None if names.output is None else getattr(layer, names.output),
-            getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None,
-        )  # fmt: skip
+        number = sum(place.startswith(site) for place in found)
+        output = None if names.output is None else getattr(layer, names.output)
+        shared = getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None
+        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), layer, output, shared)
     return found
 
 
@@ -137,12 +129,12 @@ def check_convertible(model: Any) -> None:
         raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
     if type(model.config) in (*CONFIGS, *CONFIGS.values()):
         return
-    kind, reasons = model.config.model_type, []
-    modules = list(model.named_modules())
-    if any("RotaryEmbedding" in type(module).__name__ for _, module in modules):
-        reasons.append("turns queries and keys by their positions (RoPE)")
-    if any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules):
-        reasons.append("normalises queries and keys (QK-norm)")
+    kind, modules = model.config.model_type, list(model.named_modules())
+    found = {
+        "turns queries and keys by their positions (RoPE)": any("RotaryEmb" in type(m).__name__ for _, m in modules),
+        "normalises queries and keys (QK-norm)": any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules),
+    }
+    reasons = [reason for reason, holds in found.items() if holds]
     if reasons:
         raise ReparamError(
             f"{kind} {' and '.join(reasons)} between projection and score, "
@@ -150,26 +142,6 @@ def check_convertible(model: Any) -> None:
         )
     known = ", ".join(config.model_type for config in CONFIGS)
     raise ReparamError(f"the architecture must be one of {known}, but is {kind}")
-
-
-def scores_of(layer: nn.Module) -> ScoreWeights:
-    """The scores of an attention layer, of transformers or of :mod:`.layers`.
-
-    Raises:
-        ReparamError: projections that are no plain linear layers.
-    """
-    names = names_of(layer)
-    if names is None:
-        raise ReparamError(f"expected an attention layer that is known here, but got {type(layer).__name__}")
-    query, key = getattr(layer, names.query), getattr(layer, names.key)
-    for name, part in ((names.query, query), (names.key, key)):
-        if type(part) is not nn.Linear:
-            raise ReparamError(f"{name} must be a torch.nn.Linear, but is {type(part).__name__}; merge or unload it")
-    scale = float(layer.scaling)  # type: ignore[arg-type]
-    if isinstance(layer, CollaborativeHeads):
-        return ScoreWeights(HeadFactors(query.weight, key.weight, layer.mixing), scale, query.bias, layer.content_bias)
-    heads = standard_heads(query.weight, key.weight, getattr(layer, names.heads))
-    return ScoreWeights(heads, scale, query.bias)
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
@@ -180,10 +152,20 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
     """
     check_convertible(model)
     for name, layer in attention_layers(model):
-        try:
-            yield name, scores_of(layer)
-        except ReparamError as error:
-            raise ReparamError(f"{name}: {error}") from error
+        names: Any = names_of(layer)
+        query, key = getattr(layer, names.query), getattr(layer, names.key)
+        for part, own in ((names.query, query), (names.key, key)):
+            if type(own) is not nn.Linear:
+                wrong = f"must be a torch.nn.Linear, but is {type(own).__name__}; merge or unload it"
+                raise ReparamError(f"{name}: {part} {wrong}")
+        shared = isinstance(layer, CollaborativeHeads)
+        heads = (
+            HeadFactors(query.weight, key.weight, layer.mixing)  # type: ignore[arg-type]
+            if shared
+            else standard_heads(query.weight, key.weight, getattr(layer, names.heads))
+        )
+        content: Any = layer.content_bias if shared else None
+        yield name, ScoreWeights(heads, float(layer.scaling), query.bias, content)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -219,10 +201,9 @@ def register() -> None:
 
 
 def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
-    """Load a collaborative model that ``save_pretrained`` has written, as the class that it was saved as.
+    """Load a collaborative model, a folder or a repository, that ``save_pretrained`` has written, as what it was.
 
     Args:
-        name_or_path: a folder, or the name of a repository.
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
 
     Raises:

@@ -3,8 +3,7 @@
 The test is sacrebleu's own; it is given the sentence statistics that records hold in place of the texts.
 """
 
-from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from collab_fairseq.records.record import RecordError
 
@@ -12,19 +11,12 @@ from collab_fairseq.records.record import RecordError
 _ROUNDING = 1e-6
 
 
-@dataclass
-class Comparison:
-    """A system beside a baseline on one test set.
+class Comparison(NamedTuple):
+    """A system beside a baseline on one test set."""
 
-    Attributes:
-        difference: sacreBLEU of the system minus that of the baseline.
-        p_value: of no difference in truth, two-sided.
-        signature: sacrebleu's, with seed and number of resamples.
-    """
-
-    difference: float
-    p_value: float
-    signature: str
+    difference: float  # sacreBLEU of the system minus that of the baseline
+    p_value: float  # of no difference in truth, two-sided
+    signature: str  # sacrebleu's, with seed and number of resamples
 
 
 def rows_of(statistics: Dict[str, Any]) -> List[List[int]]:

@@ -8,6 +8,8 @@ import platform
 import subprocess
 from typing import Any, Dict, Optional
 
+from fairseq_modern import processor
+
 PACKAGES = (
     "torch", "fairseq", "numpy", "sacrebleu", "sacremoses", "sentencepiece", "hydra-core", "omegaconf",
     "collab_fairseq", "ctranslate2", "onnxruntime",
@@ -64,16 +66,8 @@ def hardware() -> Dict[str, Any]:
 
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
-        "cpu": _cpu_name(),
+        "cpu": processor.name(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
     }
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
-        for line in stream:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -56,18 +56,10 @@ class Record:
     """
 
     def __init__(
-        self,
-        kind: str,
-        name: str,
-        command: str,
-        settings: Dict[str, Any],
-        path: Optional[PathLike] = None,
-        *,
-        device: str = "cpu",
-        threads: Optional[int] = None,
-        repository: Optional[PathLike] = None,
+        self, kind: str, name: str, command: str, settings: Dict[str, Any], path: Optional[PathLike] = None, *,
+        device: str = "cpu", threads: Optional[int] = None, repository: Optional[PathLike] = None,
         fixed: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = path
         refuse_paths(settings, "settings")
         folder = os.fspath(repository or os.path.dirname(os.path.abspath(__file__)))
@@ -162,8 +154,7 @@ def refuse_paths(value: Any, where: str = "") -> None:
     """
     if isinstance(value, dict):
         for key, item in value.items():
-            refuse_paths(key, f"{where}.{key}")
-            refuse_paths(item, f"{where}.{key}")
+            refuse_paths([key, item], f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
         for item in value:
             refuse_paths(item, where)

@@ -1,8 +1,10 @@
 """Loss curves and speed from what fairseq-train prints with `--log-format json`."""
 
+import contextlib
 import json
+import math
 import statistics
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from collab_fairseq.records.files import PathLike
 
@@ -56,13 +58,8 @@ def _numbers(line: str) -> Dict[str, float]:
         entry = json.loads(line[line.index("{") :])
     except ValueError:  # no object, the printed configuration, or a line cut off by a kill
         return {}
-    found = {key: _number(value) for key, value in entry.items()}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _number(value: Any) -> Optional[float]:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if number - number == 0 else None
+    found = {}
+    for key, value in entry.items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[key] = float(value)
+    return {key: value for key, value in found.items() if math.isfinite(value)}

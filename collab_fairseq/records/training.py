@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import math
 import os
 from typing import Any, Dict, Optional
 
@@ -24,10 +25,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
     return without_paths(str(value))
 
 
@@ -57,30 +56,21 @@ def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def make_record(
-    name: str,
-    command: str,
-    *,
-    seed: Optional[int] = None,
-    checkpoint: Optional[Dict[str, Any]] = None,
-    train_log: Optional[PathLike] = None,
-    usage: Optional[PathLike] = None,
-    data_sums: Optional[PathLike] = None,
-    scores: Optional[Dict[str, PathLike]] = None,
-    threads: Optional[int] = None,
-    repository: Optional[PathLike] = None,
-) -> Dict[str, Any]:
+    name: str, command: str, *, seed: Optional[int] = None, checkpoint: Optional[Dict[str, Any]] = None,
+    train_log: Optional[PathLike] = None, usage: Optional[PathLike] = None, data_sums: Optional[PathLike] = None,
+    scores: Optional[Dict[str, PathLike]] = None, threads: Optional[int] = None, repository: Optional[PathLike] = None,
+) -> Dict[str, Any]:  # fmt: skip
     """Gather a valid record.
 
     Args:
         name: of the run.
         command: how it is started again; absolute paths are shortened.
-        seed: of the training.
         checkpoint: the loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`.
         usage: file that `records.measure` appended to during the training.
         data_sums: output of sha256sum for the prepared corpus.
         scores: test set -> file of `collab score --json`.
-        threads: CPU threads of the training.
+        seed, threads: of the training.
         repository: the checkout that the run was started from, whose commit is noted; without it the folder that this
             package is imported from, which is in no repository where the package was installed as a copy.
 

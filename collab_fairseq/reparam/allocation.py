@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
@@ -33,12 +33,7 @@ Curve = Dict[int, float]
 
 
 class Budget(NamedTuple):
-    """How much the layers may have together.
-
-    Attributes:
-        mean: key dim, averaged over the layers; None: ``parameters`` is given.
-        parameters: of the whole model, shared ones counted once.
-    """
+    """Key dim, averaged over the layers; or else the parameters of the whole model, shared ones counted once."""
 
     mean: Optional[float] = None
     parameters: Optional[int] = None
@@ -68,42 +63,35 @@ def parameters_of(state: Mapping[str, Any]) -> int:
 
 @torch.no_grad()
 def divergences(
-    trained: TrainedModel,
-    variants: Mapping[Any, Mapping[str, torch.nn.Module]],
-    split: str,
-    *,
-    sentences: Optional[int] = None,
-    max_tokens: int = 4000,
+    trained: TrainedModel, variants: Mapping[Any, Mapping[str, torch.nn.Module]], split: str, **text: Any
 ) -> Dict[Any, float]:
     """KL(p ‖ p') per target token, in bits, of the model's predictions with other attention layers from its own.
 
+    The decoder reads the reference.
+
     Args:
-        trained: the source; the decoder reads the reference.
         variants: name of a variant → ``site.layer`` → the layer that takes the place there.
-        split, sentences, max_tokens: the text, see :func:`collab_fairseq.translation.batches`.
+        split, text: of :func:`collab_fairseq.translation.batches`.
     """
     totals = dict.fromkeys(variants, 0.0)
     tokens = 0
     pad = trained.task.target_dictionary.pad()
     model: Any = trained.model
-    for sample in batches(trained, split, sentences=sentences, max_tokens=max_tokens):
-        inputs = sample["net_input"]
-        counted = sample["target"].ne(pad)
-        encoded = model.encoder(inputs["src_tokens"], src_lengths=inputs["src_lengths"])
 
-        def predict(before: Any, inputs: Any = inputs, counted: Tensor = counted) -> Tensor:
-            logits = model.decoder(inputs["prev_output_tokens"], encoder_out=before)[0]
-            return torch.log_softmax(logits[counted].float(), dim=-1)
+    def predict(sample: Any, encoded: Any) -> Tensor:
+        logits = model.decoder(sample["net_input"]["prev_output_tokens"], encoder_out=encoded)[0]
+        return torch.log_softmax(logits[sample["target"].ne(pad)].float(), dim=-1)
 
-        reference = predict(encoded)
+    for sample in batches(trained, split, **text):
+        source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
+        encoded = model.encoder(**source)
+        reference = predict(sample, encoded)
         for name, layers in variants.items():
             with swapped(model, layers):
-                before = encoded
-                if any(place.startswith("encoder") for place in layers):
-                    before = model.encoder(inputs["src_tokens"], src_lengths=inputs["src_lengths"])
-                other = predict(before)
+                changed = any(place.startswith("encoder") for place in layers)
+                other = predict(sample, model.encoder(**source) if changed else encoded)
             totals[name] += float((reference.exp() * (reference - other)).sum(dtype=torch.float64))
-        tokens += int(counted.sum())
+        tokens += len(reference)
     return {name: total / tokens / math.log(2) for name, total in totals.items()}
 
 
@@ -122,8 +110,7 @@ def measure_curves(
 
     Args:
         names: of the layers. split, sentences, max_tokens: the text.
-        calibrations: for the fits. grid: parts of a layer's key dim.
-        options: of :func:`.fit_layers`.
+        calibrations, options: of :func:`.fit_layers`. grid: parts of a layer's key dim.
     """
     origin = sources(trained, names)
     curves: Dict[str, Curve] = {name: {origin[name].heads.rank: 0.0} for name in names}
@@ -175,8 +162,7 @@ def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: floa
 
     Args:
         curves: layer → key dim → divergence; the largest key dim is where the layer starts.
-        costs: layer → cost of one dimension.
-        budget: for the sum over layers of key dim times cost.
+        costs: layer → cost of one dimension. budget: for the sum over layers of key dim times cost.
         step: key dims are multiples of it, but for the largest and smallest of a curve.
 
     Raises:
@@ -202,55 +188,39 @@ def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: floa
     return dims
 
 
-def spend(
-    trained: TrainedModel,
-    curves: Mapping[str, Curve],
-    budget: Budget,
-    *,
-    step: Optional[int] = None,
-    multiple: int = 1,
-) -> Dict[str, int]:
-    """Key dims of the layers whose curves were measured, within a budget.
+def spend(trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *, multiple: int = 1) -> Dict[str, int]:
+    """Key dims, all multiples of ``multiple``, of the layers whose curves were measured, within a budget.
 
-    Args:
-        step: dimensions that are taken away at a time, but for a layer's last; default: 1/32 of the largest key dim.
-        multiple: all key dims are multiples of it.
+    Dimensions are taken away by 1/32 of the largest key dim at a time, but for a layer's last.
 
     Raises:
         ReparamError: the budget is too small, or a layer for the multiple.
     """
     origin = sources(trained, list(curves))
-    step = step or max(1, max(max(curve) for curve in curves.values()) // 32)
+    step = max(1, max(max(curve) for curve in curves.values()) // 32)
     if multiple > 1:
         curves = {name: at_multiples(curve, multiple) for name, curve in curves.items()}
         step = -(-step // multiple) * multiple
     if budget.mean is not None:
         return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
     # a shared dimension is a row of both projections and one weight per head
-    factors = {name: origin[name].heads for name in curves}
-    costs = {name: f.query.size(1) + f.key.size(1) + f.num_heads for name, f in factors.items()}
-    smallest = {name: min(curve) for name, curve in curves.items()}
-    # what the model has apart from the dimensions: from a model whose scores have some number of dimensions and no more
-    cut = {name: truncated(origin[name], smallest[name]) for name in curves}
-    rest = parameters_of(converted(trained, cut)) - sum(smallest[name] * costs[name] for name in curves)
+    costs = {n: sum(factor.numel() for factor in origin[n].heads) // origin[n].heads.rank for n in curves}
+    # the rest, from a model with scores of the shapes that a fit with calibration has, at the smallest key dims
+    smallest, shapes = {name: min(curve) for name, curve in curves.items()}, {}
+    for name, dim in smallest.items():
+        (query, key, mixing), scale = origin[name].heads, origin[name].scale
+        bias = key.new_zeros(mixing.size(0), key.size(1))
+        shapes[name] = ScoreWeights(HeadFactors(query[:dim], key[:dim], mixing[:, :dim]), scale, None, bias)
+    rest = parameters_of(converted(trained, shapes)) - sum(smallest[name] * costs[name] for name in curves)
     return allocate(curves, costs, (budget.parameters or 0) - rest, step)
 
 
-def check_budget(
-    trained: TrainedModel, names: Sequence[str], budget: Budget, grid: Sequence[float] = GRID, multiple: int = 1
-) -> None:
+def check_budget(trained: TrainedModel, names: Sequence[str], budget: Budget, multiple: int) -> None:
     """Refuse a budget that is too small before anything is measured.
 
     Raises:
-        ReparamError: it does not allow the smallest key dims of the grid, in multiples of ``multiple``.
+        ReparamError: it does not allow the smallest key dims of :data:`GRID`, in multiples of ``multiple``.
     """
     ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
-    curves = {name: {max(1, round(min(grid) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
+    curves = {name: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
     spend(trained, curves, budget, multiple=multiple)
-
-
-def truncated(source: ScoreWeights, key_dim: int) -> ScoreWeights:
-    """Scores of the shapes that a fit with calibration has; only good for counting."""
-    heads = source.heads
-    few = heads._replace(query=heads.query[:key_dim], key=heads.key[:key_dim], mixing=heads.mixing[:, :key_dim])
-    return ScoreWeights(few, source.scale, None, heads.key.new_zeros(heads.num_heads, heads.key.size(1)))

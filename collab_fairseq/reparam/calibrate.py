@@ -47,13 +47,6 @@ class Calibrator:
 
     Args:
         scores: of the layer, for its attention; None: as if it were even, whatever the keys.
-
-    >>> import torch
-    >>> calibrator = Calibrator()
-    >>> for batch in torch.randn(3, 2, 7, 16):  # three batches of two sentences of seven positions
-    ...     calibrator.update(batch, batch, is_causal=True)
-    >>> calibrator.result().queries
-    42
     """
 
     def __init__(self, scores: Optional[ScoreWeights] = None) -> None:
@@ -69,7 +62,6 @@ class Calibrator:
         key: Tensor,
         key_padding_mask: Optional[Tensor] = None,
         attn_mask: Optional[Tensor] = None,
-        is_causal: bool = False,
         query_padding_mask: Optional[Tensor] = None,
     ) -> None:
         """Count the inputs of one call of the layer. N: sentences, T, S: query and key positions, H: heads.
@@ -80,7 +72,6 @@ class Calibrator:
             query: (N, T, Dq). key: (N, S, Dk).
             key_padding_mask: (N, S), boolean (True: padding, not seen) or additive.
             attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: not seen) or additive.
-            is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch.
             query_padding_mask: (N, T), boolean, True: padding, does not count.
 
         Raises:
@@ -93,8 +84,7 @@ class Calibrator:
                 "query and key must have shapes (N, T, Dq) and (N, S, Dk) with the same N, "
                 f"but are {list(query.shape)} and {list(key.shape)}"
             )
-        rows, query_len, key_len = query.size(0), query.size(1), key.size(1)
-        widths = (query.size(2), key.size(2))
+        (rows, query_len, _), key_len, widths = query.shape, key.size(1), (query.size(2), key.size(2))
         if self._widths not in (None, widths):
             raise ReparamError(
                 f"queries and keys must be {' and '.join(map(str, self._widths or ()))} wide as those of the scores "
@@ -109,11 +99,9 @@ class Calibrator:
                 )
             counted = ~query_padding_mask
         heads = 1 if attn_mask is None or attn_mask.dim() == 2 else attn_mask.numel() // (rows * query_len * key_len)
-        mask = combine(
-            key_padding_mask, attn_mask, is_causal, rows, heads, query_len, key_len, torch.float64, query.device
-        )
-        visible = torch.ones(1, 1, 1, key_len, dtype=torch.bool, device=query.device)
+        mask = combine(key_padding_mask, attn_mask, False, rows, heads, query_len, key_len, torch.float64, query.device)
         additive = torch.zeros(1, 1, 1, key_len, dtype=torch.float64, device=query.device)
+        visible = additive == 0
         if mask is not None:
             additive, visible = mask.additive, torch.softmax(mask.additive, dim=-1) > 0
             if mask.hidden is not None:
@@ -195,10 +183,10 @@ class Weighting(NamedTuple):
 
     def apply(self, heads: HeadFactors) -> HeadFactors:
         """Heads in whose Frobenius norm errors count as they matter; in float64."""
-        wide = heads.to(torch.float64)
-        return wide._replace(query=wide.query @ self.query, key=wide.key @ self.key)
+        query, key, mixing = heads.to(torch.float64)
+        return HeadFactors(query @ self.query, key @ self.key, mixing)
 
     def undo(self, heads: HeadFactors) -> HeadFactors:
         """Heads in float64 that :meth:`apply` turns into these."""
-        wide = heads.to(torch.float64)
-        return wide._replace(query=wide.query @ self.query_inverse, key=wide.key @ self.key_inverse)
+        query, key, mixing = heads.to(torch.float64)
+        return HeadFactors(query @ self.query_inverse, key @ self.key_inverse, mixing)

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import time
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -44,8 +45,7 @@ class Distilled(NamedTuple):
     """What :func:`distill` made of a model.
 
     Attributes:
-        weights: ``site.layer`` → scores.
-        before, after: KL(p ‖ p') in bits per target token, on some of the text.
+        weights: ``site.layer`` → scores. before, after: KL(p ‖ p') in bits per target token, on some of the text.
         curve: step and the same on the batches since the point before.
         cpu_seconds: of this process, and of those that were killed.
     """
@@ -65,9 +65,8 @@ class _Student:
     """The converted model as it learns. Names of parameters begin with ``site.layer``."""
 
     def __init__(self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str]) -> None:
-        even = {name: given._replace(heads=given.heads.balanced()) for name, given in weights.items()}
         self.source: Any = trained.model
-        self.model: Any = with_state(trained, converted(trained, even)).model.requires_grad_(False)
+        self.model: Any = with_state(trained, converted(trained, _balanced(weights))).model.requires_grad_(False)
         self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
         self.parameters = {
             f"{place}.{name}": parameter.requires_grad_()
@@ -76,12 +75,10 @@ class _Student:
             if name.startswith(SCORE_PARAMETERS)
         }
         self.pad = trained.task.target_dictionary.pad()
-        sizes = {name: float(parameter.detach().square().mean().sqrt()) for name, parameter in self.parameters.items()}
+        sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in self.parameters.values()]
         # steps as large as the numbers they change; what is zero becomes as large as the others
-        groups = [
-            {"params": [parameter], "size": sizes[name] or sum(sizes.values()) / len(sizes)}
-            for name, parameter in self.parameters.items()
-        ]
+        pairs = zip(self.parameters.values(), sizes, strict=True)
+        groups = [{"params": [parameter], "size": size or sum(sizes) / len(sizes)} for parameter, size in pairs]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
 
     def step(self, sample: Mapping[str, Any], rate: float) -> Tuple[float, int]:
@@ -115,9 +112,9 @@ class _Student:
             parameter.copy_(state["parameters"][name])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def weights(self) -> Dict[str, ScoreWeights]:
-        found = {name: scores_of(layer) for name, layer in self.layers.items()}
-        return {name: scores._replace(heads=scores.heads.balanced()) for name, scores in found.items()}
+
+def _balanced(weights: Mapping[str, ScoreWeights]) -> Dict[str, ScoreWeights]:
+    return {name: scores._replace(heads=scores.heads.balanced()) for name, scores in weights.items()}
 
 
 def _factor(step: int, steps: int) -> float:
@@ -128,9 +125,8 @@ def _factor(step: int, steps: int) -> float:
 def _shuffled(text: Sequence[Any], first: int, steps: int, seed: int) -> Iterator[Any]:
     """The batches of steps ``first`` to ``steps``, every pass over the text in another order."""
     random = torch.Generator().manual_seed(seed)
-    passes = itertools.repeat(None, -(-steps // len(text)))
-    order = (number for _ in passes for number in torch.randperm(len(text), generator=random).tolist())
-    return (text[number] for number in itertools.islice(order, first, steps))
+    passes = (torch.randperm(len(text), generator=random).tolist() for _ in range(0, steps, len(text)))
+    return (text[number] for number in itertools.islice(itertools.chain.from_iterable(passes), first, steps))
 
 
 def distill(
@@ -148,14 +144,11 @@ def distill(
     """Train collaborative scores on the predictions of the source.
 
     Args:
-        trained: the source.
         weights: ``site.layer`` → scores to start from. Layers whose key dim is the source's are exact and stay.
         split, sentences: the text with the source's translations (:func:`.own_translations`); its batches come in
-            random order, again and again.
-        steps: batches. max_tokens: of a batch.
+            random order, again and again, one of ``max_tokens`` a step.
         rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
-            falls to zero along a cosine.
-        seed: of the order of batches.
+            falls to zero along a cosine. seed: of the order of batches.
         kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:
@@ -200,8 +193,8 @@ def distill(
     given = attention_layers(with_state(trained, converted(trained, weights)).model)
     variants = {"before": {name: given[name] for name in learning}, "after": student.layers}
     measured = divergences(trained, variants, split, sentences=min(_MEASURED, sentences or _MEASURED))
-    if kept and os.path.exists(kept):
-        os.remove(kept)
+    if kept:
+        Path(kept).unlink(missing_ok=True)
     closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
-    learnt = {**weights, **student.weights()} if closer else dict(weights)
+    learnt = {**weights, **_balanced({n: scores_of(s) for n, s in student.layers.items()})} if closer else dict(weights)
     return Distilled(learnt, measured["before"], min(measured.values()), state["curve"], state["seconds"])

@@ -4,8 +4,10 @@ What the layers have of their own (key dim, scale, biases) stands in the model's
 fairseq-generate, -validate and -train build them.
 """
 
+import contextlib
 import math
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from functools import partial
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +26,15 @@ SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
 
 
 class Call(NamedTuple):
-    """One call of an attention layer within a model. N: sentences, T, S: query and key positions.
+    """One call of an attention layer within a model. N: sentences, T: query positions.
 
     Attributes:
-        query: (N, T, Dq). key, value: (N, S, Dk).
-        key_padding_mask: (N, S), True for padding, or None. attn_mask: (T, S), additive or boolean, or None.
-        query_padding_mask: (N, T), True for padding.
-        output: (N, T, Dq).
+        given: its arguments by name, as fairseq's layers pass them on; query (T, N, Dq), key and value (S, N, Dk).
+        counted: (N, T), False for padding. output: (N, T, Dq).
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    key_padding_mask: Optional[Tensor]
-    attn_mask: Optional[Tensor]
-    query_padding_mask: Tensor
+    given: Dict[str, Any]
+    counted: Tensor
     output: Tensor
 
 
@@ -63,95 +59,69 @@ def sources(trained: TrainedModel, names: Optional[Sequence[str]] = None) -> Dic
 
 
 @torch.no_grad()
-def calls(trained: TrainedModel, samples: Iterable[Any], names: Sequence[str]) -> Iterator[Dict[str, Call]]:
+def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) -> Iterator[Dict[str, Call]]:
     """What the named layers are given and give, batch by batch, the decoder reading the reference (teacher forcing).
 
     Args:
-        samples: of :func:`collab_fairseq.translation.batches`.
+        split, text: of :func:`collab_fairseq.translation.batches`.
 
     Raises:
         ReparamError: text without a target side.
     """
     layers = attention_layers(trained.model)
     seen: Dict[str, Call] = {}
-    padding: Dict[bool, Tensor] = {}
+    words: Dict[str, Tensor] = {}
 
-    def watch(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Tuple[Tensor, Any]) -> None:
-            given = {**dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)), **kwargs}
-            query, key, value, output = (
-                tensor.transpose(0, 1) for tensor in (given["query"], given["key"], given["value"], result[0])
-            )
-            masks = given.get("key_padding_mask"), given.get("attn_mask")
-            seen[name] = Call(query, key, value, *masks, padding[name.startswith("encoder")], output)
+    def hook(name: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
+        given = {**dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)), **kwargs}
+        side = "src_tokens" if name.startswith("encoder") else "prev_output_tokens"
+        seen[name] = Call(given, words[side], result[0].transpose(0, 1))
 
-        return hook
-
-    handles = [layers[name].register_forward_hook(watch(name), with_kwargs=True) for name in names]
     pad = trained.task.target_dictionary.pad()
-    try:
-        for sample in samples:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.callback(layers[name].register_forward_hook(partial(hook, name), with_kwargs=True).remove)
+        for sample in batches(trained, split, **text):
             inputs = sample["net_input"]
             if inputs.get("prev_output_tokens") is None:
                 raise ReparamError("the text has no target side, but the decoder needs one")
-            padding[True], padding[False] = inputs["src_tokens"].eq(pad), inputs["prev_output_tokens"].eq(pad)
+            words.update({side: inputs[side].ne(pad) for side in ("src_tokens", "prev_output_tokens")})
             trained.model(**inputs)
             yield dict(seen)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def calibrate(
-    trained: TrainedModel, split: str, names: Sequence[str], *, sentences: Optional[int] = None, max_tokens: int = 4000
-) -> Dict[str, Calibration]:
+def calibrate(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) -> Dict[str, Calibration]:
     """Statistics of the inputs of the named layers on the text of a split; see :func:`calls`."""
     calibrators = {name: Calibrator(scores) for name, scores in sources(trained, names).items()}
-    text = batches(trained, split, sentences=sentences, max_tokens=max_tokens)
-    for batch in calls(trained, text, names):
-        for name, call in batch.items():
-            calibrators[name].update(
-                call.query, call.key, call.key_padding_mask, call.attn_mask, query_padding_mask=call.query_padding_mask
-            )
+    for batch in calls(trained, split, names, **text):
+        for name, (given, counted, _) in batch.items():
+            query, key = given["query"].transpose(0, 1), given["key"].transpose(0, 1)
+            masks = given.get("key_padding_mask"), given.get("attn_mask")
+            calibrators[name].update(query, key, *masks, query_padding_mask=~counted)
     return {name: calibrator.result() for name, calibrator in calibrators.items()}
 
 
 def output_errors(
-    trained: TrainedModel,
-    converted: TrainedModel,
-    split: str,
-    names: Sequence[str],
-    *,
-    sentences: Optional[int] = None,
-    max_tokens: int = 4000,
+    trained: TrainedModel, converted: TrainedModel, split: str, names: Sequence[str], **text: Any
 ) -> Dict[str, float]:
     """‖O' − O‖ / ‖O‖ of each layer: its output O (padding left out) and that of the new layer for the same inputs."""
     layers = attention_layers(converted.model)
-    sums = {name: [0.0, 0.0] for name in names}
-    text = batches(trained, split, sentences=sentences, max_tokens=max_tokens)
-    for batch in calls(trained, text, names):
-        for name, call in batch.items():
-            query, key = call.query.transpose(0, 1), call.key.transpose(0, 1)
-            value = key if call.value is call.key else call.value.transpose(0, 1)
+    sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
+    for batch in calls(trained, split, names, **text):
+        for name, (given, counted, output) in batch.items():
             with torch.no_grad():
-                output = layers[name](
-                    query, key, value, key_padding_mask=call.key_padding_mask, attn_mask=call.attn_mask
-                )[0].transpose(0, 1)
-            counted = ~call.query_padding_mask
-            sums[name][0] += float((output - call.output)[counted].double().square().sum())
-            sums[name][1] += float(call.output[counted].double().square().sum())
+                found = layers[name](**given)[0].transpose(0, 1)
+            for place, values in enumerate((found - output, output)):
+                sums[name][place] += values[counted].double().square().sum().cpu()
     return {name: math.sqrt(gap / whole) if whole > 0 else 0.0 for name, (gap, whole) in sums.items()}
 
 
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
-    """A checkpoint with these scores as collaborative heads; all else is the source's, tensors shared, types kept.
+    """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
 
-    There is no optimizer state: it belongs to parameters that are gone. Epoch, best loss and meters begin anew, so that
-    fairseq-train can start from the checkpoint, by ``--finetune-from-model`` as by ``--restore-file``.
-
-    Args:
-        trained: the source, not modified.
-        weights: ``site.layer`` → scores.
+    Tensors are shared, types kept. There is no optimizer state: it belongs to parameters that are gone. Epoch, best
+    loss and meters begin anew, so that fairseq-train can start from it, by ``--finetune-from-model`` or
+    ``--restore-file``.
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
@@ -187,25 +157,18 @@ def convert(
     calibrations: Optional[Mapping[str, Calibration]] = None,
     *,
     sites: str = "_".join(SITES),
-    progress: Optional[Callable[[str, ScoreFit], None]] = None,
     **options: Any,
 ) -> Tuple[Dict[str, Any], Dict[str, ScoreFit]]:
     """Fit collaborative heads to the attention of a model.
 
     Args:
-        trained: the source, not modified.
         key_dims: of all layers at ``sites``, or ``site.layer`` → key dim of exactly those layers.
         calibrations: of :func:`calibrate`; None: a plain fit, which loses more.
-        sites: as in ``--collaborative-heads``; without effect where ``key_dims`` names the layers.
-        progress: called with name and fit after each layer.
-        options: of :func:`.fit_layers`, such as ``seed``.
+        options: of :func:`.fit_layers`, which also says what it raises.
 
     Returns:
         The checkpoint (see :func:`converted`) and the fits, by ``site.layer``.
-
-    Raises:
-        ReparamError: a key dim that is larger than the source's, or as of :func:`.fit_layers`.
     """
     names = places(trained, sites) if isinstance(key_dims, int) else list(key_dims)
-    fits = fit_layers(sources(trained, names), key_dims, calibrations, progress=progress, **options)
+    fits = fit_layers(sources(trained, names), key_dims, calibrations, **options)
     return converted(trained, {name: fit.weights for name, fit in fits.items()}), fits

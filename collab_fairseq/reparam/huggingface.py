@@ -13,14 +13,14 @@ needs the extra ``huggingface``.
 
 import copy
 import inspect
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from collab_fairseq.attention.factors import ReparamError
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.huggingface import (
     CollaborativeModel,
     Shape,
@@ -61,10 +61,9 @@ def calibrate(
 ) -> Dict[str, Calibration]:
     """What the queries and keys of every attention layer look like on some text, without its padding.
 
-    A layer that is used several times (ALBERT) is calibrated over all its uses.
+    The model runs in evaluation mode. A layer that is used several times (ALBERT) is calibrated over all its uses.
 
     Args:
-        model: of an architecture known here, standard or collaborative. It runs in evaluation mode.
         batches: keyword arguments of the model, as a tokenizer or a data collator makes them, with ``attention_mask``
             (and ``decoder_attention_mask``, or ``labels`` with -100 for padding, where there is a decoder).
         layers: names of layers; default: all.
@@ -122,9 +121,8 @@ def to_collaborative(
 ) -> CollaborativeModel:
     """A new model with collaborative heads; ``model`` stays as it is.
 
-    At the layers' own key dim the new model computes the same. The new model has the class, config, weights, dtype,
-    device and mode of ``model``; hooks are not copied. It is saved by ``save_pretrained`` and loaded by
-    :func:`.from_pretrained`, or by ``AutoModelFor…`` once this package is imported.
+    At the layers' own key dim it computes the same. It has the class, config, weights, dtype, device and mode of
+    ``model``; hooks are not copied.
 
     Args:
         model: BERT, DistilBERT, ALBERT or Marian, standard or collaborative, with any head of transformers.
@@ -142,53 +140,37 @@ def to_collaborative(
         if unknown:
             raise ReparamError(f"layers must be among {', '.join(sources)}, but key_dim names {', '.join(unknown)}")
         sources = {name: source for name, source in sources.items() if name in key_dim}
-    layers = dict(attention_layers(model))
-    found = _calibrations(model, calibration, list(sources))
-    fits = fit_layers(sources, key_dim, found, **options)
-
-    shapes = dict(getattr(model.config, "attention_shapes", None) or {})
-    shapes.update({name: Shape.of(fit.weights)._asdict() for name, fit in fits.items()})
-    fitted = {n: names_of(layers[n]).parameters(fit.weights) for n, fit in fits.items()}  # type: ignore[union-attr]
-    return _rebuilt(model, shapes, fitted)
-
-
-def _calibrations(
-    model: PreTrainedModel, calibration: Union[Batches, Mapping[str, Calibration], None], layers: List[str]
-) -> Optional[Mapping[str, Calibration]]:
-    if calibration is None:
-        return None
     if isinstance(calibration, Mapping):
         if not all(isinstance(value, Calibration) for value in calibration.values()):
             raise ReparamError("calibration must be a list of batches or what calibrate() returns, but is one batch")
-        return calibration
-    return calibrate(model, calibration, layers)
+    elif calibration is not None:
+        calibration = calibrate(model, calibration, list(sources))
+    fits = fit_layers(sources, key_dim, calibration, **options)
+    shapes = dict(getattr(model.config, "attention_shapes", None) or {})
+    shapes.update({name: Shape.of(fit.weights)._asdict() for name, fit in fits.items()})
+    return _rebuilt(model, shapes, {name: fit.weights for name, fit in fits.items()})
 
 
 def _rebuilt(
-    model: PreTrainedModel, shapes: Dict[str, Dict[str, Any]], fitted: Mapping[str, Mapping[str, Tensor]]
+    model: PreTrainedModel, shapes: Dict[str, Dict[str, Any]], fitted: Mapping[str, ScoreWeights]
 ) -> CollaborativeModel:
     """A new model of these shapes with the weights of ``model``, but those of the layers that were fitted."""
     model_class: Any = type(model)
     made_class = collaborative_class(model_class)
     config_class: Any = made_class.config_class
-    implementation = model.config._attn_implementation
-    described = model.config.to_dict()
+    implementation, described = model.config._attn_implementation, model.config.to_dict()
     for field in ("model_type", "architectures", "transformers_version"):
         described.pop(field, None)
     config = config_class.from_dict({**described, "attention_shapes": shapes})
     config._attn_implementation = implementation if implementation in IMPLEMENTATIONS else "sdpa"
 
-    prefix, state = base_prefix(model), dict(model.state_dict())
-    for name, parameters in fitted.items():
-        names = names_of(model.base_model.get_submodule(name))
-        replaced = (names.query, names.key, "mixing", "content_bias")  # type: ignore[union-attr]
-        own = f"{prefix}{name}."
-        state = {
-            key: tensor
-            for key, tensor in state.items()
-            if not key.startswith(own) or key.removeprefix(own).partition(".")[0] not in replaced
-        }
-        state.update({f"{own}{key}": tensor for key, tensor in parameters.items()})
+    state = dict(model.state_dict())
+    for name, weights in fitted.items():
+        names: Any = names_of(model.base_model.get_submodule(name))
+        own = f"{base_prefix(model)}{name}."
+        replaced = tuple(f"{own}{part}" for part in (f"{names.query}.", f"{names.key}.", "mixing", "content_bias"))
+        state = {key: tensor for key, tensor in state.items() if not key.startswith(replaced)}
+        state.update({f"{own}{key}": tensor for key, tensor in names.parameters(weights).items()})
     with torch.random.fork_rng(devices=[]), no_init_weights():
         made = made_class(config)
     try:

@@ -19,7 +19,7 @@ from collab_fairseq.records.record import Record
 
 from . import allocation, fairseq
 from .allocation import parameters_of
-from .distill import Distilled, distill
+from .distill import distill
 from .scores import ScoreFit
 from .text import Text, text_of
 
@@ -77,14 +77,8 @@ def convert_model(
         be written. CheckpointError, TranslationError, ConfigurationError: as of :func:`.load_model`.
     """
     references = references or {}
-    settings: Dict[str, Any] = {
-        "key_dim": key_dim,
-        "budget": budget,
-        "sites": sites,
-        "distill": distill_steps,
-        "seed": seed,
-    }
-    settings.update(distill_text=distill_text, distill_rate=distill_rate)
+    settings: Dict[str, Any] = {"key_dim": key_dim, "budget": budget, "sites": sites, "distill": distill_steps}
+    settings.update(seed=seed, distill_text=distill_text, distill_rate=distill_rate)
     sizes = {"multiple": multiple, "threads": threads, "max_tokens": max_tokens}
     _check({**settings, **sizes}, calibration, evaluate, references)
     check_targets(output)
@@ -96,15 +90,14 @@ def convert_model(
     began = time.perf_counter()
     trained = translation.load_model(checkpoint, data, device=device, seed=seed, text=bool(calibration or evaluate))
     names = fairseq.places(trained, sites)
-    multiple = multiple or (8 if device.startswith("cuda") else 1)
     if spending:
-        settings["multiple"] = multiple
-        allocation.check_budget(trained, names, spending, multiple=multiple)
+        settings["multiple"] = multiple = multiple or (8 if device.startswith("cuda") else 1)
+        allocation.check_budget(trained, names, spending, multiple)
     if evaluate:
         translation.test_splits(trained, references)
 
     text: Optional[Text] = None
-    calibrations = curves = None
+    calibrations = curves = distilled = None
     tokens: Dict[str, Any] = {"max_tokens": max_tokens}
     if calibration:
         text = text_of(calibration, trained, max_tokens)
@@ -118,19 +111,17 @@ def convert_model(
         )
     key_dims: Any = dict.fromkeys(names, key_dim)
     if spending and text:
-        curves = allocation.measure_curves(
-            trained, names, text.split, calibrations, sentences=some, seed=seed, **tokens
-        )
-        key_dims = allocation.spend(trained, curves, spending, multiple=multiple)
+        measured = {**tokens, "sentences": some, "seed": seed}
+        curves = allocation.measure_curves(trained, names, text.split, calibrations, **measured)
+        key_dims = allocation.spend(trained, curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
-    distilled: Optional[Distilled] = None
     if distill_steps and calibration:
         own = text_of(distill_text or calibration, trained, max_tokens, option="--distill-text", seed=seed)
         settings["distill_text"] = own.setting()
         weights = {name: fit.weights for name, fit in fits.items()}
-        options: Dict[str, Any] = {"rate": distill_rate} if distill_rate else {}
-        kept = f"{os.fspath(output)}.distilling"
-        distilled = distill(trained, weights, own.split, distill_steps, seed=seed, kept=kept, **options)
+        options: Dict[str, Any] = {"seed": seed, "kept": f"{os.fspath(output)}.distilling"}
+        options.update({"rate": distill_rate} if distill_rate else {})
+        distilled = distill(trained, weights, own.split, distill_steps, **options)
         state = fairseq.converted(trained, distilled.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
@@ -142,13 +133,12 @@ def convert_model(
         device="gpu" if device.startswith("cuda") else "cpu", threads=threads,
     )  # fmt: skip
     errors, evaluation = {}, {}
-    if text or evaluate:
-        after = translation.with_state(trained, state)
-        if text:
-            errors = fairseq.output_errors(trained, after, text.split, names, sentences=some, **tokens)
-        if evaluate:
-            logger.info("evaluating on valid and the test splits")
-            evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
+    after = translation.with_state(trained, state) if text or evaluate else trained
+    if text:
+        errors = fairseq.output_errors(trained, after, text.split, names, sentences=some, **tokens)
+    if evaluate:
+        logger.info("evaluating on valid and the test splits")
+        evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
     record.parts.update(
         output=file_setting(output), layers=[
             _layer(name, source, fits[name], errors.get(name), trained.state, state)
@@ -183,17 +173,12 @@ def _layer(
     """What the record says of one layer; ``before`` and ``after`` are the checkpoints."""
     own = tuple(parameter_prefix(name) + part for part in fairseq.SCORE_PARAMETERS)
     sizes = [sum(t.numel() for key, t in state["model"].items() if key.startswith(own)) for state in (before, after)]
+    found = {"start": fit.start, "sweeps": fit.sweeps, "seconds": fit.seconds}
     return {
-        "layer": name,
-        "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
-        "relative_error": fit.error,
-        "weighted_error": fit.weighted_error,
-        "output_error": error,
-        "parameters": {"before": sizes[0], "after": sizes[1]},
-        "start": fit.start,
-        "sweeps": fit.sweeps,
-        "seconds": fit.seconds,
-    }
+        "layer": name, "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
+        "relative_error": fit.error, "weighted_error": fit.weighted_error, "output_error": error,
+        "parameters": dict(zip(("before", "after"), sizes, strict=True)), **found,
+    }  # fmt: skip
 
 
 def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, Any]:

@@ -23,13 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class ScoreFit(NamedTuple):
-    """What :func:`fit_scores` found.
+    """What :func:`fit_scores` found; for the rest see :class:`.Decomposition`.
 
     Attributes:
         weights: of the collaborative heads, in the precision and on the device of the source.
         error: ‖T − T'‖ / ‖T‖ over all heads, of the weights as they are returned.
         weighted_error: the same where differences count as they matter on the calibration text; None without one.
-        trace, start, sweeps, seconds: see :class:`.Decomposition`.
     """
 
     weights: ScoreWeights
@@ -43,10 +42,8 @@ class ScoreFit(NamedTuple):
 
 def _checked(source: ScoreWeights) -> ScoreWeights:
     heads = checked(source.heads, "heads")
-    for name, tensor, shape in (
-        ("query_bias", source.query_bias, [heads.rank]),
-        ("content_bias", source.content_bias, [heads.num_heads, heads.key.size(1)]),
-    ):
+    for name, shape in {"query_bias": [heads.rank], "content_bias": [heads.num_heads, heads.key.size(1)]}.items():
+        tensor = getattr(source, name)
         if tensor is not None and list(tensor.shape) != shape:
             raise ReparamError(f"{name} must have shape {shape}, but is {list(tensor.shape)}")
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
@@ -63,7 +60,7 @@ def fit_scores(
     ridge: float = 1e-2,
     **options: Any,
 ) -> ScoreFit:
-    """Fit collaborative heads with ``key_dim`` shared dimensions to the scores of a layer.
+    """Fit collaborative heads with ``key_dim`` shared dimensions, at most the source's, to the scores of a layer.
 
     Without calibration all entries of the heads' matrices count alike, which is the paper's aim but not a good one:
     what matters is what they do to the layer's inputs. With calibration the fit is weighted by the covariances of the
@@ -76,9 +73,7 @@ def fit_scores(
     fitted and its weights are returned as they are.
 
     Args:
-        source: of the trained layer.
-        key_dim: R, from 1 to the key dim K of the source.
-        calibration: of that layer's inputs.
+        calibration: of the layer's inputs.
         ridge: part of the mean variance that is added to the variance of every direction of the inputs.
         options: of :func:`.decompose`.
 
@@ -86,22 +81,18 @@ def fit_scores(
         ReparamError: sizes that do not fit, NaN or infinity.
     """
     heads = _checked(source).heads
+    weighting = None
     if calibration is not None:
-        for name, side, width in (
-            ("query", calibration.query_covariance, heads.query.size(1)),
-            ("key", calibration.key_covariance, heads.key.size(1)),
-        ):
-            if side.size(0) != width:
-                raise ReparamError(f"{name} inputs are {width} wide, but were {side.size(0)} wide in the calibration")
+        for name in ("query", "key"):
+            width, seen = getattr(heads, name).size(1), getattr(calibration, f"{name}_covariance").size(0)
+            if seen != width:
+                raise ReparamError(f"{name} inputs are {width} wide, but were {seen} wide in the calibration")
         calibration = Calibration(calibration.queries, *(t.to(heads.query.device) for t in calibration[1:]))
-
-    weighting = None if calibration is None else Weighting.of(calibration, ridge)
+        weighting = Weighting.of(calibration, ridge)
     found = decompose(heads if weighting is None else weighting.apply(heads), key_dim, **options)
-    if key_dim == heads.rank:
-        weights = source
-    else:
-        fit = found.heads if weighting is None else weighting.undo(found.heads).balanced()
-        fit = fit.to(heads.query.dtype)
+    weights = source
+    if key_dim < heads.rank:
+        fit = (found.heads if weighting is None else weighting.undo(found.heads).balanced()).to(heads.query.dtype)
         weights = ScoreWeights(fit, source.scale, None, _content_bias(source, fit, calibration))
     return ScoreFit(
         weights, relative_error(heads, weights.heads), None if weighting is None else found.error,

@@ -32,8 +32,8 @@ _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
 _DAMPING, _TOO_DAMPED = 1e-6, 1e-2
 # rises of the squared relative error that may be rounding, in units of machine epsilon
 _NOISE = 4
-# sweeps over which progress is measured
-_WINDOW = 10
+# sweeps over which progress is measured, and after which the better of several starts is kept
+_WINDOW, _RACE = 10, 20
 
 
 def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
@@ -65,13 +65,9 @@ def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
 def random_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
     """Standard normal factors, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(source.query)
-
-    return HeadFactors(
-        draw(rank, source.query.size(1)), draw(rank, source.key.size(1)), draw(source.num_heads, rank)
-    )
+    shapes = (rank, source.query.size(1)), (rank, source.key.size(1)), (source.num_heads, rank)
+    drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return HeadFactors(*drawn).to(source.query.dtype, source.query.device)
 
 
 #: name → start, a function of the source, R and the seed that computes in the source's precision
@@ -103,7 +99,6 @@ def decompose(
     rank: int,
     *,
     sweeps: int = 100,
-    race: int = 20,
     tolerance: float = 1e-7,
     target: float = 0.0,
     seed: int = 0,
@@ -116,15 +111,12 @@ def decompose(
     run for a few sweeps, the better goes on. The same seed gives the same result on the same device.
 
     Args:
-        source: H heads of rank K, standard or collaborative.
-        rank: R, from 1 to K. At R = K the source itself is returned.
+        source: H heads of rank K. rank: R, from 1 to K. At R = K the source itself is returned.
         sweeps: at most, from the start that is kept.
-        race: sweeps after which the better of several starts is kept.
         tolerance: stop where the relative error falls by less than this per sweep, over ten sweeps. From the energy
             start the first sweeps gain little even where later ones gain much: 1e-6, as in the paper, ends too early.
         target: stop where the relative error is no larger.
-        seed: of the random start.
-        starts: names of :data:`.STARTS`.
+        seed: of the random start. starts: names of :data:`.STARTS`.
         dtype: that ALS computes in, float32 or float64; never in TF32 or less, whatever torch is set to.
 
     Raises:
@@ -139,8 +131,8 @@ def decompose(
         raise ReparamError(f"dtype must be torch.float32 or torch.float64, but is {dtype}")
     if not starts or set(starts) - set(STARTS):
         raise ReparamError(f"starts must be among {', '.join(STARTS)}, but are {', '.join(starts) or 'none'}")
-    if min(sweeps, race) < 1:
-        raise ReparamError(f"sweeps and race must be positive, but are {sweeps} and {race}")
+    if sweeps < 1:
+        raise ReparamError(f"sweeps must be positive, but are {sweeps}")
     began = time.perf_counter()
     with torch.no_grad(), full_precision(source.query.device):
         norm = math.sqrt(max(0.0, source.inner(source)))
@@ -152,7 +144,7 @@ def decompose(
         runs: List[Descent] = []
         for name in starts:
             runs.append(Descent(work, STARTS[name](work, rank, seed), name))
-            runs[-1].descend(min(race, sweeps) if len(starts) > 1 else sweeps, tolerance, target)
+            runs[-1].descend(min(_RACE, sweeps) if len(starts) > 1 else sweeps, tolerance, target)
             if runs[-1].error <= target:
                 break
         best = min(runs, key=lambda run: run.error)

@@ -16,13 +16,7 @@ _SENTENCES = 400
 
 
 class Text(NamedTuple):
-    """Text in the model's units.
-
-    Attributes:
-        split: its name for :func:`collab_fairseq.translation.batches`.
-        sentences: how many of its first sentences are meant.
-        description: for people.
-    """
+    """The first ``sentences`` of a split, in the model's units; and what it is, for people."""
 
     split: str
     sentences: int
@@ -102,7 +96,6 @@ def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:
 def _lines(file: str, option: str) -> List[str]:
     try:
         with open(file, encoding="utf-8-sig", newline="\n") as stream:
-            content = stream.read()
+            return [line.removesuffix("\n") for line in stream]
     except UnicodeDecodeError as error:
         raise TranslationError(f"{option}: {file} is not UTF-8 text ({error.reason})") from error
-    return content.removesuffix("\n").split("\n") if content else []

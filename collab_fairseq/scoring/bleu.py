@@ -58,21 +58,14 @@ class Score:
 
 def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], metric: str = "tokenised BLEU") -> Score:
     """Unsmoothed BLEU on tokens separated by ASCII white space; a no-break space is part of a token."""
-    return _score(
-        metric,
-        BLEU(tokenize="none", smooth_method="none", force=True),
-        [_keep_other_spaces(text) for text in hypotheses],
-        [_keep_other_spaces(text) for text in references],
-    )
+    hypotheses, references = ([_keep_other_spaces(text) for text in side] for side in (hypotheses, references))
+    return _score(metric, BLEU(tokenize="none", smooth_method="none", force=True), hypotheses, references)
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Tokenised BLEU after the compound split of both sides: flatters German, means nothing for other languages."""
-    return tokenised_bleu(
-        [split_compounds(text) for text in hypotheses],
-        [split_compounds(text) for text in references],
-        "compound-split BLEU",
-    )
+    hypotheses, references = ([split_compounds(text) for text in side] for side in (hypotheses, references))
+    return tokenised_bleu(hypotheses, references, "compound-split BLEU")
 
 
 def split_compounds(text: str) -> str:
@@ -86,12 +79,12 @@ def split_compounds(text: str) -> str:
 
 def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> Score:
     """sacreBLEU with its defaults. Both sides are detokenised text."""
-    return _score("sacreBLEU", BLEU(trg_lang=target_lang or "", force=True), list(hypotheses), list(references))
+    return _score("sacreBLEU", BLEU(trg_lang=target_lang or "", force=True), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """chrF2 with sacrebleu's defaults. Both sides are detokenised text."""
-    return _score("chrF", CHRF(), list(hypotheses), list(references))
+    return _score("chrF", CHRF(), hypotheses, references)
 
 
 def sentence_statistics(
@@ -116,7 +109,7 @@ def _keep_other_spaces(text: str) -> str:
     return _OTHER_SPACE.sub(lambda match: chr(_PRIVATE_USE + ord(match.group())), text)
 
 
-def _score(metric: str, scorer: Union[BLEU, CHRF], hypotheses: List[str], references: List[str]) -> Score:
+def _score(metric: str, scorer: Union[BLEU, CHRF], hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"expected as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
     result = scorer.corpus_score(hypotheses, [references])

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from collab_fairseq.scoring import bleu, text
@@ -72,8 +73,9 @@ def evaluate(
         raise ScoringError(f"{names}: there are no references (T- lines) in the log; give them with --reference")
     guess = text.looks_tokenised(log.references or log.hypotheses)
     result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, target_lang)
-    result.files = [_file(path) for path in [*logs, *([] if reference is None else [reference])]]
-    source = "" if reference is None else os.path.basename(os.fspath(reference))
+    read = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
+    result.files = [{"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in read]
+    source = "" if reference is None else read[-1].name
     _add_tokenised(result, log, raw, source)
     _add_sacrebleu(result, log, raw, source)
     return result
@@ -131,8 +133,3 @@ def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:
                 "in common): another test set or another order"
             )
     return lines
-
-
-def _file(path: PathLike) -> Dict[str, str]:
-    with open(path, "rb") as stream:
-        return {"file": os.path.basename(os.fspath(path)), "sha256": hashlib.sha256(stream.read()).hexdigest()}

@@ -9,8 +9,7 @@ import codecs
 import os
 import re
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any, DefaultDict, Dict, List, Optional, Sequence
+from typing import Any, DefaultDict, Dict, List, NamedTuple, Optional, Sequence
 
 from collab_fairseq.scoring.references import PathLike, ScoringError
 
@@ -19,19 +18,16 @@ _LINE = re.compile(rb"([STHD])-(\d+)\t")
 _Sentence = Dict[str, List[Any]]
 
 
-@dataclass
-class GenerateLog:
+class GenerateLog(NamedTuple):
     """Translations in the order of their ids.
 
     Attributes:
         hypotheses: the best hypothesis of each sentence, `D-` lines where there are any, else `H-` lines.
         references: the `T-` lines; None where the log has none (fairseq-interactive, test sets without a target side).
-        kind: "D" or "H", the lines that the hypotheses were taken from.
     """
 
     hypotheses: List[str]
     references: Optional[List[str]]
-    kind: str
 
 
 def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
@@ -66,7 +62,6 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
     return GenerateLog(
         hypotheses=[max(sentence[kind], key=lambda pair: pair[0])[1] for _, sentence in ordered],
         references=[sentence["T"][0] for _, sentence in ordered] if present["T"] else None,
-        kind=kind,
     )
 
 

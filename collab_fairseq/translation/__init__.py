@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .evaluation import Loss, Score, evaluate, loss, score, score_text, test_splits, translate
-    from .load import TrainedModel, load_model, with_state
-    from .text import add_text, batches, references, splits
-    from .translator import Translation, Translator
-    from .units import TranslationError
+    from .evaluation import Loss, Score, evaluate, loss, score, score_text, test_splits, translate  # noqa: F401
+    from .load import TrainedModel, load_model, with_state  # noqa: F401
+    from .text import add_text, batches, references, splits  # noqa: F401
+    from .translator import Translation, Translator  # noqa: F401
+    from .units import TranslationError  # noqa: F401
 
 _HOMES = {
     "evaluation": ("Loss", "Score", "evaluate", "loss", "score", "score_text", "test_splits", "translate"),
@@ -20,27 +20,6 @@ _HOMES = {
     "translator": ("Translation", "Translator"),
     "units": ("TranslationError",),
 }
-
-__all__ = [
-    "Loss",
-    "Score",
-    "TrainedModel",
-    "Translation",
-    "TranslationError",
-    "Translator",
-    "add_text",
-    "batches",
-    "evaluate",
-    "load_model",
-    "loss",
-    "references",
-    "score",
-    "score_text",
-    "splits",
-    "test_splits",
-    "translate",
-    "with_state",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,17 +45,10 @@ def loss(trained: TrainedModel, split: str, *, max_tokens: int = 4000, sentences
 
 @torch.no_grad()
 def translate(
-    trained: TrainedModel,
-    split: str,
-    *,
-    beam: int = 5,
-    lenpen: float = 1.0,
-    max_tokens: int = 4000,
-    sentences: Optional[int] = None,
-    remove_bpe: Optional[str] = "auto",
-    progress: Optional[Callable[[int, int], None]] = None,
-    **generation: Any,
-) -> List[str]:
+    trained: TrainedModel, split: str, *, beam: int = 5, lenpen: float = 1.0, max_tokens: int = 4000,
+    sentences: Optional[int] = None, remove_bpe: Optional[str] = "auto",
+    progress: Optional[Callable[[int, int], None]] = None, **generation: Any,
+) -> List[str]:  # fmt: skip
     """Best hypotheses in the order of the corpus, as the H- lines of fairseq-generate.
 
     Args:
@@ -68,7 +61,7 @@ def translate(
     config = GenerationConfig(beam=beam, lenpen=lenpen, **generation)
     generator = trained.task.build_generator([trained.model], config)
     target = trained.task.target_dictionary
-    units = subword_units(trained) if remove_bpe == "auto" else remove_bpe
+    units = subword_units(target) if remove_bpe == "auto" else remove_bpe
     all_sentences = len(dataset(trained, split))
     expected = all_sentences if sentences is None else min(sentences, all_sentences)
     found: Dict[int, str] = {}

@@ -11,10 +11,9 @@ from fairseq.data import Dictionary
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-import collab_fairseq.models  # noqa: F401  (registers them)
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.stock import as_transformer_collab
+from collab_fairseq.models import as_transformer_collab  # and registers the model
 
 from .units import TranslationError
 
@@ -59,29 +58,23 @@ def load_model(
         ConfigurationError: another kind of model.
         TranslationError: another task, no data-bin, or dictionaries of another model.
     """
-    return run_state(
-        checkpoints.load_with_model(checkpoint), os.fspath(checkpoint), data, device=device, seed=seed, text=text
-    )
+    state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
+    return run_state(state, name, data, device=device, seed=seed, text=text)
 
 
 def run_state(
-    state: Dict[str, Any],
-    name: str,
-    data: Optional[PathLike] = None,
-    *,
-    device: str = "cpu",
-    seed: int = 1,
+    state: Dict[str, Any], name: str, data: Optional[PathLike] = None, *, device: str = "cpu", seed: int = 1,
     text: bool = True,
-) -> TrainedModel:
+) -> TrainedModel:  # fmt: skip
     """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
     if not isinstance(state.get("model"), dict):
         raise TranslationError(f"{name} holds no model parameters under 'model', as fairseq's checkpoints do")
     state = as_transformer_collab(state)
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     with open_dict(cfg):
-        if cfg.task is None or cfg.task.get("_name") != "translation":
-            task_name = None if cfg.task is None else cfg.task.get("_name")
-            raise TranslationError(f"{name} must be a model of the task translation, but is one of {task_name}")
+        kind = None if cfg.task is None else cfg.task.get("_name")
+        if kind != "translation":
+            raise TranslationError(f"{name} must be a model of the task translation, but is one of {kind}")
         if text:
             cfg.task.data = _data_folder(cfg.task.data if data is None else os.fspath(data), name, data is None)
         cfg.task.eval_bleu = False  # would translate in every validation

@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy
 
 from .translator import Hypothesis, Search
-from .units import Card, PathLike, TranslationError, require
+from .units import PathLike, TranslationError, read_card, require
 
 #: ids of fairseq's dictionaries, whose files begin after them
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -20,7 +20,7 @@ class OnnxEngine:
     """An exported folder.
 
     Args:
-        folder: of ``collab export --to onnx``. card: its card.
+        folder: of ``collab export --to onnx``.
         device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``. precision: ``float32``.
         threads: of the CPU; None: ONNX Runtime's choice.
 
@@ -29,9 +29,8 @@ class OnnxEngine:
     """
 
     def __init__(
-        self, folder: PathLike, card: Card, device: str = "auto", precision: str = "float32",
-        threads: Optional[int] = None,
-    ) -> None:  # fmt: skip
+        self, folder: PathLike, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
+    ) -> None:
         if precision != "float32":
             raise TranslationError(f"ONNX Runtime computes in float32 here, but {precision} was asked for")
         runtime = require("onnxruntime")
@@ -47,6 +46,7 @@ class OnnxEngine:
             except Exception as error:  # of no class that is documented
                 raise TranslationError(f"ONNX Runtime cannot use {name}: {str(error).splitlines()[0]}") from error
 
+        card = read_card(folder)
         self._encoder, self._step = graph("encoder.onnx"), graph("step.onnx")
         self._source, self._target = (
             _units(os.path.join(os.fspath(folder), f"dict.{lang}.txt")) for lang in (card.source_lang, card.target_lang)
@@ -134,4 +134,3 @@ def _units(path: str) -> List[str]:
     """Id → unit of one of fairseq's dictionary files."""
     with open(path, encoding="utf-8") as stream:
         return [*SPECIAL, *(line.rstrip("\n").rsplit(" ", 1)[0] for line in stream)]
-

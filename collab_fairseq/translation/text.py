@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 from fairseq.data import LanguagePairDataset, ListDataset, data_utils
 
-from collab_fairseq.scoring import text
+from collab_fairseq.scoring.text import subword_marker
 
 from .load import TrainedModel
 from .units import TranslationError
@@ -89,7 +89,7 @@ def _check_units(data: Any, name: str) -> None:
         units = units[units != dictionary.eos()]
         share = int((units == dictionary.unk()).sum()) / max(1, len(units))
         logger.info("%s: %.1f %% of the %s units are unknown to the model", name, 100 * share, side)
-        kind = "subwords" if text.subword_marker(dictionary.symbols) else "words"
+        kind = "subwords" if subword_units(dictionary) else "words"
         if share > _MOST_UNKNOWN[kind]:
             raise TranslationError(
                 f"{name}: {share:.0%} of the {side} units are not among the model's {kind} (at most "
@@ -101,14 +101,12 @@ def _check_units(data: Any, name: str) -> None:
 def references(trained: TrainedModel, split: str) -> List[str]:
     """The target side of a split as words, in the order of the corpus; subword models may have normalised it."""
     target = trained.task.target_dictionary
-    units = subword_units(trained)
-    return [target.string(tokens, units) for tokens in dataset(trained, split).tgt]
+    return [target.string(tokens, subword_units(target)) for tokens in dataset(trained, split).tgt]
 
 
-def subword_units(trained: TrainedModel) -> Optional[str]:
-    """What fairseq's ``--remove-bpe`` is to be for the target dictionary; None where it has words."""
-    marker = text.subword_marker(trained.task.target_dictionary.symbols)
-    return {"▁": "sentencepiece", "@@": "@@ ", None: None}[marker]
+def subword_units(dictionary: Any) -> Optional[str]:
+    """What fairseq's ``--remove-bpe`` is to be for a dictionary; None where it has words."""
+    return {"▁": "sentencepiece", "@@": "@@ ", None: None}[subword_marker(dictionary.symbols)]
 
 
 def batches(

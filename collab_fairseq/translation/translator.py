@@ -106,12 +106,7 @@ class Translator:
             return self._translate(split, how, bar.update)
 
     def stream(
-        self,
-        lines: Iterable[str],
-        refuse: Callable[[int, str], None],
-        *,
-        buffer: int = 256,
-        **search: object,
+        self, lines: Iterable[str], refuse: Callable[[int, str], None], *, buffer: int = 256, **search: object
     ) -> Iterator[List[List[Translation]]]:
         """The best translations of a text of any length, a buffer at a time, in order.
 

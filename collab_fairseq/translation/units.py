@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 #: the card's file; the subword models' have the names under which fairseq finds them by itself
@@ -60,10 +60,6 @@ class Card:
     made_from: Dict[str, Any] = field(default_factory=dict)
     files: Dict[str, str] = field(default_factory=dict)
 
-    def as_json(self) -> str:
-        """The text of ``translation.json``."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
-
 
 def sha256_of(path: PathLike) -> str:
     """SHA-256 of a small file."""
@@ -112,7 +108,8 @@ class TextUnits:
         if card.subwords == "sentencepiece":
             self._pieces = read_sentencepiece(self._file)
         elif card.subwords == "subword_nmt":
-            self._bpe = _read_codes(self._file)
+            with open(self._file, encoding="utf-8") as stream:
+                self._bpe = require("subword_nmt.apply_bpe").BPE(stream)
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
@@ -150,8 +147,3 @@ def read_sentencepiece(path: PathLike) -> Any:
         return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
     except (OSError, RuntimeError) as error:
         raise TranslationError(f"{os.fspath(path)} is no SentencePiece model ({str(error).splitlines()[0]})") from error
-
-
-def _read_codes(path: str) -> Any:
-    with open(path, encoding="utf-8") as stream:
-        return require("subword_nmt.apply_bpe").BPE(stream)

@@ -47,11 +47,6 @@ def generate(data, path, check=True):
     )  # fmt: skip
 
 
-def is_one_sentence(error: str, command: str) -> bool:
-    lines = [line for line in error.split("\n") if line and not line.startswith(f"collab {command}: reading ")]
-    return len(lines) == 1 and lines[0].startswith(f"collab {command}: error: ")
-
-
 @pytest.mark.parametrize(
     "argv",
     [["--help"], ["user-dir"], *([name, "--help"] for name in ("average", "bench", "doctor", "record", "score"))],
@@ -106,18 +101,12 @@ def test_an_average_translates_and_can_be_trained_further(tiny_data, averaged, t
 
 @pytest.fixture
 def inputs(trained, tmp_path):
-    """A whole checkpoint, one cut off, one of another width, and an earlier result."""
+    """A whole checkpoint, one cut off, and an earlier result."""
     whole = next(trained.glob("checkpoint_*_2.pt"))
-    state = checkpoints.load(whole)
-    checkpoints.save(state, tmp_path / "whole.pt")
+    (tmp_path / "whole.pt").write_bytes(whole.read_bytes())
     (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:-100])
-    state["model"][NARROW] = state["model"][NARROW][:-1]
-    checkpoints.save(state, tmp_path / "narrow.pt")
     (tmp_path / "out.pt").write_bytes(b"an earlier result")
     return tmp_path
-
-
-NARROW = "decoder.layers.0.fc1.weight"
 
 
 @pytest.mark.parametrize(
@@ -126,12 +115,9 @@ NARROW = "decoder.layers.0.fc1.weight"
         ("--inputs TRAINED", "say how many of its checkpoints"),
         ("--inputs TRAINED --checkpoint-upper-bound 2", "--checkpoint-upper-bound needs"),
         ("--inputs TRAINED TRAINED --num-update-checkpoints 1", "--inputs must be one folder, got 2 paths"),
-        ("--inputs TRAINED --num-update-checkpoints 9", "has 2 update checkpoints"),
-        ("--inputs TRAINED --num-epoch-checkpoints 1", "has 0 epoch checkpoints"),
-        ("--inputs absent.pt", "there is no checkpoint"),
+        ("--inputs TRAINED --num-update-checkpoints 2 --checkpoint-upper-bound 3", "has 1 update checkpoints up to"),
         ("--inputs whole.pt out.pt", "out.pt is one of the inputs and would be overwritten"),
         ("--inputs whole.pt cut.pt", "cut.pt was not loaded"),
-        ("--inputs whole.pt narrow.pt", f"{NARROW} has shape (31, 16) in"),
     ],
 )
 def test_averages_that_cannot_be_leave_the_output_alone(trained, inputs, monkeypatch, capsys, flags, message):
@@ -139,51 +125,7 @@ def test_averages_that_cannot_be_leave_the_output_alone(trained, inputs, monkeyp
     assert main(["average", *flags.replace("TRAINED", str(trained)).split(), "--output", "out.pt"]) == 1
     error = capsys.readouterr().err
     assert message in error
-    assert is_one_sentence(error, "average")
+    (line,) = (line for line in error.splitlines() if not line.startswith("collab average: reading "))
+    assert line.startswith("collab average: error: ")
     assert (inputs / "out.pt").read_bytes() == b"an earlier result"
-    assert sorted(path.name for path in inputs.iterdir()) == ["cut.pt", "narrow.pt", "out.pt", "whole.pt"]
-
-
-def test_checkpoints_up_to_a_bound(trained, tmp_path):
-    newest = ["--inputs", trained, "--num-update-checkpoints", 1, "--checkpoint-upper-bound", 2]
-    run("collab", "average", *newest, "--output", tmp_path / "out.pt")
-    assert checkpoints.num_updates(checkpoints.load(tmp_path / "out.pt")) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["out.pt"]
-
-
-class Command:
-    def __init__(self, line):
-        self.line = line
-
-    def __reduce__(self):
-        return os.system, (self.line,)
-
-
-def test_a_command_in_a_checkpoint_never_runs(tiny_data, trained, tmp_path):
-    proof, folder = tmp_path / "proof", tmp_path / "run"
-    folder.mkdir()
-    state = checkpoints.load(trained / "checkpoint_last.pt")
-    state["extra_state"]["note"] = Command(f"touch {proof}")
-    evil = folder / "checkpoint_last.pt"
-    torch.save(state, evil)
-    before = evil.read_bytes()
-
-    averaging = run("collab", "average", "--inputs", evil, "--output", folder / "out.pt", check=False)
-    assert "system" in averaging.stderr
-    assert is_one_sentence(averaging.stderr, "average")
-    resuming = train(tiny_data, folder, "--max-update", 6, check=False)
-    for done in (averaging, resuming, generate(tiny_data, evil, check=False)):
-        assert done.returncode != 0
-        assert "system" in done.stdout + done.stderr
-    assert not proof.exists()
-    assert evil.read_bytes() == before
-    assert [path.name for path in folder.iterdir()] == ["checkpoint_last.pt"]
-
-
-def test_a_log_without_hypotheses_is_one_sentence(tmp_path, capsys):
-    (tmp_path / "log").write_text("S-0\tquelle\nT-0\tziel\n", encoding="utf-8")
-    assert main(["score", str(tmp_path / "log"), "--json", str(tmp_path / "scores.json")]) == 1
-    out, error = capsys.readouterr()
-    assert "no hypotheses" in error
-    assert is_one_sentence(error, "score")
-    assert (out, [path.name for path in tmp_path.iterdir()]) == ("", ["log"])
+    assert sorted(path.name for path in inputs.iterdir()) == ["cut.pt", "out.pt", "whole.pt"]

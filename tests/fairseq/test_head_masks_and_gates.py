@@ -60,15 +60,6 @@ def test_a_multiplier_of_one_is_the_identity_and_zero_is_a_mask():
     assert "head_multiplier" not in " ".join(model.state_dict())
 
 
-def test_masked_heads_get_no_gradient_and_all_others_one():
-    model = build(**FLAGS, mask_heads="E:1:2")
-    model(*batch())[0].logsumexp(-1).mean().backward()
-    values = attention_layers(model)["encoder.0"].v_proj.weight.grad
-    assert (values[8:] == 0).all()
-    assert (values[:8].abs().sum(1) > 0).all()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("log_alpha", [-2.0, 0.0, 0.5, 2.4])
 def test_draws_follow_the_closed_form(log_alpha):
     torch.manual_seed(0)
@@ -132,15 +123,6 @@ def test_a_checkpoint_without_gates_is_taken_up_with_new_ones():
     assert attention_layers(gated)["decoder.1"].head_gates.log_alpha.tolist() == [1.5, 1.5]
 
 
-def test_every_parameter_gets_a_gradient_with_all_gates_of_a_layer_closed():
-    model = build(**FLAGS, head_gates="encoder_cross_decoder")
-    with torch.no_grad():
-        attention_layers(model)["encoder.1"].head_gates.log_alpha[:] = -50.0
-    model.train()(*batch())[0].logsumexp(-1).mean().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert (attention_layers(model)["encoder.1"].v_proj.weight.grad == 0).all()
-
-
 def test_a_frozen_decoder_leaves_the_encoder_to_train():
     model = build(**FLAGS, head_gates="encoder", head_gates_freeze_decoder=True)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -153,9 +135,7 @@ def test_a_frozen_decoder_leaves_the_encoder_to_train():
     ("flags", "message"),
     [
         ({"mask_heads": "E:1"}, "'E:1' does not name heads: expected E"),
-        ({"mask_heads": "X:1:1"}, "'X:1:1' does not name heads"),
         ({"mask_heads": "E:0:1"}, "'E:0:1' does not name heads: layers and heads count from 1"),
-        ({"mask_heads": "E:1:1,0"}, "count from 1"),
         ({"mask_heads": "E:1:1, 2"}, "'E:1:1,' does not name heads"),
         ({"mask_heads": "D:3:1"}, "D:3 names layer 3 of decoder attention, but the model has 2 there"),
         ({"mask_heads": "A:2:3"}, "A:2:3 names head 3, but A:2 has 2 heads"),

@@ -17,7 +17,6 @@ from collab_fairseq.heads.taps import masked
 from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import loss, translate
 from tests.common import TINY_MODEL, TINY_TRAINING, run
@@ -94,15 +93,6 @@ def test_an_empty_layer_gives_its_output_bias(states, kind, tiny_data):
     smaller = load(remove_heads(states[kind], heads, empty_layers=True).state, tiny_data)
     assert (logits(smaller) - expected).abs().max() < 1e-10
     assert sum(p.numel() for p in attention_layers(smaller.model)["encoder.0"].parameters()) < 120
-
-
-def test_masked_heads_of_the_checkpoint_go_with_the_others(states, tiny_data):
-    state = copy.deepcopy(states["standard"])
-    model_config(state)["mask_heads"] = "A:1:1"
-    expected = logits(load(state, tiny_data))
-    result = remove_heads(state, {})
-    assert describe(result.removed) == "A:1:1"
-    assert (logits(load(result.state, tiny_data)) - expected).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads.figures import grids
 from collab_fairseq.heads.importance import gradients, importance, normalised
-from collab_fairseq.heads.taps import masked, multiplied, reading
+from collab_fairseq.heads.taps import masked, multiplied
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
@@ -128,13 +128,6 @@ def test_a_masked_head_has_no_importance_and_no_effect(trained):
     assert before.heads["cross.0"][1] > 0
     with pytest.raises(ConfigurationError, match="A:1 has 2 heads"), masked(layers, parse_heads("A:1:3")):
         pass
-
-
-def test_layers_are_left_as_they_were():
-    layer = type("Layer", (), {"_contexts": lambda self: 1})()
-    with reading({"a": layer}, lambda name, read: (name, read())):
-        assert layer._contexts() == ("a", 1)
-    assert layer._contexts() == 1
 
 
 def test_normalised():

@@ -14,7 +14,6 @@ from collab_fairseq.cli.main import main
 from collab_fairseq.heads.redundancy import HeadWeights, captured, read_weights, redundancy
 from collab_fairseq.models.config import OWN_FIELDS
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.stock import model_config
 from tests.common import run
 from tests.fairseq.models import SMALL, build
 
@@ -51,15 +50,6 @@ def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
     curve = result["captured"]["query"]["layer"]
     for count, share in zip(counts, (0.9, 0.95, 0.99), strict=True):
         assert curve[count - 1] >= share > ([0.0, *curve])[count - 1]
-
-
-def test_shared_dimensions_are_seen_and_separate_ones_are_not():
-    query = draw(3, 10).repeat(2, 1)  # the second head repeats the first
-    result = redundancy(HeadWeights(query, query, block_mixing([3, 3]).double(), False))
-    assert result["captured"]["query"]["layer"][2] > 1 - 1e-12
-    control = redundancy(HeadWeights(draw(6, 10), draw(6, 10), block_mixing([3, 3]).double(), False))
-    assert control["captured"]["query"]["layer"][2] < 0.95
-    assert "overlap" not in control
 
 
 def test_mixing_vectors_are_compared_whatever_their_scale():
@@ -139,29 +129,6 @@ def test_the_command_prints_draws_and_continues(tiny_run, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "no collaborative heads" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing.pt"], "there is no checkpoint missing.pt"),
-        (["missing.pt", "--figure", "f.pdf"], "--figure must end in .png or .svg, got f.pdf"),
-        (["missing.pt", "--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
-    ],
-)
-def test_errors_are_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["heads", "redundancy", *arguments]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_a_model_of_another_kind_is_refused(tiny_run):
-    state = checkpoints.load(tiny_run / "checkpoint_best.pt")
-    model_config(state)["arch"] = model_config(state)["_name"] = "lstm"
-    with pytest.raises(ValueError, match="got one of lstm"):
-        read_weights(state)
 
 
 def test_hugging_face_folders(tmp_path, capsys):

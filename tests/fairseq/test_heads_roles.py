@@ -9,7 +9,6 @@ from torch import nn
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError, relevance, roles, syntax
-from collab_fairseq.heads.role_table import sentence_maps
 from collab_fairseq.heads.taps import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
@@ -290,11 +289,3 @@ def test_the_command_prints_draws_and_continues(tiny_run, tiny_data, parses, tmp
     ):
         assert main([*command, *wrong]) == 1
         assert message in capsys.readouterr().err
-
-
-def test_maps_have_the_units_of_the_sentence(trained):
-    maps = sentence_maps(trained, "valid", 2)
-    assert list(maps) == HEADS
-    queries, keys, weights = maps["A:1:2"]
-    assert keys == [*valid_words()[2], "</s>"]
-    assert weights.shape == (len(queries), len(keys))

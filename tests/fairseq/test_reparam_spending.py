@@ -1,13 +1,12 @@
 """How dimensions are spread over layers, and distillation."""
 
-import contextlib
 import itertools
 import math
 
 import pytest
 import torch
 
-from collab_fairseq.modules.sites import attention_layers, swapped
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
 from collab_fairseq.reparam import distill as distillation
 from collab_fairseq.reparam.allocation import (
@@ -74,12 +73,7 @@ def test_greedy_is_as_good_as_trying_everything(budget):
     assert total < worst
 
 
-def test_a_budget_below_the_least_is_refused():
-    with pytest.raises(ReparamError, match="need at least 6 and may have 5"):
-        allocate({"a": {2: 1.0, 4: 0.0}}, {"a": 3}, 5)
-
-
-@pytest.mark.parametrize("text", ["mean", "mean:0", "mean:x", "parameters:1.5", "rank:3", ":4"])
+@pytest.mark.parametrize("text", ["mean", "mean:0", "parameters:1.5"])
 def test_budgets_are_read(text):
     assert Budget.parse("mean:85.3") == Budget(mean=85.3)
     assert Budget.parse("parameters:1500000") == Budget(parameters=1500000)
@@ -103,17 +97,6 @@ def test_divergences_are_those_of_the_predictions(trained, calibrations):
     assert found["all"] == pytest.approx(total / tokens, rel=1e-3)
     assert found["all"] > 1e-6
     assert found["none"] == pytest.approx(0, abs=1e-7)
-
-
-def test_swapped_layers_come_back(trained):
-    before = attention_layers(trained.model)
-    other = attention_layers(with_state(trained, trained.state).model)
-    with swapped(trained.model, {"cross.0": other["cross.0"]}):
-        assert attention_layers(trained.model)["cross.0"] is other["cross.0"]
-    assert attention_layers(trained.model) == before
-    with contextlib.suppress(KeyError), swapped(trained.model, other):
-        raise KeyError
-    assert attention_layers(trained.model) == before
 
 
 def test_a_curve_at_multiples():

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import resource
 import traceback
 from pathlib import Path
 
@@ -54,19 +53,6 @@ def test_load_reads_what_fairseq_saves(tmp_path):
     assert torch.equal(loaded["model"]["a"], random_model(0)["a"])
 
 
-def test_load_leaves_the_allowlist_of_others_alone(tmp_path):
-    path = write(tmp_path / "checkpoint.pt", random_model(0))
-    entry = (argparse.Namespace, "argparse.Namespace")
-    before = set(torch.serialization.get_safe_globals())
-    torch.serialization.add_safe_globals([entry])
-    try:
-        checkpoints.load(path)
-        assert set(torch.serialization.get_safe_globals()) == before | {entry}
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(list(before))
-
-
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("place", ["model", "extra_state"])
 def test_a_checkpoint_that_carries_a_command_is_refused_and_nothing_runs(tmp_path, legacy, place):
@@ -89,24 +75,6 @@ def test_a_truncated_checkpoint_is_one_sentence(tmp_path, share):
     with pytest.raises(CheckpointError, match=r"cut\.pt was not loaded: expected a whole checkpoint, got") as caught:
         checkpoints.load(path)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("sums", [True, False], ids=["with-sums", "without-sums"])
-def test_a_flipped_byte_is_refused_where_the_file_has_checksums(tmp_path, sums):
-    path = tmp_path / "flipped.pt"
-    torch.serialization.set_crc32_options(sums)
-    try:
-        write(path, {"a": torch.full((100,), 3.0)})
-    finally:
-        torch.serialization.set_crc32_options(True)
-    content = bytearray(path.read_bytes())
-    content[content.index(torch.full((100,), 3.0).numpy().tobytes())] ^= 1
-    path.write_bytes(content)
-    if sums:
-        with pytest.raises(CheckpointError, match=r"flipped\.pt was not loaded: .*data/0 does not match its checksum"):
-            checkpoints.load(path)
-    else:  # nothing tells
-        assert not torch.equal(checkpoints.load(path)["model"]["a"], torch.full((100,), 3.0))
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):
@@ -148,20 +116,6 @@ def test_a_failing_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
             checkpoints.save({"model": {"a": torch.ones(9)}}, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
-
-
-def test_a_full_disk_is_told_in_the_systems_words(tmp_path):
-    """A limit on the size of files stands for the full disk: torch sees the same failing write."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(CheckpointError, match=r"cannot write .*saved\.pt: File too large$"):
-            checkpoints.save({"model": {"a": torch.ones(100_000)}}, tmp_path / "saved.pt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CheckpointError, match="No such file or directory"):
-        checkpoints.save({}, tmp_path / "absent" / "saved.pt")
 
 
 def test_average_equals_numpy_in_float64(tmp_path):

@@ -133,28 +133,6 @@ def test_the_scale_is_the_sources():
     assert fit_scores(scores_of(odd), 5).weights.scale == 0.123
 
 
-def test_half_precision_comes_out_as_it_went_in():
-    layer, seen = trained_like(torch.float16), coloured(20, 9, 64, seed=1)
-    half, wide = (fit_scores(scores_of(one), 32, calibrated_on(seen.half())) for one in (layer, trained_like()))
-    assert {tensor.dtype for tensor in half.weights.parameters().values()} == {torch.float16}
-    made = collaborative_layer(layer, half.weights)
-    assert {parameter.dtype for parameter in made.parameters()} == {torch.float16}
-    assert half.error == pytest.approx(wide.error, rel=0.02)
-    in_float = half.weights.to(torch.float64)
-    error, best = (attention_error(trained_like(), w, seen[:8]) for w in (in_float, wide.weights))
-    assert error == pytest.approx(best, rel=0.05)
-
-
-def test_compressing_twice():
-    layer, seen = trained_like(), coloured(20, 9, 64, seed=1)
-    calibration = calibrated_on(seen)
-    once = collaborative_layer(layer, fit_scores(scores_of(layer), 48, calibration).weights)
-    twice = collaborative_layer(once, fit_scores(scores_of(once), 24, calibration).weights)
-    direct = fit_scores(scores_of(layer), 24, calibration).weights
-    error = attention_error(layer, scores_of(twice), seen)
-    assert attention_error(layer, scores_of(once), seen) < error < 1.3 * attention_error(layer, direct, seen)
-
-
 def test_all_layers_of_a_model(caplog):
     sites = {"encoder.0": "self", "cross.0": "unequal"}
     sources = {name: scores_of(build("standard", site)) for name, site in sites.items()}

@@ -42,7 +42,6 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
     ("arguments", "message"),
     [
         ("--marker x", "--marker needs --output"),
-        ("--check", "--check needs --output"),
         ("--columns bleu", "unknown column bleu, expected some of heads, key_dim, updates, seeds"),
         ("--baseline x", "no record is named x, the baseline; expected one of none-None-s1"),
         ("--figure x.pdf", "must end in .png or .svg, got x.pdf"),
@@ -51,7 +50,6 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
         ("bad.json", "cannot read bad.json as JSON"),
         ("empty.json", "empty.json is not a valid record: the record must have name"),
-        ("absent.json", "cannot read absent.json as JSON"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arguments, message):

@@ -1,0 +1,69 @@
+"""From an exported folder to a translator; torch is imported where that is missing."""
+
+import hashlib
+import importlib
+import logging
+import os
+from typing import Optional
+
+from collab_fairseq.translation.translator import Engine, Translator
+from collab_fairseq.translation.units import CARD, PathLike, TextUnits, TranslationError, read_card
+
+logger = logging.getLogger(__name__)
+
+ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine", "onnx": "OnnxEngine"}
+#: changes with what a conversion writes
+_VERSION = "1"
+
+
+def open_folder(
+    folder: PathLike, *, engine: str, device: str, precision: str, threads: Optional[int] = None
+) -> Translator:
+    """See :func:`collab_fairseq.load`."""
+    if engine not in ("torch", "ctranslate2"):
+        raise TranslationError(f"the engine must be one of torch, ctranslate2, but is {engine!r}")
+    if engine == "ctranslate2":
+        folder = _for_ctranslate2(os.fspath(folder))
+    card = read_card(folder)
+    if card.engine not in ENGINES:
+        raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
+    home = importlib.import_module(f"collab_fairseq.translation.{card.engine}_engine")
+    computes: Engine = getattr(home, ENGINES[card.engine])(folder, device, precision, threads)
+    return Translator(computes, TextUnits(folder, card), card)
+
+
+def _for_ctranslate2(folder: str) -> str:
+    """The folder itself if it is CTranslate2's, else its conversion, in float32, made once and kept.
+
+    Conversions are in ``$XDG_CACHE_HOME/collab_fairseq``, by default ``~/.cache``, and may be deleted at any time.
+
+    Raises:
+        TranslationError, ExportError, CheckpointError: as of reading and exporting the folder.
+    """
+    card = read_card(folder)
+    if card.engine == "ctranslate2":
+        return folder
+    if card.engine != "torch":
+        raise TranslationError(f"{folder} is for {card.engine}, not for ctranslate2")
+    digest = hashlib.sha256(_VERSION.encode())
+    for file in (CARD, "model.pt"):
+        path = os.path.join(folder, file)
+        if not os.path.isfile(path):
+            raise TranslationError(f"{folder} has no {file}")
+        with open(path, "rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    target = os.path.join(home, "collab_fairseq", f"ctranslate2-{digest.hexdigest()[:16]}")
+    if not os.path.isdir(target):
+        logger.info("converting %s for CTranslate2, once, to %s", folder, target)
+        from .ctranslate2 import export
+        from .source import ExportError, read_source
+
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            export(read_source(folder), target)
+        except ExportError:
+            if not os.path.isdir(target):  # else another process was quicker
+                raise
+    return target
