@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -91,6 +92,40 @@ def test_settings_in_a_checkpoint_are_not_run_as_code(tiny_data, tmp_path):
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_flipped_bit_is_noticed_where_the_file_has_checksums(tmp_path, sums):
+    path = tmp_path / "flipped.pt"
+    torch.serialization.set_crc32_options(sums)
+    try:
+        torch.save({"model": {"weight": torch.full((1000,), 7.0)}}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    load = checkpoint_utils.torch.load
+    assert load(path)["model"]["weight"][0] == 7
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((10,), 7.0).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    if not sums:
+        assert load(path)["model"]["weight"][0] != 7
+        return
+    with open(path, "rb") as file:
+        for given in (path, str(path), file):
+            with pytest.raises(CheckpointError, match=r"flipped.pt was not loaded: .* does not match its checksum"):
+                load(given)
+
+
+def test_what_checkpoints_may_name_is_allowed_only_while_one_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch._weights_only_unpickler, "_marked_safe_globals_set", {Path})
+    torch.save({"settings": Namespace(width=8)}, tmp_path / "settings.pt")
+    assert checkpoint_utils.torch.load(tmp_path / "settings.pt")["settings"].width == 8
+    assert torch.serialization.get_safe_globals() == [Path]
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "settings.pt", weights_only=True)
+    torch.serialization.add_safe_globals([Namespace])  # somebody else's decision stays
+    checkpoint_utils.torch.load(tmp_path / "settings.pt")
+    assert Namespace in torch.serialization.get_safe_globals()
+
+
 def with_numpy_1_names(data):
     """The bytes of a torch file, as NumPy 1 would have made them."""
     out = io.BytesIO()
@@ -163,6 +198,18 @@ def test_a_failed_copy_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
         checkpoint_utils.PathManager.copy(str(source), str(target), overwrite=True)
     assert target.read_bytes() == b"old"
     assert files(tmp_path) == ["checkpoint_last.pt", "new.pt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_full_disk_is_one_clear_error(tmp_path, size):
+    target = tmp_path / "checkpoint_last.pt"
+    target.write_bytes(b"old")
+    (tmp_path / "checkpoint_last.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"checkpoint_last.pt could not be written \(No space left on device\)"):
+        checkpoint_utils.torch_persistent_save({"model": torch.zeros(size)}, str(target))
+    assert target.read_bytes() == b"old"
+    assert files(tmp_path) == ["checkpoint_last.pt"]
 
 
 KILLED = """
