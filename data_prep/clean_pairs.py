@@ -17,28 +17,27 @@ from typing import Dict
 
 def clean(args: argparse.Namespace) -> Dict[str, int]:
     """Write the pairs; returns how many were kept, held out and left out."""
-    langs = (args.source_lang, args.target_lang)
-    held_out = args.every[1] if args.every else None
+    every, held_out = (int(args.every[0]), args.every[1]) if args.every else (0, None)
+    prefixes = [prefix for prefix in (args.input, args.output, held_out) if prefix]
     counts = {"kept": 0, "held out": 0, "left out": 0}
     with ExitStack() as stack:
-
-        def files(prefix: str, mode: str):
-            names = (f"{prefix}.{lang}" for lang in langs)
-            return [stack.enter_context(open(name, mode, encoding="utf-8", newline="\n")) for name in names]
-
-        texts, kept = files(args.input, "r"), files(args.output, "w")
-        held = files(held_out, "w") if held_out else []
+        texts, *outputs = (
+            [
+                stack.enter_context(open(f"{prefix}.{lang}", "w" if number else "r", encoding="utf-8", newline="\n"))
+                for lang in (args.source_lang, args.target_lang)
+            ]
+            for number, prefix in enumerate(prefixes)
+        )
         for number, pair in enumerate(zip_longest(*texts), start=1):
             if None in pair:
-                raise ValueError(f"{args.input}.{langs[pair.index(None)]} ends before line {number} of the other side")
+                raise ValueError(f"{texts[pair.index(None)].name} ends before line {number} of the other side")
             short, long = sorted(len(line.split()) for line in pair)
             if short < 1 or long > args.longest or long > args.ratio * short:
                 counts["left out"] += 1
                 continue
-            good = counts["kept"] + counts["held out"] + 1
-            to_hold = bool(held) and good % int(args.every[0]) == 0
+            to_hold = every > 0 and (counts["kept"] + counts["held out"] + 1) % every == 0
             counts["held out" if to_hold else "kept"] += 1
-            for line, file in zip(pair, held if to_hold else kept, strict=True):
+            for line, file in zip(pair, outputs[to_hold], strict=True):
                 file.write(line)
     return counts
 

@@ -13,6 +13,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import re
 import sys
 import tarfile
 from pathlib import Path, PurePosixPath
@@ -29,21 +30,12 @@ _PARTS = {"train": "train", "newstest2013": "valid", "newstest2014": "test", "te
 Lines = List[str]
 
 
-def subwords(line: str) -> str:
-    """Words of more than five letters in pieces: `sleep@@ ing`."""
-    words = []
-    for word in line.split(" "):
-        pieces = [word[i : i + _PIECE] for i in range(0, len(word), _PIECE)]
-        words += [piece + "@@" for piece in pieces[:-1]] + pieces[-1:]
-    return " ".join(words)
-
-
 def tokenised(lines: Sequence[str], lang: str) -> Lines:
-    """Tokenised and in subwords, as Google's set is."""
+    """Tokenised, words of more than five letters in pieces, as Google's set is: `sleep@@ ing`."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=lang)
-    return [subwords(moses.tokenize(line, return_str=True)) for line in lines]
+    return [re.sub(rf"(\S{{{_PIECE}}})(?=\S)", r"\1@@ ", moses.tokenize(line, return_str=True)) for line in lines]
 
 
 def marked_up(lines: Sequence[str], name: str) -> Lines:
@@ -58,8 +50,7 @@ def marked_up(lines: Sequence[str], name: str) -> Lines:
 
 def members(rows: Rows, parts: Dict[str, List[Tuple[str, str]]]) -> List[Lines]:
     """The lines of every member: a part is divided among the members that become the same text."""
-    found = []
-    texts = [text for *_, text in rows]
+    found, texts = [], [text for *_, text in rows]
     for number, (_, path, _, text) in enumerate(rows):
         base, _, lang = text.rpartition(".")
         pairs = parts[_PARTS[base]]

@@ -11,6 +11,8 @@ the pieces of each line separated by blanks, exactly one output line per input l
 """
 
 import argparse
+import fileinput
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -21,31 +23,18 @@ import sentencepiece
 
 def sample(texts: List[Path], lines: int, target: Path) -> None:
     """Write every k-th line of the texts to `target`, k such that about `lines` remain."""
-    total = 0
-    for text in texts:
-        with open(text, "rb") as stream:
-            total += sum(1 for _ in stream)
-    step, number = max(1, total // lines), 0
-    with open(target, "wb") as out:
-        for text in texts:
-            with open(text, "rb") as stream:
-                for line in stream:
-                    if number % step == 0:
-                        out.write(line)
-                    number += 1
+    with fileinput.input(texts, mode="rb") as stream:
+        step = max(1, sum(1 for _ in stream) // lines)
+    with fileinput.input(texts, mode="rb") as stream, open(target, "wb") as out:
+        out.writelines(itertools.islice(stream, 0, None, step))
 
 
 def train(texts: List[Path], model: Path, vocab_size: int, lines: Optional[int] = None) -> None:
     """Train BPE with `vocab_size` pieces jointly on `texts`; writes MODEL and, beside it, the pieces as .vocab."""
     prefix = str(model.with_suffix(""))
     if lines is not None:
-        part = Path(f"{prefix}.sample")
-        sample(texts, lines, part)
-        try:
-            train([part], model, vocab_size)
-        finally:
-            part.unlink()
-        return
+        sample(texts, lines, Path(f"{prefix}.sample"))
+        texts = [Path(f"{prefix}.sample")]
     sentencepiece.SentencePieceTrainer.train(
         input=[str(text) for text in texts],
         model_prefix=prefix,
@@ -58,6 +47,7 @@ def train(texts: List[Path], model: Path, vocab_size: int, lines: Optional[int] 
         minloglevel=1,
     )
     os.replace(f"{prefix}.model", model)
+    Path(f"{prefix}.sample").unlink(missing_ok=True)
 
 
 def encode(model: Path, source: Path, target: Path) -> None:

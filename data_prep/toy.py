@@ -9,68 +9,34 @@ appears whole or not at all.
 """
 
 import argparse
-import contextlib
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, List, Tuple
 
 from toy_grammar import Sentences
 
 SIZES = {"train": 12000, "valid": 500, "test": 500}
-# of sentences tried in a row; a small part of what the grammar can say is ever asked for
-_PATIENCE = 10000
+Parts = Dict[str, List[Tuple[str, str]]]
 
 
-class CorpusError(Exception):
-    """The corpus cannot be made as asked for."""
-
-
-def distinct(seed: int) -> Iterator[Tuple[str, str]]:
-    """Sentence pairs with English sides that never repeat."""
-    seen: Set[str] = set()
-    fruitless = 0
-    for en, de in Sentences(seed):
-        fruitless = fruitless + 1 if en in seen else 0
-        if fruitless > _PATIENCE:
-            raise CorpusError(f"the grammar has no more than {len(seen)} sentences at hand, expected more")
-        if not fruitless:
-            seen.add(en)
-            yield en, de
-
-
-def corpus(seed: int, sizes: Dict[str, int]) -> Dict[str, List[Tuple[str, str]]]:
+def corpus(seed: int, sizes: Dict[str, int]) -> Parts:
     """Sentence pairs of every part; the test set comes first, so that it does not depend on the size of training."""
-    pairs = distinct(seed)
+    sentences = Sentences(seed)
+    made: Dict[str, str] = {}
+    while len(made) < sum(sizes.values()):
+        english, german = sentences.sentence()
+        made.setdefault(english, german)
+    pairs = iter(made.items())
     return {part: [next(pairs) for _ in range(sizes[part])] for part in ("test", "valid", "train")}
-
-
-@contextlib.contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `output` when the block ends, and is gone if it fails.
-
-    Raises:
-        CorpusError: `output` is there already.
-    """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CorpusError(f"{output} must be a new or empty folder, but it exists; choose another --output")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
-    try:
-        yield partial
-        partial.chmod(0o755)
-        os.replace(partial, output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_lines(path: Path, lines: List[str]) -> None:
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
-def write(parts: Dict[str, List[Tuple[str, str]]], folder: Path) -> None:
+def write(parts: Parts, folder: Path) -> None:
     """Write PART.en and PART.de into a folder."""
     for part, pairs in parts.items():
         for side, lang in enumerate(("en", "de")):
@@ -85,17 +51,22 @@ def positive(text: str) -> int:
 
 def run(parser: argparse.ArgumentParser, make: Any) -> int:
     """Read the options of a script that makes a corpus; `make` writes its parts to a folder as the options say."""
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
+    add("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
     for part, size in SIZES.items():
-        parser.add_argument(
-            f"--{part}", type=positive, default=size, metavar="N", help="sentence pairs (default: %(default)s)"
-        )
+        add(f"--{part}", type=positive, default=size, metavar="N", help="sentence pairs (default: %(default)s)")
     args = parser.parse_args()
+    if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
+        parser.error(f"--output must be a new or empty folder, but {args.output} is there")
     try:
-        with new_folder(args.output) as folder:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{args.output.name}.", dir=args.output.parent) as work:
+            folder = Path(work, "whole")
+            folder.mkdir()
             make(corpus(args.seed, {part: getattr(args, part) for part in SIZES}), folder, args)
-    except (CorpusError, OSError) as error:
+            os.replace(folder, args.output)
+    except OSError as error:
         sys.stderr.write(f"data_prep/{parser.prog}: error: {error}\n")
         return 1
     return 0

@@ -6,134 +6,146 @@ compounded. Where English does not tell what German must (you: du, ihr, Sie; syn
 """
 
 import random
-import re
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
-
-import toy_words as tables
+from typing import Dict, List, NamedTuple, Sequence, Tuple, TypeVar
 
 T = TypeVar("T")
-CASES = ("nom", "acc", "dat", "gen")
-# endings by case, for masculine, feminine, neuter, plural
-THE = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den", "gen": "des der des der"}
-DIES = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en", "gen": "es er es er"}
-EIN = {"nom": "- e - e", "acc": "en e - e", "dat": "em er em en", "gen": "es er es er"}
-# adjectives after der and dies, after ein, and without a determiner (which occurs in the plural only)
-WEAK = {"nom": "e e e en", "acc": "en e e en", "dat": "en en en en", "gen": "en en en en"}
-MIXED = {"nom": "er e es en", "acc": "en e es en", "dat": "en en en en", "gen": "en en en en"}
-BARE = {"nom": "e e e e", "acc": "e e e e", "dat": "en en en en", "gen": "er er er er"}
+Pair = Tuple[str, str]  # English, German
+CASES = ("nom", "acc", "dat")
+
+# Tables: rows are separated by line ends and |, cells by blanks, and ~ stands for a blank.
+# English[/plural] German gender plural
+NOUNS = {
+    "person": """
+    man/men Mann m Männer | woman/women Frau f Frauen | child/children Kind n Kinder | girl Mädchen n Mädchen
+    teacher Lehrer m Lehrer | teacher Lehrerin f Lehrerinnen | doctor Arzt m Ärzte | guest Gast m Gäste
+    friend Freundin f Freundinnen | baker Bäcker m Bäcker | aunt Tante f Tanten | uncle Onkel m Onkel
+    dog Hund m Hunde | cat Katze f Katzen | horse Pferd n Pferde | bird Vogel m Vögel | cow Kuh f Kühe""",
+    "thing": """
+    book Buch n Bücher | letter Brief m Briefe | lamp Lampe f Lampen | table Tisch m Tische | chair Stuhl m Stühle
+    picture Bild n Bilder | clock Uhr f Uhren | car Auto n Autos | coat Mantel m Mäntel | shirt Hemd n Hemden
+    key Schlüssel m Schlüssel | bottle Flasche f Flaschen | bicycle Fahrrad n Fahrräder | bag Tasche f Taschen""",
+    "food": """
+    apple Apfel m Äpfel | egg Ei n Eier | cake Kuchen m Kuchen | soup Suppe f Suppen | onion Zwiebel f Zwiebeln
+    bread Brot n Brote | sausage Wurst f Würste | roll Brötchen n Brötchen""",
+    "place": """
+    garden Garten m Gärten | house Haus n Häuser | school Schule f Schulen | station Bahnhof m Bahnhöfe
+    park Park m Parks | village Dorf n Dörfer | kitchen Küche f Küchen | town Stadt f Städte""",
+}
+# what a compound begins with, by the class of its noun
+FIRSTS = {
+    "person": "village/Dorf city/Stadt",
+    "thing": "kitchen/Küchen garden/Garten winter/Winter glass/Glas wood/Holz music/Musik sport/Sport",
+    "food": "fish/Fisch cheese/Käse winter/Winter",
+    "place": "forest/Wald music/Musik holiday/Ferien",
+}
+# equal English words are synonyms
+ADJECTIVES = """
+    old alt | new neu | big groß | small klein | red rot | black schwarz | green grün | beautiful schön | cheap billig
+    cheap günstig | strange seltsam | strange merkwürdig | quiet ruhig | dirty schmutzig | heavy schwer | famous berühmt
+"""
+# English/past German[/stem with du and er] participle[;s with sein], the class of the object, its case, perhaps with a
+# preposition; + separates a prefix
+VERBS = """
+    find/found finden gefunden thing acc | look~for/looked~for suchen gesucht person acc
+    buy/bought kaufen gekauft food acc | sell/sold verkaufen verkauft thing acc
+    repair/repaired reparieren repariert thing acc | see/saw sehen/sieh gesehen place acc
+    read/read lesen/lies gelesen thing acc | forget/forgot vergessen/vergiss vergessen thing acc
+    eat/ate essen/iss gegessen food acc | cook/cooked kochen gekocht food acc | love/loved lieben geliebt person acc
+    meet/met treffen/triff getroffen person acc | ask/asked fragen gefragt person acc
+    know/knew kennen gekannt person acc | draw/drew zeichnen gezeichnet place acc
+    call/called an+rufen angerufen person acc | pick~up/picked~up ab+holen abgeholt person acc
+    bring~along/brought~along mit+bringen mitgebracht food acc
+    throw~away/threw~away weg+werfen/wirf weggeworfen thing acc | help/helped helfen/hilf geholfen person dat
+    follow/followed folgen gefolgt;s person dat | thank/thanked danken gedankt person dat
+    listen~to/listened~to zu+hören zugehört person dat | wait~for/waited~for warten gewartet person auf~acc
+    think~of/thought~of denken gedacht person an~acc | talk~to/talked~to sprechen/sprich gesprochen person mit~dat
+    laugh~at/laughed~at lachen gelacht person über~acc | sleep/slept schlafen/schläf geschlafen - -
+    work/worked arbeiten gearbeitet - - | dance/danced tanzen getanzt - -
+    arrive/arrived an+kommen angekommen;s - - | wake~up/woke~up auf+wachen aufgewacht;s - -
+"""
+# by person: ich, du, er, wir, ihr, sie
+AUXILIARIES = {
+    "haben": "habe hast hat haben habt haben", "sein": "bin bist ist sind seid sind",
+    "will": "werde wirst wird werden werdet werden", "can": "kann kannst kann können könnt können",
+    "must": "muss musst muss müssen müsst müssen",
+}  # fmt: skip
+# English subject and object; German by case; the person
+PRONOUNS = """
+    I me ich mich mir 0 | you you du dich dir 1 | he him er ihn ihm 2 | she her sie sie ihr 2 | we us wir uns uns 3
+    you you ihr euch euch 4 | you you Sie Sie Ihnen 5 | they them sie sie ihnen 5
+"""
+# English singular and plural; German by case and the adjective's endings, each for masculine, feminine, neuter, plural
+WEAK, MIXED = ("e e e en", "en e e en", "en en en en"), ("er e es en", "en e es en", "en en en en")
+DETERMINERS = [
+    ("the", "the", ("der die das die", "den die das die", "dem der dem den"), WEAK),
+    ("this", "these", ("dieser diese dieses diese", "diesen diese dieses diese", "diesem dieser diesem diesen"), WEAK),
+    ("my", "my", ("mein meine mein meine", "meinen meine mein meine", "meinem meiner meinem meinen"), MIXED),
+    ("our", "our", ("unser unsere unser unsere", "unseren unsere unser unsere", "unserem unserer unserem unseren"),
+     MIXED),
+    ("a", "two", ("ein eine ein zwei", "einen eine ein zwei", "einem einer einem zwei"),
+     ("er e es e", "en e es e", "en en en en")),
+]  # fmt: skip
+TIMES = {
+    "present": "today/heute every~day/jeden~Tag in~the~evening/am~Abend now/jetzt often/oft",
+    "past": "yesterday/gestern last~week/letzte~Woche this~morning/heute~Morgen on~Monday/am~Montag",
+    "later": "tomorrow/morgen next~year/nächstes~Jahr soon/bald on~Sunday/am~Sonntag",
+}
+PREPOSITIONS = "in/in near/neben behind/hinter in~front~of/vor"
+LINKS = "because/weil although/obwohl while/während before/bevor"
 
 
-def entries(table: str) -> List[List[str]]:
-    """The rows of a table above."""
-    return [row.split() for row in re.split(r"[|\n]", table) if row.strip()]
+def rows(table: str) -> List[List[str]]:
+    return [[cell.replace("~", " ") for cell in row.split()] for row in table.strip().replace("\n", "|").split("|")]
 
 
-def pairs(table: str) -> List[Tuple[str, str]]:
-    """English and German of a list above."""
-    return [tuple(item.replace("~", " ").split("/")) for item in table.split()]  # type: ignore[misc]
+def pairs(text: str) -> List[Pair]:
+    """English and German of each item of a list."""
+    return [(english, german) for english, german in (item.replace("~", " ").split("/") for item in text.split())]
 
 
-def ending(table: Dict[str, str], case: str, column: int) -> str:
-    return table[case].split()[column].replace("-", "")
+def joined(*words: str) -> str:
+    return " ".join(filter(None, words))
 
 
 class Phrase(NamedTuple):
-    """A noun phrase or pronoun: English as subject and as object, German by case, the person of its verb."""
+    """A noun phrase or pronoun: English as subject and object, German by case, the person of its verb."""
 
     en: str
     en_object: str
     de: Dict[str, str]
     person: int
     pronoun: bool = False
-    column: int = 0  # masculine, feminine, neuter, plural
 
 
-class Verb(NamedTuple):
-    """A verb of both languages; `takes` is what it has for an object."""
-
-    en: str
-    past: str
-    infinitive: str
-    prefix: str
-    present: List[str]
-    participle: str
-    auxiliary: str
-    takes: str
+NOTHING = Phrase("", "", dict.fromkeys(CASES, ""), 2)
 
 
-def inflected(word: str, ending: str) -> str:
-    """A verb or noun with `s` (third person, plural) or `d` (past): `looks~for`, `tried`."""
-    head, tilde, particle = word.partition("~")
-    if re.search("[^aeiou]y$", head):
-        head = head[:-1] + "ie"
-    elif re.search("(s|sh|ch|x|o)$" if ending == "s" else "[^e]$", head):
-        head += "e"
-    return head + ending + tilde + particle
-
-
-def parse_verb(row: Sequence[str]) -> Verb:
-    """One entry of VERBS."""
-    english, german, participle, takes = row
-    en, _, past = english.partition("/")
-    infinitive, _, changed = german.partition("/")
-    prefix, _, plain = infinitive.rpartition("+")
-    stem = plain.removesuffix("en") if plain.endswith("en") else plain[:-1]
-    e = "e" if re.search("([td]|([^aeiouäöülrhmn]|ch)[mn])$", stem) else ""
+def present(infinitive: str, changed: str = "") -> List[str]:
+    """A verb by person; ``changed`` is its stem with du and er: nehmen, nimm."""
+    stem = infinitive[:-2]
+    e = "e" if stem.endswith(("t", "d", "chn")) else ""
     second = changed or stem + e
-    st = "t" if re.search("[sßz]$", second) else "st"
-    third = second if changed and second.endswith(("t", "d")) and not e else second + "t"
-    if changed and e:  # lädt, but lädst
-        third, st = changed + "t", "st"
-    present = [stem + "e", second + st, third, plain, stem + e + "t", plain]
-    participle, _, with_sein = participle.partition(";")
-    auxiliary = "sein" if with_sein else "haben"
-    return Verb(en, past or inflected(en, "d"), prefix + plain, prefix, present, participle, auxiliary, takes)
+    st = "t" if second[-1] in "sßz" else "st"
+    return f"{stem}e {second}{st} {second}t {infinitive} {stem}{e}t {infinitive}".split()
 
 
 def decline(
-    noun: Sequence[str],
-    determiner: str,
-    adjectives: Sequence[Sequence[str]] = (),
-    plural: bool = False,
-    number: Optional[Tuple[str, str]] = None,
-    first: Optional[Tuple[str, str]] = None,
+    noun: Sequence[str], determiner: int, adjectives: Sequence[Sequence[str]], plural: bool, first: Pair
 ) -> Phrase:
-    """A noun phrase from rows of the tables; `first` begins a compound, `number` stands in the determiner's place."""
-    english, german, gender, forms = noun
+    """A noun phrase from rows of the tables; ``first`` begins a compound."""
+    english, german, gender, german_plural = noun
     singular, _, irregular = english.partition("/")
-    de_plural, _, weak = forms.partition(";")
-    column = 3 if plural else "mfn".index(gender)
-    if plural:
-        nouns = dict.fromkeys(CASES, de_plural)
-        nouns["dat"] += "" if de_plural[-1] in "ns" else "n"
-    else:
-        nouns = {**dict.fromkeys(CASES, weak or german), "nom": german}
-        if gender != "f" and not weak:
-            short = len(german) < 5 and german[-1] not in "aeio"
-            nouns["gen"] += "es" if short or re.search("([sßzx]|sch)$", german) else "s"
-    words = [row[0] for row in adjectives] + [(irregular or inflected(singular, "s")) if plural else singular]
-    if first:
-        words.insert(-1, first[0])
-        nouns = {case: first[1] + form.lower() for case, form in nouns.items()}
+    en_singular, en_plural, articles, endings = DETERMINERS[determiner]
+    words = [row[0] for row in adjectives] + [joined(first[0], (irregular or singular + "s") if plural else singular)]
+    article = en_plural if plural else "an" if en_singular == "a" and words[0][0] in "aeiou" else en_singular
+    stem, column = (german_plural, 3) if plural else (german, "mfn".index(gender))
+    stem = first[1] + stem.lower() if first[1] else stem
     de = {}
-    for case in CASES:
-        if number or (plural and determiner == "a"):
-            article, table = number[1] if number else "", BARE
-        elif determiner == "the":
-            article, table = ending(THE, case, column), WEAK
-        else:
-            table = WEAK if determiner == "this" else MIXED
-            article = tables.DETERMINERS[determiner] + ending(DIES if determiner == "this" else EIN, case, column)
-        described = [row[1].split("/")[-1] + ending(table, case, column) for row in adjectives]
-        de[case] = " ".join(filter(None, [article, *described, nouns[case]]))
-    if number:
-        article = number[0]
-    elif determiner == "a":
-        article = "" if plural else "an" if words[0][0] in "aeiou" else "a"
-    else:
-        article = "these" if plural and determiner == "this" else determiner
-    english = " ".join(filter(None, [article, *words]))
-    return Phrase(english, english, de, 5 if plural else 2, column=column)
+    for number, case in enumerate(CASES):
+        ending = endings[number].split()[column]
+        form = stem + ("n" if plural and case == "dat" and stem[-1] not in "ns" else "")
+        de[case] = joined(articles[number].split()[column], *(row[1] + ending for row in adjectives), form)
+    return Phrase(joined(article, *words), joined(article, *words), de, 5 if plural else 2)
 
 
 class Sentences:
@@ -141,14 +153,8 @@ class Sentences:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.nouns = {kind: entries(table) for kind, table in tables.NOUNS.items()}
-        self.verbs = [parse_verb(row) for row in entries(tables.VERBS)]
-        self.adjectives = entries(tables.ADJECTIVES)
-        self.pronouns = entries(tables.PRONOUNS)
-
-    def __iter__(self) -> Iterator[Tuple[str, str]]:
-        while True:
-            yield self.sentence()
+        self.nouns = {kind: rows(table) for kind, table in NOUNS.items()}
+        self.verbs, self.adjectives, self.pronouns = map(rows, (VERBS, ADJECTIVES, PRONOUNS))
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -157,133 +163,71 @@ class Sentences:
         # not Random.choice, whose use of random numbers has changed between versions of Python
         return options[int(self.random.random() * len(options))]
 
-    def noun_phrase(self, kind: str, depth: int = 0) -> Phrase:
-        """Determiner, adjectives, noun, perhaps a compound; perhaps with an owner or a relative clause."""
-        if kind == "any":
-            kind = self.choose(("person", "animal", "thing"))
-        plural, noun = self.chance(0.3), self.choose(self.nouns[kind])
-        first = self.choose(pairs(tables.FIRSTS[kind])) if kind in tables.FIRSTS and self.chance(0.3) else None
-        if first and noun[1].lower().startswith(first[1][:4].lower()):
-            first = None
+    def phrase(self, kind: str) -> Phrase:
+        """A pronoun for a person, or determiner, adjectives, noun, perhaps a compound."""
+        if kind == "person" and self.chance(0.4):
+            subject, object_, *german, person = self.choose(self.pronouns)
+            return Phrase(subject, object_, dict(zip(CASES, german, strict=True)), int(person), pronoun=True)
+        noun = self.choose(self.nouns[kind])
+        first = self.choose(pairs(FIRSTS[kind])) if self.chance(0.3) else ("", "")
         adjectives = [self.choose(self.adjectives) for _ in range(self.choose((0, 0, 1, 1, 2)))]
-        if len(adjectives) == 2 and adjectives[0][0] == adjectives[1][0]:
+        if len({row[0] for row in adjectives}) < len(adjectives):  # no `old old`
             adjectives.pop()
-        determiner = self.choose(tuple(tables.DETERMINERS))
-        number = self.choose(pairs(tables.NUMBERS)) if plural and self.chance(0.3) else None
-        return self.modified(decline(noun, determiner, adjectives, plural, number, first), kind, depth)
+        return decline(noun, self.choose(range(len(DETERMINERS))), adjectives, self.chance(0.3), first)
 
-    def modified(self, phrase: Phrase, kind: str, depth: int) -> Phrase:
-        """The phrase, sometimes with an owner in the genitive or a relative clause."""
-        if depth == 0 and kind in ("thing", "animal") and self.chance(0.12):
-            owner = self.noun_phrase("person", depth=1)
-            english = f"{phrase.en} of {owner.en}"
-            german = {case: f"{form} {owner.de['gen']}" for case, form in phrase.de.items()}
-            return phrase._replace(en=english, en_object=english, de=german)
-        if depth == 0 and kind in ("person", "animal") and self.chance(0.15):
-            relative = phrase._replace(en="", de={"nom": ending(THE, "nom", phrase.column)})
-            english, german = self.clause(subject=relative, order="last", depth=1)
-            english = f"{phrase.en} who {english}"
-            return phrase._replace(
-                en=english, en_object=english, de={case: f"{form} , {german} ," for case, form in phrase.de.items()}
-            )
-        return phrase
-
-    def pronoun(self) -> Phrase:
-        row = self.choose(self.pronouns)
-        return Phrase(row[0], row[1], dict(zip(CASES, row[2:5], strict=False)), int(row[5]), pronoun=True)
-
-    def someone(self, depth: int) -> Phrase:
-        if self.chance(0.4):
-            return self.pronoun()
-        return self.noun_phrase(self.choose(("person", "person", "animal")), depth)
-
-    def objects(self, verb: Verb, depth: int) -> Tuple[str, List[str], List[str], List[str]]:
-        """Objects of a verb: English; German pronouns, nouns, and what stands late in the clause."""
-        if verb.takes == "-":
-            return "", [], [], []
-        if "-" in verb.takes:
-            preposition, case = verb.takes.split("-")
-            item = self.someone(1) if self.chance(0.7) else self.noun_phrase("any", depth)
-            return item.en_object, [], [], [f"{preposition} {item.de[case]}"]
-        if verb.takes == "give":
-            receiver, gift = self.someone(1), self.noun_phrase("thing", depth)
-            german = [receiver.de["dat"]]
-            return (
-                f"{receiver.en_object} {gift.en_object}", german if receiver.pronoun else [],
-                [*([] if receiver.pronoun else german), gift.de["acc"]], [],
-            )  # fmt: skip
-        person = verb.takes in ("person", "dat") or (verb.takes == "any" and self.chance(0.3))
-        item = self.someone(depth) if person else self.noun_phrase(verb.takes, depth)
-        german = [item.de["dat" if verb.takes == "dat" else "acc"]]
-        return item.en_object, german if item.pronoun else [], [] if item.pronoun else german, []
-
-    def clause(self, subject: Optional[Phrase] = None, order: str = "second", depth: int = 0) -> Tuple[str, str]:
+    def clause(self, order: str) -> Pair:
         """A clause in both languages; order: where the German finite verb stands: first, second or last."""
-        subject = subject or self.someone(depth)
-        verb = self.choose(self.verbs)
-        tense = self.choose(("present", "present", "past", "past", "future", "can", "must", "may"))
-        # "must not" is another verb in German
-        negated, question = self.chance(0.12) and tense != "must", order == "first" and depth == 0
-        third = subject.person == 2
-        if tense in ("present", "past"):
-            auxiliary = ("did" if tense == "past" else "does" if third else "do") if negated or question else ""
-            bare = verb.past if tense == "past" else inflected(verb.en, "s") if third else verb.en
-            bare = verb.en if auxiliary else bare
-        else:
-            auxiliary, bare = "will" if tense == "future" else tense, verb.en
-        not_ = "not" if negated else ""
+        subject, negated = self.phrase("person"), "not" if self.chance(0.15) else ""
+        english, german, participle, kind, how = self.choose(self.verbs)
+        bare, past = english.split("/")
+        infinitive, _, changed = german.partition("/")
+        prefix, _, plain = infinitive.rpartition("+")
+        participle, _, with_sein = participle.partition(";")
+        tense = self.choose(("present", "present", "past", "past", "will", "can", "must"))
+        singular = subject.person == 2
+        helper = {"present": "does" if singular else "do", "past": "did"}.get(tense, tense)
         if tense == "present":
-            finite, prefix, end = verb.present[subject.person], verb.prefix, ""
-        elif tense == "past":
-            finite, prefix, end = tables.IRREGULAR[verb.auxiliary].split()[subject.person], "", verb.participle
+            finite, end = present(plain, changed)[subject.person], prefix
         else:
-            finite = tables.IRREGULAR["werden" if tense == "future" else tense].split()[subject.person]
-            prefix, end = "", verb.infinitive
+            auxiliary = ("sein" if with_sein else "haben") if tense == "past" else tense
+            finite, end = (
+                AUXILIARIES[auxiliary].split()[subject.person],
+                participle if tense == "past" else prefix + plain,
+            )
+        if helper != tense and not negated and order != "first":
+            head, *particle = bare.split()
+            helper, bare = "", past if tense == "past" else joined(head + "s" * singular, *particle)
 
-        english_objects, pronouns, nouns, late = self.objects(verb, max(depth, 1 if self.chance(0.6) else 0))
-        kind = tense if tense in tables.TIMES else "future"
-        time = self.choose(pairs(tables.TIMES[kind])) if self.chance(0.45) and depth == 0 else ("", "")
-        place_en = place_de = ""
-        if depth == 0 and self.chance(0.25):
-            preposition, place = self.choose(pairs(tables.PREPOSITIONS)), self.noun_phrase("place", 1)
-            place_en = f"{preposition[0]} {place.en}"
-            place_de = re.sub("^in dem ", "im ", f"{preposition[1]} {place.de['dat']}")
+        preposition, _, case = how.rpartition(" ")
+        thing = NOTHING if kind == "-" else self.phrase(kind)
+        object_ = "" if kind == "-" else joined(preposition, thing.de[case])
+        time = self.choose(pairs(TIMES.get(tense, TIMES["later"]))) if self.chance(0.45) else ("", "")
+        place, where = self.choose(pairs(PREPOSITIONS)), self.phrase("place")
+        if not self.chance(0.25):
+            place, where = ("", ""), NOTHING
         front = order == "second" and bool(time[1]) and self.chance(0.4)
-        middle = [*pronouns, "" if front else time[1], *nouns, "nicht" if negated else "", place_de, *late]
-        if time[1] and not front and self.chance(0.2):  # nouns before the time: as right
-            middle = [*pronouns, *nouns, time[1], "nicht" if negated else "", place_de, *late]
-        begin = {
-            "first": [finite, subject.de["nom"]],
-            "second": [time[1], finite, subject.de["nom"]] if front else [subject.de["nom"], finite],
-            "last": [subject.de["nom"]],
-        }[order]
-        ends = [end, prefix + finite] if order == "last" else [prefix, end]
-        english = [auxiliary, subject.en, not_] if question else [subject.en, auxiliary, not_]
-        words = [*english, bare.replace("~", " "), english_objects, place_en, time[0]]
-        return " ".join(filter(None, words)), " ".join(filter(None, [*begin, *middle, *ends]))
+        later = ["" if front else time[1], "" if preposition or thing.pronoun else object_]
+        if self.chance(0.2):  # nouns before the time: as right
+            later.reverse()
+        middle = [object_ if thing.pronoun and not preposition else "", *later, "nicht" if negated else ""]
+        middle += [joined(place[1], where.de["dat"]), object_ if preposition else ""]
+        begin = [time[1], finite, subject.de["nom"]] if front else [subject.de["nom"], finite]
+        if order == "first":
+            begin.reverse()
+        if order == "last":  # with its prefix
+            begin, end = begin[:1], end + finite if tense == "present" else joined(end, finite)
+        said = [helper, subject.en, negated] if order == "first" else [subject.en, helper, negated]
+        said += [bare, thing.en_object, place[0], where.en, time[0]]
+        return joined(*said).replace("can not", "cannot"), joined(*begin, *middle, end)
 
-    def sentence(self) -> Tuple[str, str]:
+    def sentence(self) -> Pair:
         """A sentence of one or two clauses."""
         kind, end = self.random.random(), "."
         if kind < 0.12:
-            (english, german), end = self.clause(order="first"), "?"
-        elif kind < 0.32:
-            link = self.choose(pairs(tables.LINKS))
-            (first_en, first_de), main = self.clause(order="last", depth=1), self.clause(order="second")
-            english, german = f"{main[0]} {link[0]} {first_en}", f"{main[1]} , {link[1]} {first_de}"
-        elif kind < 0.42:
-            subject, (english, german) = self.pronoun(), self.clause(order="last")
-            think = self.choose((("think", "denken"), ("hope", "hoffen"), ("say", "sagen")))
-            verb = parse_verb([think[0], think[1], "-", "-"])
-            finite = inflected(think[0], "s") if subject.person == 2 else think[0]
-            english = f"{subject.en} {finite} that {english}"
-            german = f"{subject.de['nom']} {verb.present[subject.person]} , dass {german}"
+            (english, german), end = self.clause("first"), "?"
         else:
-            english, german = self.clause()
-        return finish(english, end), finish(german, end)
-
-
-def finish(text: str, end: str) -> str:
-    """A capital at the start, commas without a blank before and never doubled, the mark at the end."""
-    text = re.sub(r"( ,)+", ",", text).rstrip(",").replace("can not", "cannot") + end
-    return text[0].upper() + text[1:]
+            english, german = self.clause("second")
+        if 0.12 <= kind < 0.37:
+            link, clause = self.choose(pairs(LINKS)), self.clause("last")
+            english, german = f"{english} {link[0]} {clause[0]}", f"{german}, {link[1]} {clause[1]}"
+        return english[0].upper() + english[1:] + end, german[0].upper() + german[1:] + end

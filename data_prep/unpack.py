@@ -23,7 +23,6 @@ PATH is an archive, or a folder in which it was unpacked before. `unpack` prints
 sentence on standard error and exit status 1.
 """
 
-import argparse
 import gzip
 import hashlib
 import re
@@ -77,12 +76,12 @@ def checked(name: str, expected: str, path: Path) -> str:
     algorithm = "sha256" if expected == "-" else expected.partition(":")[0]
     digest = hashlib.new(algorithm)
     with open(path, "rb") as stream:
+        begin = stream.peek(512).lstrip().lower()
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     found = f"{algorithm}:{digest.hexdigest()}"
     if expected not in ("-", found):
-        with open(path, "rb") as stream:
-            page = stream.read(512).lstrip().lower().startswith((b"<!doctype", b"<html"))
+        page = begin.startswith((b"<!doctype", b"<html"))
         what = "a web page" if page else "truncated, damaged or another file"
         raise CorpusError(f"{path} is {what}: its sum is {found}, expected {expected} for {name}")
     return found
@@ -95,10 +94,10 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path) -> Path:
         if [name] == [f"{member}.gz" for member in wanted]:
             with gzip.open(path) as packed, open(folder / wanted[0], "wb") as text:
                 shutil.copyfileobj(packed, text)
-            return folder
-        with tarfile.open(path, "r|*") as archive:
-            members = (entry for entry in archive if entry.isfile() and str(PurePosixPath(entry.name)) in wanted)
-            archive.extractall(folder, members, filter="data")
+        else:
+            with tarfile.open(path, "r|*") as archive:
+                members = (entry for entry in archive if entry.isfile() and str(PurePosixPath(entry.name)) in wanted)
+                archive.extractall(folder, members, filter="data")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CorpusError(f"{path} is truncated or not a gzipped archive: {error}") from error
     return folder
@@ -123,12 +122,13 @@ def unpack(rows: Rows, target: Path, sources: Dict[str, Path]) -> Rows:
             wanted = [inside for archive, inside, *_ in members if archive == name]
             folders[name] = path if path.is_dir() else extract(name, path, wanted, Path(work))
         for name, inside, expected, text in members:
-            places = [folders[name] / inside, folders[name] / PurePosixPath(inside).name]
-            file = next((place for place in places if place.is_file()), None)
-            if file is None:
+            file = folders[name] / inside
+            if not file.is_file():
+                file = folders[name] / file.name
+            if not file.is_file():
                 raise CorpusError(f"{sources[name]} lacks {inside}: it is half unpacked, or not {name}")
+            lines = 0
             with open(file, "rb") as stream, open(target / text, "ab") as output:
-                lines = 0
                 for line in text_of(stream, file.name):
                     output.write(line if line.endswith(b"\n") else line + b"\n")
                     lines += 1
@@ -136,28 +136,28 @@ def unpack(rows: Rows, target: Path, sources: Dict[str, Path]) -> Rows:
                 half = " (half unpacked? give the archive itself)" if sources[name].is_dir() else ""
                 raise CorpusError(f"{inside} of {sources[name]} has {lines} lines, expected {expected}{half}")
             totals[text] += lines
-    for base in dict.fromkeys(text.rpartition(".")[0] for text in totals):
-        sides = {text: lines for text, lines in totals.items() if text.rpartition(".")[0] == base}
-        if len(set(sides.values())) > 1:
-            got = ", ".join(f"{text} has {lines}" for text, lines in sides.items())
-            raise CorpusError(f"the two sides of {base} are misaligned: line counts must be equal, but {got}")
+    for text, lines in totals.items():
+        base = text.rpartition(".")[0]
+        for other, number in totals.items():
+            if other.rpartition(".")[0] == base and number != lines:
+                got = f"{text} has {lines}, {other} has {number}"
+                raise CorpusError(f"the two sides of {base} are misaligned: line counts must be equal, but {got}")
     return [[*row[:2], sums[row[1]], row[3]] if row[0] == "archive" else row for row in rows]
 
 
 def text_of(stream: Iterable[bytes], name: str) -> Iterator[bytes]:
     """The lines of a member that are text."""
-    if name.endswith((".sgm", ".xml")):
-        for line in stream:
+    for line in stream:
+        if name.endswith((".sgm", ".xml")):
             found = _SEGMENT.search(line)
             if found:
                 yield " ".join(found[1].decode("utf-8").split()).encode("utf-8")
-    elif name.startswith("train.tags."):
-        for line in stream:
+        elif name.startswith("train.tags."):
             bare = re.sub(rb"</?(title|description)>", b"", line).strip()
             if not bare.startswith(b"<"):
                 yield bare
-    else:
-        yield from stream
+        else:
+            yield line
 
 
 def agree(rows: Rows, others: Rows) -> bool:
@@ -169,25 +169,23 @@ def agree(rows: Rows, others: Rows) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("archives", "check", "unpack", "agrees"))
-    parser.add_argument("manifest", type=Path)
-    parser.add_argument("arguments", nargs="*")
-    args = parser.parse_args()
+    if len(sys.argv) < 3 or sys.argv[1] not in ("archives", "check", "unpack", "agrees"):
+        sys.stdout.write(__doc__)
+        return 0 if "--help" in sys.argv else 2
+    command, manifest, *arguments = sys.argv[1:]
     try:
-        rows, arguments = read_manifest(args.manifest), args.arguments
+        rows = read_manifest(Path(manifest))
         archives = of_kind(rows, "archive")
-        if args.command == "archives":
+        if command == "archives":
             sys.stdout.writelines(f"{name}\t{url}\n" for name, _, url in archives)
-        elif args.command == "check":
+        elif command == "check":
             name, path = arguments
             checked(name, next(digest for archive, digest, _ in archives if archive == name), Path(path))
-        elif args.command == "agrees":
+        elif command == "agrees":
             return 0 if agree(rows, read_manifest(Path(arguments[0]))) else 1
         else:
             sources = {name: Path(path) for name, _, path in (argument.partition("=") for argument in arguments[1:])}
-            done = unpack(rows, Path(arguments[0]), sources)
-            sys.stdout.writelines("\t".join(row) + "\n" for row in done)
+            sys.stdout.writelines("\t".join(row) + "\n" for row in unpack(rows, Path(arguments[0]), sources))
     except (CorpusError, OSError, UnicodeDecodeError) as error:
         sys.stderr.write(f"data_prep/unpack.py: error: {error}\n")
         return 1

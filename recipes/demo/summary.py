@@ -9,48 +9,32 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from collab_fairseq.records import figures
+from collab_fairseq.records import figures, pages
 from collab_fairseq.records.drawing import PlotError
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_generate_log
 
-HEADER = ("model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time")
+HEADER = ["model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time"]
 _EXAMPLES = 4
 
 
-def row(name: str, record: Dict[str, Any]) -> List[str]:
-    """One model's line of the table; words/s and time are of the training."""
+def row(record: Dict[str, Any]) -> List[str]:
+    """One model's line of the table; words/s and time are of the training, and missing where it was killed."""
     scores = {score["metric"]: score["score"] for score in record["scores"]["test"]["scores"]}
-    training = record["training"]
-    # a training that was killed leaves no time
-    minutes, seconds = divmod(round(training["wall_seconds"] or 0), 60)
-    speed = training["words_per_second"]
+    minutes, seconds = divmod(round(record["training"]["wall_seconds"] or 0), 60)
+    model, speed = record["config"]["model"], record["training"]["words_per_second"]
     return [
-        name.rpartition("-")[0],
-        str(record["config"]["model"]["key_dim"]),
+        "standard" if model["collaborative_heads"] == "none" else "collaborative",
+        str(model["key_dim"]),
         f"{record['parameters']:,}",
         f"{record['curves']['valid'][-1]['loss']:.3f}",
         f"{scores['compound-split BLEU']:.1f}",
         f"{scores['sacreBLEU']:.1f}",
         f"{speed:,.0f}" if speed else "-",
-        f"{minutes}:{seconds:02d}" if training["wall_seconds"] else "-",
+        f"{minutes}:{seconds:02d}" if minutes or seconds else "-",
     ]
-
-
-def table(rows: List[List[str]]) -> str:
-    """Markdown, with columns of even width."""
-    lines = [list(HEADER), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    # the first column is text, the others are numbers
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    even = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in [lines[0], rule, *lines[1:]]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in even)
-
-
-def signature(record: Dict[str, Any]) -> str:
-    return next(s["signature"] for s in record["scores"]["test"]["scores"] if s["metric"] == "sacreBLEU")
 
 
 def draw(runs: List[Dict[str, Any]], path: Path) -> str:
@@ -68,18 +52,16 @@ def draw(runs: List[Dict[str, Any]], path: Path) -> str:
 def examples(folder: Path, names: List[str]) -> str:
     """Sentences of the test set, with the reference and every model's translation; such where the models differ."""
     texts = folder / "data" / "raw"
-    raw = {lang: (texts / f"test.{lang}").read_text(encoding="utf-8").split("\n") for lang in ("en", "de")}
-    outputs = {name: read_generate_log([folder / name / "test.generate.log"]).hypotheses for name in names}
-    total = len(outputs[names[0]])
-    differing = [i for i in range(total) if len({outputs[name][i] for name in names}) > 1] or list(range(total))
+    shown = {
+        side: (texts / f"test.{lang}").read_text(encoding="utf-8").split("\n")
+        for side, lang in (("source", "en"), ("reference", "de"))
+    }
+    shown.update({name: read_generate_log([folder / name / "test.generate.log"]).hypotheses for name in names})
+    numbers = range(len(shown[names[0]]))
+    differing = [i for i in numbers if len({shown[name][i] for name in names}) > 1] or list(numbers)
     chosen = [differing[len(differing) * n // _EXAMPLES] for n in range(min(_EXAMPLES, len(differing)))]
-    width = max(len(name) for name in [*names, "reference"])
-    blocks = []
-    for index in chosen:
-        lines = [("source", raw["en"][index]), ("reference", raw["de"][index])]
-        lines += [(name, outputs[name][index]) for name in names]
-        blocks.append("\n".join(f"    {name:<{width}}  {text}" for name, text in lines))
-    return "\n\n".join(blocks)
+    width = max(map(len, shown))
+    return "\n\n".join("\n".join(f"    {name:<{width}}  {shown[name][i]}" for name in shown) for i in chosen)
 
 
 def main() -> int:
@@ -87,24 +69,21 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="of the demo, with one folder per model in it")
     parser.add_argument("models", nargs="+", metavar="MODEL")
     args = parser.parse_args()
-    folder, names = args.folder, args.models
-    records = {name: load_run(folder / name / "record.json") for name in names}
-    first = records[names[0]]
+    folder, records = args.folder, {name: load_run(args.folder / name / "record.json") for name in args.models}
+    first = records[args.models[0]]
+    signature = next(s["signature"] for s in first["scores"]["test"]["scores"] if s["metric"] == "sacreBLEU")
     where = f"{first['hardware']['device'].upper()}, {first['hardware']['threads']} thread each"
-    lines = [
-        table([row(name, record) for name, record in records.items()]),
-        "",
-        f"sacreBLEU signature: {signature(first)}",
-        f"Validation loss after {first['training']['updates']} updates; BLEU of the last "
-        f"{len(first['averaged_from'])} checkpoints averaged; all models trained at the same time ({where}). "
-        "Compound-split BLEU flatters German: compare it with its like only.",
-        "",
-        "Translations of the test set:",
-        "",
-        examples(folder, names),
-        "",
-    ]
-    text = "\n".join(lines)
+    text = f"""{pages.table([HEADER, *map(row, records.values())], numbers=True)}
+
+sacreBLEU signature: {signature}
+Validation loss after {first["training"]["updates"]} updates; BLEU of the last {len(first["averaged_from"])} \
+checkpoints averaged; all models trained at the same time ({where}). Compound-split BLEU flatters German: compare it \
+with its like only.
+
+Translations of the test set:
+
+{examples(folder, args.models)}
+"""
     page, drawing = folder / "summary.md", folder / "validation.svg"
     told = f"Figure: {drawing}"
     if not (page.is_file() and page.read_text(encoding="utf-8") == text and drawing.is_file()):

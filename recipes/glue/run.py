@@ -11,6 +11,7 @@ record.json; table.md.
 import argparse
 import contextlib
 import logging
+import re
 import shlex
 import shutil
 import sys
@@ -20,7 +21,7 @@ from typing import Any, Dict, List, Optional
 try:
     import torch
     import transformers
-    from table import table
+    from table import PAPER, table
     from tasks import GLUE, TASKS, fetch, read, rehearsal
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
@@ -35,8 +36,6 @@ from collab_fairseq.reparam import ReparamError
 
 logger = logging.getLogger("glue")
 ROOT = Path(__file__).resolve().parents[2]
-#: of the paper, and of the rehearsal
-KEY_DIMS = {"rehearsal": [8, 2], "distilbert": [384], "albert": [512, 384], "bert": [768, 384, 256, 128]}
 
 
 class Study:
@@ -71,11 +70,9 @@ class Study:
 
     def stage(self, name: str) -> None:
         """`standard`: fine-tuned; `converted/16`: that one made collaborative; `tuned/16`: fine-tuned again."""
-        if name in self.record.parts:
-            logger.info("%s/%s: done before", self.name, name)
-        else:
-            found = self.record.part(name, lambda: self.run(name))
-            logger.info("%s/%s: %.2f", self.name, name, found["score"])
+        done = name in self.record.parts
+        found = self.record.part(name, lambda: self.run(name))
+        logger.info("%s/%s: %.2f%s", self.name, name, found["score"], ", done before" if done else "")
         shutil.rmtree(self.folder(name) / "checkpoints", ignore_errors=True)
 
     def folder(self, stage: str) -> Path:
@@ -137,26 +134,29 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", help="BERT, DistilBERT or ALBERT: a name of the Hugging Face hub, or a folder")
     what.add_argument("--rehearse", choices=("bert", "distilbert", "albert"), help="without the internet")
-    parser.add_argument("--tasks", default=",".join(GLUE), help="(default: %(default)s)")
-    parser.add_argument("--key-dims", type=numbers, help="separated by commas (default: those of the paper)")
-    parser.add_argument("--data", type=Path, default=ROOT / "data/glue", help="missing tasks are fetched to it")
-    parser.add_argument("--output", type=Path, help="(default: runs/glue/<model>/seed<N>)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--epochs", type=float, help="of either fine-tuning (default: 3; SST-2 and RTE 10)")
-    parser.add_argument("--lr", type=float, help="(default: 2e-5; 1e-3 in the rehearsal)")
-    parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
-    parser.add_argument("--max-length", type=int, default=128, help="tokens of an example (default: %(default)s)")
-    parser.add_argument("--calibration", type=int, default=256, help="sentences; 0: none (default: %(default)s)")
-    parser.add_argument("--sentences", type=int, default=4000, help="of the rehearsal (default: %(default)s)")
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    add = parser.add_argument
+    add("--tasks", default=",".join(GLUE), help="(default: %(default)s)")
+    add("--key-dims", type=numbers, help="separated by commas (default: those of the paper; 8,2 in the rehearsal)")
+    add("--data", type=Path, default=ROOT / "data/glue", help="missing tasks are fetched to it")
+    add("--output", type=Path, help="(default: runs/glue/<model>/seed<N>)")
+    add("--seed", type=int, default=1)
+    add("--epochs", type=float, help="of either fine-tuning (default: 3; SST-2 and RTE 10)")
+    add("--lr", type=float, help="(default: 2e-5; 1e-3 in the rehearsal)")
+    add("--batch-size", type=int, default=32, help="(default: %(default)s)")
+    add("--max-length", type=int, default=128, help="tokens of an example (default: %(default)s)")
+    add("--calibration", type=int, default=256, help="sentences; 0: none (default: %(default)s)")
+    add("--sentences", type=int, default=4000, help="of the rehearsal (default: %(default)s)")
+    add("--device", choices=("auto", "cpu"), default="auto")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="glue: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     transformers.logging.disable_progress_bar()
     name = args.model or f"rehearsal-{args.rehearse}"
-    paper = next((dims for kind, dims in KEY_DIMS.items() if kind in name.lower()), None)
-    if not (args.key_dims or paper):
+    kind = re.search("distilbert|albert|bert", name.lower())
+    if not (args.key_dims or kind):
         parser.error(f"the paper has no key dims for {name}; name them with --key-dims")
+    paper = [8, 2] if args.rehearse else [dim for dim in PAPER[kind[0], 768] if dim] if kind else []
+    key_dims = args.key_dims or paper
     unknown = set(args.tasks.split(",")) - set(TASKS)
     if unknown:
         parser.error(f"--tasks must be among {', '.join(GLUE)}, but has {', '.join(sorted(unknown))}")
@@ -174,7 +174,7 @@ def main() -> None:
                 fetch(task, args.data)
                 study = Study(task, args)
                 study.stage("standard")
-                for key_dim in args.key_dims or paper:
+                for key_dim in key_dims:
                     study.stage(f"converted/{key_dim}")
                     study.stage(f"tuned/{key_dim}")
                 records.append(study.record.content)

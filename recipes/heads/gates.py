@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What the study of gates needs besides fairseq-train and `collab heads`.
+"""Score what a training with gates has left: loss on valid and BLEU of the model without closed heads.
 
-    gates.py score CHECKPOINT --model FILE --data DIR --reference SPLIT=FILE --penalty X --finalised FILE --output FILE
-                                  loss on valid and BLEU of the model without closed heads, beside those of the model
-                                  that the training began with; adds to the record
-    gates.py show RECORD FIGURE   prints a table of the record, and draws BLEU against the heads left
+    gates.py CHECKPOINT --model FILE --data DIR --reference SPLIT=FILE --penalty X --finalised FILE --json FILE …
+
+Adds them to the record, which has those of the model that the training began with; prints the record's table, and draws
+BLEU against the heads left.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def score(args: argparse.Namespace) -> None:
     asked = shared.test_settings(args, source)
     record = Record(
         "heads", "gates", shlex.join(["recipes/heads/gates.py", *sys.argv[1:]]),
-        {"checkpoint": checkpoints.file_setting(args.model), **asked, "updates": args.updates}, args.output,
+        {"checkpoint": checkpoints.file_setting(args.model), **asked, "updates": args.updates}, args.json,
         device="gpu" if device.startswith("cuda") else "cpu", threads=torch.get_num_threads(),
     )  # fmt: skip
     whole = {test.split: whole_model(source, test, record) for test in tests}
@@ -87,22 +87,20 @@ def show(path: str, figure_path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("score")
-    shared.add_model(command, None)
-    shared.add_tests(command)
-    command.add_argument("--model", required=True, help="what the training with gates began with")
-    command.add_argument("--penalty", required=True, help="λ of the training")
-    command.add_argument("--updates", type=int, required=True, help="of the training")
-    command.add_argument("--finalised", required=True, metavar="FILE", help="where the model without closed heads goes")
-    command.add_argument("--output", required=True, metavar="RECORD", help="JSON, added to if it is there")
-    command = commands.add_parser("show")
-    command.add_argument("record")
-    command.add_argument("figure")
+    add = parser.add_argument
+    shared.add_model(parser, None)
+    shared.add_tests(parser)
+    add("--model", required=True, help="what the training with gates began with")
+    add("--penalty", required=True, help="λ of the training")
+    add("--updates", type=int, required=True, help="of the training")
+    add("--finalised", required=True, metavar="FILE", help="where the model without closed heads goes")
+    add("--json", required=True, metavar="FILE", help="the record, added to if it is there")
+    add("--figure", required=True, metavar="FILE")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     try:
-        score(args) if args.command == "score" else show(args.record, args.figure)
+        score(args)
+        show(args.json, args.figure)
     except Exception as error:
         if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
             raise

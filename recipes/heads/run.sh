@@ -112,11 +112,10 @@ if [ "$penalties" != none ]; then
         finished "gates-$penalty" || train_gates "$penalty" "$folder"
         finish "gates-$penalty"
         ! finished "score-$penalty" || continue
-        "$python" "$root/recipes/heads/gates.py" score "$folder/checkpoint_last.pt" --model "$model" --data "$data" \
+        "$python" "$root/recipes/heads/gates.py" "$folder/checkpoint_last.pt" --model "$model" --data "$data" \
             "${machine[@]}" "${tests[@]}" "${limit[@]}" --penalty "$penalty" --updates "$gate_updates" \
-            --finalised "$folder/finalised.pt" --output "$output/$name.gates.json" || die "scoring failed (see above)"
-        "$python" "$root/recipes/heads/gates.py" show "$output/$name.gates.json" "$output/$name.gates.svg" \
-            >"$output/gates.md"
+            --finalised "$folder/finalised.pt" --json "$output/$name.gates.json" --figure "$output/$name.gates.svg" \
+            >"$output/gates.md" || die "scoring failed (see above)"
         finish "score-$penalty"
     done
 fi

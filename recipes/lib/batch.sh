@@ -29,12 +29,11 @@ find_cards() { # sets device, gpus (processes per node) and capability
     esac
 }
 
-products() { # prints how fast this CPU multiplies matrices of the model's sizes: GFLOP/s in fp32, in bf16
-    OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1)) "$python" "$root/recipes/lib/products.py" "$arch"
+has_amx() { # whether this CPU has matrix units for bfloat16, which are several times as fast as float32
+    "$python" -c 'import sys; from fairseq_modern import processor; sys.exit("AMX" not in processor.bfloat16_units())'
 }
 
 choose_precision() { # sets precision to fp16, bf16 or fp32
-    local measured single half
     [ "$capability" != unknown ] || case $precision in
         fp16 | bf16 | fp32) return 0 ;;
         *) die "--precision must be fp16, bf16 or fp32 where there is no GPU to ask, got '$precision'" ;;
@@ -46,11 +45,8 @@ choose_precision() { # sets precision to fp16, bf16 or fp32
                 if [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
                 return 0
             fi
-            [ -z "${cpu_precision:-}" ] || { precision=$cpu_precision && return; }
-            measured=$(products) || die "this CPU could not be measured"
-            read -r single half <<<"$measured"
-            if [ $((10 * half)) -ge $((13 * single)) ]; then precision=bf16; else precision=fp32; fi
-            say "this CPU multiplies the model's matrices at $single GFLOP/s in fp32, $half in bf16: trains in $precision"
+            precision=${cpu_precision:-fp32}
+            if [ -z "${cpu_precision:-}" ] && has_amx; then precision=bf16; fi
             ;;
         fp32) ;;
         fp16 | bf16)

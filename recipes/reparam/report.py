@@ -3,7 +3,7 @@
 
     report.py RECORD... [--table FILE [--marker NAME]] [--time FILE.svg] [--quality FILE.svg]
 
-Records are NAME.json of study.py, NAME.finetuned.json, and that of benchmark.py; several models may be given. --time
+Records are NAME.json of study.py and that of benchmark.py; several models may be given. --time
 draws the CPU time of the decomposition against the rank (Figure 4 of the paper), --quality the validation loss against
 the rank with and without fine-tuning (Figure 5). Without files the table is printed; with --marker it takes the
 place of what stands between <!-- NAME --> and <!-- /NAME --> in its file.
@@ -60,43 +60,29 @@ def grid(frame: pandas.DataFrame, value: str, digits: int) -> str:
     return pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
 
 
-def exactness(source: Record) -> str:
-    """What a decomposition of full rank changed, in a sentence."""
-    full = source["full"]
-    gap = abs(full["valid"]["loss"] - source["valid"]["loss"])
-    same = all(full["bleu"][s]["translations"] == b["translations"] for s, b in source["bleu"].items())
-    return (
-        f"At full rank the largest relative error is {max(full['errors'].values()):.0e}, the loss differs by {gap:.0e} "
-        f"and the translations {'are equal' if same else 'differ'}."
-    )
-
-
 def solver(record: Record) -> str:
     """What benchmark.py measured."""
     settings, parts = record["settings"], record["parts"]
-    sweeps, layers, errors = parts["sweeps"], parts["layers"], pandas.DataFrame(parts["errors"])
+    layers, errors = parts["layers"], pandas.DataFrame(parts["errors"])
     size = f"{settings['heads']}×{settings['width']}×{settings['width']}"
     rows = [["what", "measured"]]
-    rows.append([f"CPU per sweep, {size}, R = {sweeps['key_dim']}", f"{sweeps['ratio_of_medians']:.1f} times less"])
     for kind in sorted({race["heads"] for race in parts["race"]}):
         races = [race for race in parts["race"] if race["heads"] == kind]
-        rank, reached = races[0]["key_dim"], all(race["ours_to_that_error"]["reached"] for race in races)
+        reached = all(race["ours"]["error"] <= race["tensorly"]["error"] + 1e-6 for race in races)
         least = f"at least {min(race['ratio'] for race in races):.0f} times less in {len(races)} runs"
-        what = f"time to TensorLy's error after {settings['iterations']} iterations, {size}, R = {rank}, {kind} heads"
-        rows.append([what, least if reached else "not reached"])
+        what = f"CPU time to TensorLy's error after {settings['iterations']} iterations, {size}, "
+        rows.append([f"{what}R = {races[0]['key_dim']}, {kind} heads", least if reached else "not reached"])
     below = errors["ours"] <= errors["tensorly"] + 1e-5
     memory = f"{layers['cpu_seconds']:.1f} CPU s, {layers['peak_memory_bytes'] / 1e6:.0f} MB"
     rows += [
         ["error at every tested R not above TensorLy's", f"in {below.sum()} of {len(below)}"],
         [f"{layers['layers']} layers of {size} at R = {layers['key_dim']}", memory],
-        ["error at full rank", f"{parts['full_rank_error']:.0e}"],
     ]
-    trained = f" and those of {settings['checkpoint']}" if settings["checkpoint"] else ""
-    title = f"### The solver\n\nAgainst TensorLy {settings['tensorly']}, one CPU thread, generated heads{trained}.\n\n"
+    title = f"### The solver\n\nAgainst TensorLy {settings['tensorly']}, one CPU thread, generated heads.\n\n"
     return title + pages.table(rows, numbers=True) + "\n\n"
 
 
-def study(record: Record, tuned: Optional[Record]) -> str:
+def study(record: Record) -> str:
     """The tables of one model."""
     settings, source, frame = record["settings"], record["parts"]["source"], conversions(record)
     model, sizes = settings["model"], settings["model"]["sizes"]
@@ -125,17 +111,20 @@ def study(record: Record, tuned: Optional[Record]) -> str:
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
     text += f"sacreBLEU without labels (`{signature}`):\n\n"
     text += pages.table(rows, numbers=True) + "\n\n"
-    if tuned:
-        rows, runs = [["model", "validation loss", "increase", *splits]], tuned_runs(tuned)
+    runs = tuned_runs(record)
+    if runs:
+        rows = [["model", "validation loss", "increase", *splits]]
         for method, rank, run in runs:
             label, loss = f"{method}, R = {rank}" if rank else "unchanged", run["valid"]["loss"]
             increase = f"{loss - runs[0][2]['valid']['loss']:+.4f}" if rank else "–"
             rows.append([label, f"{loss:.4f}", increase, *(f"{run['bleu'][s]['score']:.2f}" for s in splits)])
-        text += f"After fine-tuning for {tuned['settings']['updates']} updates:\n\n"
-        text += pages.table(rows, numbers=True) + "\n\n"
-        if "resumed" in tuned["parts"]:
-            text += f"Interrupted half-way and continued, {tuned['parts']['resumed']} ended the same, bit for bit.\n\n"
-    return text + exactness(source) + "\n\n"
+        text += f"After fine-tuning for {runs[0][2]['updates']} updates:\n\n{pages.table(rows, numbers=True)}\n\n"
+    full = source["full"]
+    gaps = [abs(full["bleu"][split]["score"] - source["bleu"][split]["score"]) for split in splits]
+    return text + (
+        f"At full rank the largest relative error is {max(full['errors'].values()):.0e}, the loss differs by "
+        f"{abs(full['valid']['loss'] - source['valid']['loss']):.0e} and BLEU by {max(gaps, default=0):.2f}.\n\n"
+    )
 
 
 def tuned_runs(record: Record) -> List[Tuple[str, Optional[Fraction], Record]]:
@@ -148,7 +137,7 @@ def tuned_runs(record: Record) -> List[Tuple[str, Optional[Fraction], Record]]:
     return sorted(found, key=lambda entry: -(entry[1] or Fraction(2)))
 
 
-def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: bool) -> None:
+def draw(path: Path, studies: List[Record], quality: bool) -> None:
     """Figure 5 of the paper, or 4: one panel for each model."""
     shown = ("paper", "plain", "calibrated", *(("allocated", "distilled") if quality else ()))
     with drawing(path, (4.2 * len(studies), 3.6)) as figure:
@@ -162,7 +151,7 @@ def draw(path: Path, studies: List[Record], tuned: Dict[str, Record], quality: b
                         label=METHODS[method], color=colour, marker=mark,
                     )  # fmt: skip
             if quality:
-                runs = tuned_runs(tuned[record["name"]]) if record["name"] in tuned else []
+                runs = tuned_runs(record)
                 after = [(float(rank), run["valid"]["loss"]) for _, rank, run in runs if rank]
                 if after:
                     label = f"{runs[-1][0]}, fine-tuned"
@@ -192,15 +181,14 @@ def main() -> None:
     records = [load(path, "study") for path in args.records]
     benchmarks = [record for record in records if "race" in record["parts"]]
     studies = [record for record in records if "source" in record["parts"]]
-    tuned = {record["name"]: record for record in records if "source" not in record["parts"]}
     if not studies and (args.time or args.quality or not benchmarks):
         parser.error("no record of a study was given")
-    text = "".join([*map(solver, benchmarks), *(study(record, tuned.get(record["name"])) for record in studies)])
+    text = "".join([*map(solver, benchmarks), *map(study, studies)])
     if args.table:
         pages.publish(text, str(args.table), args.marker)
     for path, quality in ((args.time, False), (args.quality, True)):
         if path:
-            draw(path, studies, tuned, quality)
+            draw(path, studies, quality)
     if not (args.table or args.time or args.quality):
         sys.stdout.write(text)
 

@@ -21,8 +21,8 @@ usage: recipes/reparam/run.sh --model CHECKPOINT --data DIR --name NAME [options
 
 Convert a trained fairseq transformer at several key dims: the paper's method (TensorLy) beside ours, plain, with
 calibration text, with the rank spread over the layers, and distilled without labels; three seeds; loss, BLEU and time.
-Then fine-tune converted models, and the unchanged one for comparison, and check that a fine-tuning that is
-interrupted ends like one that is not. Needs the extras reparam (for the paper's method) and plots of this project.
+Then fine-tune converted models, and the unchanged one for comparison. Needs the extras reparam (for the paper's method)
+and plots of this project.
 
   --model FILE      checkpoint of fairseq's transformer
   --data DIR        its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)
@@ -41,8 +41,8 @@ interrupted ends like one that is not. Needs the extras reparam (for the paper's
 
 Options of study.py: --methods, --ranks, --bleu-ranks, --seeds, --sentences, --distill, ... (see its --help).
 The same command continues an interrupted run; what is finished is skipped.
-OUTPUT: NAME.json and NAME.finetuned.json (the records), table.md, time.svg and quality.svg (Figures 4 and 5 of the
-paper) made from them, converted and fine-tuned checkpoints. Several models in one table and figure:
+OUTPUT: NAME.json (the record), table.md, time.svg and quality.svg (Figures 4 and 5 of the paper) made from it, converted
+and fine-tuned checkpoints. Several models in one table and figure:
   python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --table table.md --time time.svg --quality quality.svg
 EOF
 }
@@ -50,8 +50,7 @@ EOF
 python=${PYTHON:-python}
 model='' data='' name='' output=''
 read_options "$@"
-set -- "${rest[@]}"
-references=("${split_files[@]}")
+references=("${split_files[@]}") study_flags=("${rest[@]}")
 open_trained
 keep_settings "$output/settings.txt" <<EOF
 name $name
@@ -59,44 +58,30 @@ model $model_sum
 seed $seed
 finetune_updates $finetune_updates
 finetune_method $finetune_method
-study $*
+study ${study_flags[*]}
 EOF
 export OMP_NUM_THREADS=$threads
 
-if ! finished study; then
+study() { # FLAGS that do not change what is there
     "$python" "$root/recipes/reparam/study.py" --name "$name" --model "$model" --data "$data" --output "$output" \
-        --threads "$threads" "${references[@]}" "$@" || die "the study was not finished (see above)"
-    finish study
-fi
-
-fine_tune() { # CHECKPOINT FOLDER UPDATES
-    say "fine-tuning $(basename "$1") for $3 updates"
-    train_on "$@" "${optimisation_flags[@]}" --total-num-update "$finetune_updates" --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
+        --threads "$threads" "${references[@]}" "${study_flags[@]}" "$@" || die "the study was not finished (see above)"
 }
 
-if [ "$finetune_updates" -gt 0 ]; then
+finished study || study
+finish study
+if [ "$finetune_updates" -gt 0 ] && ! finished finetune; then
     mkdir -p "$output/finetuned"
-    noted=(--name "$name" --updates "$finetune_updates" --output "$output/$name.finetuned.json")
+    tuned=()
     for checkpoint in "$output/$name"-full.pt "$output/$name"-"$finetune_method"-*.pt; do
         run=$(basename "$checkpoint" .pt)
-        ! finished "finetune-$run" || continue
-        fine_tune "$checkpoint" "$output/finetuned/$run" "$finetune_updates"
-        "$python" "$root/recipes/reparam/finetune.py" score "$output/finetuned/$run/checkpoint_last.pt" --data "$data" \
-            "${references[@]}" "${noted[@]}"
-        finish "finetune-$run"
+        say "fine-tuning $run for $finetune_updates updates"
+        train_on "$checkpoint" "$output/finetuned/$run" "$finetune_updates" "${optimisation_flags[@]}" --total-num-update \
+            "$finetune_updates" --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
+        tuned+=("$output/finetuned/$run/checkpoint_last.pt")
     done
-    if ! finished finetune; then # interrupted half-way and continued: the same as in one go
-        resumed=$output/finetuned/resumed
-        fine_tune "$checkpoint" "$resumed" $((finetune_updates / 2))
-        fine_tune "$checkpoint" "$resumed" "$finetune_updates"
-        "$python" "$root/recipes/reparam/finetune.py" equal "$output/finetuned/$run/checkpoint_last.pt" \
-            "$resumed/checkpoint_last.pt" "${noted[@]}" || die "an interrupted fine-tuning differs from one that was not"
-        finish finetune
-    fi
+    study --finetuned "${tuned[@]}"
+    finish finetune
 fi
-
-records=("$output/$name.json")
-[ ! -f "$output/$name.finetuned.json" ] || records+=("$output/$name.finetuned.json")
-"$python" "$root/recipes/reparam/report.py" "${records[@]}" --table "$output/table.md" --time "$output/time.svg" \
+"$python" "$root/recipes/reparam/report.py" "$output/$name.json" --table "$output/table.md" --time "$output/time.svg" \
     --quality "$output/quality.svg"
 say "results: $output/$name.json, table.md, time.svg, quality.svg"

@@ -14,14 +14,13 @@ For each rank (a part of the key dim of the source) and each seed of the decompo
                --unlabelled sentences of train (at --distill-ranks)
 
 For every one the loss on valid; at --bleu-ranks also sacreBLEU of every test split (beam 5). Every result is a part of
-the record OUTPUT/NAME.json that a second run does not make again. CPU seconds are those of this process on --threads
-threads. The checkpoints of `calibrated` and `distilled` of the first seed stay in
-OUTPUT as NAME-calibrated-1of2.pt and so on, and the unchanged model with collaborative heads as NAME-full.pt.
+the record OUTPUT/NAME.json that a second run does not make again; the second run may add --finetuned checkpoints. CPU
+seconds are those of this process on --threads threads. The checkpoints of `calibrated` and `distilled` of the first
+seed stay in OUTPUT as NAME-calibrated-1of2.pt and so on, the unchanged model with collaborative heads as NAME-full.pt.
 """
 
 import argparse
 import functools
-import hashlib
 import importlib.metadata
 import logging
 import shlex
@@ -32,12 +31,13 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 import torch
+from parafac import parafac
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli.options import pair
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
-from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
+from collab_fairseq.reparam import ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import Distilled, distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
@@ -50,19 +50,6 @@ KEPT = ("calibrated", "distilled")  # whose checkpoints stay
 MEASURED = 100  # sentences for allocation
 
 Weights = Dict[str, ScoreWeights]
-
-
-def parafac(source: ScoreWeights, rank: int, seed: int) -> ScoreWeights:
-    """The paper's decomposition of one layer."""
-    import tensorly
-    from tensorly.decomposition import parafac as cp
-
-    tensorly.set_backend("pytorch")
-    heads = source.heads
-    dense = torch.einsum("hk,kd,ke->hde", heads.mixing, heads.query, heads.key)
-    sizes, (mixing, query, key) = cp(dense, rank, n_iter_max=100, init="random", tol=1e-6, random_state=seed)
-    content = None if source.query_bias is None else heads.content(source.query_bias)
-    return ScoreWeights(HeadFactors(query.T, key.T, mixing * sizes), source.scale, None, content)
 
 
 def slug(part: Fraction) -> str:
@@ -78,7 +65,7 @@ class Study:
         self.trained = translation.load_model(args.model, args.data)
         self.names = places(self.trained)
         self.origin = sources(self.trained, self.names)
-        self.tests = translation.test_splits(self.trained, dict(args.reference))
+        translation.test_splits(self.trained, dict(args.reference))  # which complains of what is not there
         self.record = Record(
             "study", args.name, shlex.join(["recipes/reparam/study.py", *sys.argv[1:]]), self.settings(),
             args.output / f"{args.name}.json", threads=args.threads, repository=Path(__file__).parent,
@@ -127,8 +114,11 @@ class Study:
 
     def parafacs(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
         """The paper's decomposition of all layers and its CPU seconds; `authors` has another scale."""
-        began = time.process_time()
-        found = {name: parafac(self.origin[name], rank, seed) for name, rank in self.ranks(part).items()}
+        began, found = time.process_time(), {}
+        for name, rank in self.ranks(part).items():
+            source = self.origin[name]
+            content = None if source.query_bias is None else source.heads.content(source.query_bias)
+            found[name] = ScoreWeights(parafac(source.heads, rank, seed)[0], source.scale, None, content)
         return found, time.process_time() - began
 
     def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float, Optional[Distilled]]:
@@ -158,53 +148,35 @@ class Study:
         weights, seconds, distilled = self.weights(method, part, seed)
         state = converted(self.trained, weights)
         model = translation.with_state(self.trained, state)
-        digest = hashlib.sha256()
-        for name in sorted(weights):
-            for tensor in (*weights[name].parameters().values(), torch.tensor(weights[name].scale)):
-                digest.update(tensor.contiguous().numpy().tobytes())
-        key = digest.hexdigest()[:16]  # seeds that make no difference are not evaluated again
-        loss = self.record.part(f"loss/{key}", lambda: translation.loss(model, "valid")._asdict())
         result = {
-            "method": method, "part": str(part), "seed": seed, "cpu_seconds": seconds, "weights": key,
+            "method": method, "part": str(part), "seed": seed, "cpu_seconds": seconds,
             "key_dims": {name: scores.heads.rank for name, scores in weights.items()},
             "errors": {n: relative_error(self.origin[n].heads, w.heads) for n, w in weights.items()},
             "output_errors": output_errors(self.trained, model, "train", self.names, sentences=MEASURED),
-            "parameters": parameters_of(state), "valid": loss,
-            "distillation": distilled and distilled.told(),
+            "parameters": parameters_of(state), "distillation": distilled and distilled.told(),
+            **self.scores(model, part in self.args.bleu_ranks),
         }  # fmt: skip
-        if part in self.args.bleu_ranks:
-            result["bleu"] = self.bleu(model, key)
         if method in KEPT and seed == self.args.seeds[0]:
             checkpoints.save(state, self.args.output / f"{self.args.name}-{method}-{slug(part)}.pt")
         return result
 
-    def bleu(self, model: translation.TrainedModel, key: str) -> Dict[str, Any]:
-        """sacreBLEU of every test split, with the translations beside it."""
-
-        def score(split: str) -> Dict[str, Any]:
-            found = translation.score(model, split, dict(self.args.reference).get(split))
-            digest = hashlib.sha256("\n".join(found.hypotheses).encode()).hexdigest()
-            kept = {name: getattr(found, name) for name in ("score", "signature", "references")}
-            return {**kept, "translations": digest}
-
-        return {split: self.record.part(f"bleu/{split}/{key}", functools.partial(score, split)) for split in self.tests}
+    def scores(self, model: translation.TrainedModel, bleu: bool = True) -> Dict[str, Any]:
+        """Loss on valid, and sacreBLEU of every test split."""
+        if bleu:
+            return translation.evaluate(model, dict(self.args.reference))
+        return {"valid": translation.loss(model, "valid")._asdict()}
 
     def source(self) -> Dict[str, Any]:
         """The model as it came, and as converted at its full key dim."""
         state = converted(self.trained, self.origin)
-        full = translation.with_state(self.trained, state)
-        if not (self.args.output / f"{self.args.name}-full.pt").exists():
-            checkpoints.save(state, self.args.output / f"{self.args.name}-full.pt")
-        return {
-            "valid": self.record.part("loss/source", lambda: translation.loss(self.trained, "valid")._asdict()),
-            "bleu": self.bleu(self.trained, "source"),
-            "full": {
-                "valid": self.record.part("loss/full", lambda: translation.loss(full, "valid")._asdict()),
-                "bleu": self.bleu(full, "full"),
-                "errors": {n: fit.error for n, fit in fit_layers(
-                    self.origin, self.ranks(Fraction(1)), progress=lambda *_: None).items()},
-            },
-        }  # fmt: skip
+        checkpoints.save(state, self.args.output / f"{self.args.name}-full.pt")
+        fits = fit_layers(self.origin, self.ranks(Fraction(1)), progress=lambda *_: None)
+        full = self.scores(translation.with_state(self.trained, state))
+        return {**self.scores(self.trained), "full": {**full, "errors": {n: fit.error for n, fit in fits.items()}}}
+
+    def finetuned(self, checkpoint: Path) -> Dict[str, Any]:
+        trained = translation.load_model(checkpoint, self.args.data)
+        return {"updates": checkpoints.num_updates(trained.state), **self.scores(trained)}
 
     def run(self) -> None:
         args = self.args
@@ -218,6 +190,8 @@ class Study:
                     found = self.record.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s))
                     gap = found["valid"]["loss"] - source["valid"]["loss"]
                     logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, found["cpu_seconds"])
+        for checkpoint in args.finetuned:
+            self.record.part(f"finetuned/{checkpoint.parent.name}", lambda c=checkpoint: self.finetuned(c))
 
 
 def main() -> int:
@@ -227,6 +201,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, metavar="DIR", help="data-bin")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
+    parser.add_argument("--finetuned", type=Path, nargs="+", default=[], metavar="FOLDER/CHECKPOINT")
     quarters = [Fraction(3, 4), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)]
     parser.add_argument("--ranks", type=Fraction, nargs="+", default=quarters)
     parser.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS, help="in this order (default: all)")

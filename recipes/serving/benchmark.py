@@ -11,7 +11,7 @@ also translates one sentence alone, which is its cold start. A second run goes o
 """
 
 import argparse
-import contextlib
+import functools
 import os
 import re
 import resource
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import file_setting
@@ -30,7 +30,7 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
 
 BIN = Path(sys.executable).parent
-#: system → exported for, and flags of `collab translate`; fairseq-generate itself comes first
+#: system → its export, and flags of `collab translate`; fairseq-generate itself comes first
 SYSTEMS: Dict[str, Tuple[str, List[str]]] = {
     "fairseq-generate": ("folder", []),
     "torch": ("folder", []),
@@ -40,28 +40,25 @@ SYSTEMS: Dict[str, Tuple[str, List[str]]] = {
     "ctranslate2, int8": ("ctranslate2-int8", ["--precision", "int8"]),
     "onnx": ("onnx", []),
 }
-EXPORTS = {
-    "folder": ["--to", "folder"],
+#: flags of `collab export` where --to and its name do not say all
+FLAGS = {
     "half": ["--to", "folder", "--half"],
-    "fairseq": ["--to", "fairseq"],
-    "ctranslate2": ["--to", "ctranslate2"],
     "ctranslate2-int8": ["--to", "ctranslate2", "--quantization", "int8"],
-    "onnx": ["--to", "onnx"],
 }
 
 
-def processor_seconds(command: Sequence[Any], **options: Any) -> Tuple[float, str]:
+def processor_seconds(*command: Any) -> Tuple[float, str]:
     """User and system time of a program and those that it started, and what it printed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{shlex.join(map(str, command))}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, done.stdout
 
 
-def make_random(folder: Path, size: str, path: Path) -> None:
-    """A new collaborative model, half of the head width as key dim, with the folder's dictionaries."""
+def make_random(folder: Path, path: Path) -> None:
+    """A new collaborative base model, half of the head width as key dim, with the folder's dictionaries."""
     import torch
     from fairseq import models
 
@@ -70,82 +67,63 @@ def make_random(folder: Path, size: str, path: Path) -> None:
 
     trained = load_model(folder / "model.pt", folder)
     torch.manual_seed(1)
-    arch = {"base": "transformer_collab", "tiny": "transformer_collab_tiny"}[size]
-    args = argparse.Namespace(arch=arch, share_all_embeddings=True, key_dim=32)
-    models.ARCH_CONFIG_REGISTRY[arch](args)
+    args = argparse.Namespace(arch="transformer_collab", share_all_embeddings=True, key_dim=32)
+    models.ARCH_CONFIG_REGISTRY[args.arch](args)
     model = models.build_model(args, trained.task)
-    state = dict(trained.state)
-    state["cfg"] = {**state["cfg"], "model": {**vars(args), "_name": "transformer_collab"}}
-    checkpoints.save({**state, "model": model.state_dict()}, path)
+    config = {**trained.state["cfg"], "model": {**vars(args), "_name": args.arch}}
+    checkpoints.save({**trained.state, "cfg": config, "model": model.state_dict()}, path)
 
 
-def data_bin(folder: Path, source: Path, work: Path) -> Path:
-    """The source as fairseq-preprocess makes it of the folder's units and dictionaries."""
+def generate(folder: Path, source: Path, args: argparse.Namespace) -> Tuple[float, List[Tuple[str, float]]]:
+    """Processor seconds of fairseq-generate; texts and scores, base 2. The source is binarised before."""
     from collab_fairseq.translation.units import TextUnits, read_card
 
     card = read_card(folder)
     units = TextUnits(folder, card)
     lines = source.read_text(encoding="utf-8").splitlines()
-    for lang in (card.source_lang, card.target_lang):  # generate wants a target; the source stands in for it
-        (work / f"text.{lang}").write_text("".join(f"{' '.join(units.split(line))}\n" for line in lines))
-    source_dict, target_dict = (folder / f"dict.{lang}.txt" for lang in (card.source_lang, card.target_lang))
-    flags = ["-s", card.source_lang, "-t", card.target_lang, "--srcdict", source_dict, "--tgtdict", target_dict]
-    processor_seconds(
-        [BIN / "fairseq-preprocess", *flags, "--testpref", work / "text", "--destdir", work / "data-bin"]
-    )
-    return work / "data-bin"
+    subwords = {"sentencepiece": ["--remove-bpe", "sentencepiece"], "subword_nmt": ["--remove-bpe"], None: []}
+    with tempfile.TemporaryDirectory() as work:
+        flags = []
+        for lang, short, name in ((card.source_lang, "-s", "--srcdict"), (card.target_lang, "-t", "--tgtdict")):
+            # generate wants a target; the source stands in for it
+            text = "".join(f"{' '.join(units.split(line))}\n" for line in lines)
+            Path(work, f"text.{lang}").write_text(text, encoding="utf-8")
+            flags += [short, lang, name, folder / f"dict.{lang}.txt"]
+        processor_seconds(BIN / "fairseq-preprocess", *flags, "--testpref", f"{work}/text", "--destdir", f"{work}/bin")
+        seconds, log = processor_seconds(
+            BIN / "fairseq-generate", f"{work}/bin", "--user-dir", Path(checkpoints.__file__).parent, "--cpu",
+            "--path", folder / "model.pt", "--beam", args.beam, "--max-len-b", args.max_length, "--max-tokens", 4000,
+            *subwords[card.subwords],
+        )  # fmt: skip
+    found = sorted((int(n), t, float(s)) for n, s, t in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", log, re.MULTILINE))
+    return seconds, [(text, score) for _, text, score in found]
 
 
-def translate(system: str, export: Path, source: Path, args: argparse.Namespace, work: Path) -> Dict[str, Any]:
-    """Processor seconds, texts and scores, base 2, of one run."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-    search: List[Any] = ["--beam", args.beam]
-    if system == "fairseq-generate":
-        from collab_fairseq.translation.units import read_card
-
-        subwords = {"sentencepiece": ["--remove-bpe", "sentencepiece"], "subword_nmt": ["--remove-bpe"], None: []}
-        with tempfile.TemporaryDirectory() as place:
-            data = data_bin(export, source, Path(place))
-            search += ["--max-len-b", args.max_length, "--max-tokens", 4000, *subwords[read_card(export).subwords]]
-            program = [BIN / "fairseq-generate", data, "--user-dir", Path(checkpoints.__file__).parent, "--cpu"]
-            seconds, log = processor_seconds([*program, "--path", export / "model.pt", *search], env=environment)
-        found = sorted((int(n), float(s), t) for n, s, t in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", log, re.MULTILINE))
-        return {"seconds": seconds, "texts": [t for _, _, t in found], "scores": [s for _, s, _ in found]}
-    flags = [*search, "--max-length", args.max_length, "--threads", args.threads, *SYSTEMS[system][1]]
-    seconds, out = processor_seconds([BIN / "collab", "translate", export, source, *flags], env=environment)
-    return {"seconds": seconds, "texts": out.split("\n")[:-1]}
-
-
-def exact_scores(system: str, export: Path, source: Path, args: argparse.Namespace) -> List[Tuple[str, float]]:
-    """The engine's own texts and scores, in this process."""
+def compare(
+    expected: List[Tuple[str, float]], export: Path, system: str, source: Path, args: argparse.Namespace
+) -> Dict[str, Any]:
+    """How many translations of an engine are those of fairseq-generate, how far their scores are apart, BLEU."""
     import collab_fairseq
-
-    precision = "int8" if "int8" in system else "float32"
-    translator = collab_fairseq.load(export, precision=precision, threads=args.threads)  # type: ignore[arg-type]
-    lines = source.read_text(encoding="utf-8").splitlines()
-    found = translator.search(lines, beam=args.beam, max_length=args.max_length)
-    return [(best[0].text, best[0].score) for best in found]
-
-
-def compare(expected: Dict[str, Any], found: List[Tuple[str, float]], reference: Any) -> Dict[str, Any]:
-    """How many translations are those of fairseq-generate, how far their scores are apart, BLEU."""
     from collab_fairseq.scoring.references import score_raw
 
-    pairs = list(zip(expected["texts"], expected["scores"], found, strict=True))
-    same = [abs(score - other[1]) for text, score, other in pairs if text == other[0]]
-    result: Dict[str, Any] = {"identical": len(same), "of": len(pairs), "largest_score_gap": max(same, default=None)}
-    if reference is not None:
-        result["bleu"] = score_raw([text for text, _ in found], reference).bleu.score
-        result["bleu_of_generate"] = score_raw(expected["texts"], reference).bleu.score
+    translator = collab_fairseq.load(export, precision="int8" if "int8" in system else "float32", threads=args.threads)
+    lines = source.read_text(encoding="utf-8").splitlines()
+    found = [
+        (best[0].text, best[0].score) for best in translator.search(lines, beam=args.beam, max_length=args.max_length)
+    ]
+    same = [abs(one[1] - other[1]) for one, other in zip(expected, found, strict=True) if one[0] == other[0]]
+    result: Dict[str, Any] = {"identical": len(same), "of": len(found), "largest_score_gap": max(same, default=None)}
+    if args.reference:
+        reference = Path(args.reference).read_text(encoding="utf-8").splitlines()[: len(lines)]
+        for name, translations in (("bleu", found), ("bleu_of_generate", expected)):
+            result[name] = score_raw([text for text, _ in translations], reference).bleu.score
     return result
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, work: Path) -> None:
     """Export, translate in rounds, compare."""
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of all programs
     folder, lines = Path(args.folder), Path(args.source).read_text(encoding="utf-8").splitlines()[: args.sentences]
-    references = None
-    if args.reference:
-        references = Path(args.reference).read_text(encoding="utf-8").splitlines()[: args.sentences]
     settings = {
         "model": file_setting(folder / "model.pt"), "random": args.random, "source": file_setting(args.source),
         "sentences": len(lines), "beam": args.beam, "max_length": args.max_length, "rounds": args.rounds,
@@ -153,60 +131,43 @@ def run(args: argparse.Namespace) -> int:
     record = Record(
         "bench", "serving", shlex.join(sys.argv), settings, args.json, threads=args.threads, fixed=("hardware",)
     )
-    with _workspace(args) as work:
-        source, one = work / "source", work / "one"
-        source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        one.write_text(f"{lines[0]}\n", encoding="utf-8")
-        checkpoint = folder
-        if args.random:
-            checkpoint = work / "random"
-            if not checkpoint.exists():
-                make_random(folder, args.random, work / "random.pt")
-                spm = folder / "sentencepiece.bpe.model"
-                _export(work / "random.pt", checkpoint, ["--to", "folder", "--data", folder, "--sentencepiece", spm])
-        places = {}
-        for name, flags in EXPORTS.items():
-            places[name] = work / name
-            try:
-                if not places[name].exists():
-                    _export(checkpoint, places[name], flags)
-            except SystemExit as refusal:
-                sys.stderr.write(f"without {name}: {refusal}\n")
-                continue
-            record.part(f"bytes/{name}", lambda place=places[name]: sum(f.stat().st_size for f in place.iterdir()))
-        systems = {system: name for system, (name, _) in SYSTEMS.items() if f"bytes/{name}" in record.parts}
-        for number in range(args.rounds):
-            for system, name in systems.items():
-                for kind, text in (("start", one), ("all", source)):
-                    record.part(
-                        f"{system}/{kind}/{number}",
-                        lambda s=system, p=places[name], t=text: translate(s, p, t, args, work)["seconds"],
-                    )
-                    sys.stderr.write(f"round {number + 1}: {system}, {kind}\n")
-        for system, name in list(systems.items())[1:]:
-            if f"{system}/agreement" not in record.parts:
-                place = places["folder"]
-                expected = record.part("generate", lambda p=place: translate("fairseq-generate", p, source, args, work))
-                found = exact_scores(system, places[name], source, args)
-                record.part(f"{system}/agreement", lambda e=expected, f=found: compare(e, f, references))
-        record.parts.pop("generate", None)  # compared with, and too long to keep
-        record.save()
-    sys.stdout.write(f"{table([args.json])}\n")
-    return 0
+    source, one = work / "source", work / "one"
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    one.write_text(f"{lines[0]}\n", encoding="utf-8")
 
+    def export(checkpoint: Path, place: Path, *flags: Any) -> Path:
+        if not place.exists():
+            processor_seconds(BIN / "collab", "export", checkpoint, *flags, "--output", place)
+        return place
 
-@contextlib.contextmanager
-def _workspace(args: argparse.Namespace) -> Iterator[Path]:
-    if args.work:
-        Path(args.work).mkdir(parents=True, exist_ok=True)
-        yield Path(args.work).resolve()
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            yield Path(place)
+    if args.random and not (work / "random").exists():
+        make_random(folder, work / "random.pt")
+        pieces = ["--sentencepiece", folder / "sentencepiece.bpe.model"]
+        export(work / "random.pt", work / "random", "--to", "folder", "--data", folder, *pieces)
+    checkpoint = work / "random" if args.random else folder
+    systems = {}
+    for system, (name, _) in SYSTEMS.items():
+        try:
+            place = systems[system] = export(checkpoint, work / name, *FLAGS.get(name, ["--to", name]))
+        except SystemExit as refusal:
+            sys.stderr.write(f"without {system}: {refusal}\n")
+            continue
+        record.part(f"bytes/{name}", lambda place=place: sum(f.stat().st_size for f in place.iterdir()))
 
+    def seconds(system: str, text: Path) -> float:
+        if system == "fairseq-generate":
+            return generate(systems[system], text, args)[0]
+        flags = ["--beam", args.beam, "--max-length", args.max_length, "--threads", args.threads, *SYSTEMS[system][1]]
+        return processor_seconds(BIN / "collab", "translate", systems[system], text, *flags)[0]
 
-def _export(source: Path, output: Path, flags: Sequence[Any]) -> None:
-    processor_seconds([BIN / "collab", "export", source, *flags, "--output", output])
+    for number in range(args.rounds):
+        for system in systems:
+            for kind, text in (("start", one), ("all", source)):
+                record.part(f"{system}/{kind}/{number}", functools.partial(seconds, system, text))
+                sys.stderr.write(f"round {number + 1}: {system}, {kind}\n")
+    expected = functools.cache(lambda: generate(systems["fairseq-generate"], source, args)[1])
+    for system, place in list(systems.items())[1:]:
+        record.part(f"{system}/agreement", lambda s=system, p=place: compare(expected(), p, s, source, args))
 
 
 def table(files: Sequence[str]) -> str:
@@ -215,61 +176,61 @@ def table(files: Sequence[str]) -> str:
     for file in files:
         record = load(file, "bench", "serving")
         found, settings = record["parts"], record["settings"]
-
-        def median(system: str, kind: str, found: Dict[str, Any] = found, rounds: int = settings["rounds"]) -> float:
-            return statistics.median(found[f"{system}/{kind}/{number}"] for number in range(rounds))
-
-        def speed(system: str, median: Any = median, number: int = settings["sentences"]) -> float:
-            return (number - 1) / (median(system, "all") - median(system, "start"))  # type: ignore[no-any-return]
-
         rows = [["engine", "sentences a second", "ratio", "start, s", "folder, MB", "identical", "score gap", "BLEU"]]
+        first = 0.0  # speed of fairseq-generate
         for system, (name, _) in SYSTEMS.items():
             if f"bytes/{name}" not in found:
                 rows.append([system, *["–"] * (len(rows[0]) - 1)])
                 continue
+            start, whole = (
+                statistics.median(found[f"{system}/{kind}/{number}"] for number in range(settings["rounds"]))
+                for kind in ("start", "all")
+            )
+            speed = (settings["sentences"] - 1) / (whole - start)
+            first = first or speed
             seen = found.get(f"{system}/agreement", {})
             gap, bleu = seen.get("largest_score_gap"), seen.get("bleu")
             if system == "fairseq-generate":
-                bleu = next((found[k].get("bleu_of_generate") for k in found if k.endswith("/agreement")), None)
-            rows.append(
-                [
-                    system, f"{speed(system):.1f}", f"{speed(system) / speed('fairseq-generate'):.2f}",
-                    f"{median(system, 'start'):.1f}", f"{found[f'bytes/{name}'] / 1e6:.1f}",
-                    f"{seen['identical']} of {seen['of']}" if seen else "–", "–" if gap is None else f"{gap:.0e}",
-                    "–" if bleu is None else f"{bleu:.2f}",
-                ]
-            )  # fmt: skip
+                bleu = next((part.get("bleu_of_generate") for key, part in found.items() if "/agreement" in key), None)
+            rows.append([
+                system, f"{speed:.1f}", f"{speed / first:.2f}", f"{start:.1f}", f"{found[f'bytes/{name}'] / 1e6:.1f}",
+                f"{seen['identical']} of {seen['of']}" if seen else "–", "–" if gap is None else f"{gap:.0e}",
+                "–" if bleu is None else f"{bleu:.2f}",
+            ])  # fmt: skip
         cpu, threads = record["hardware"]["cpu"], record["hardware"]["threads"]
         parts.append(
             f"**{Path(file).stem}**: {settings['sentences']} sentences, beam {settings['beam']}, "
             f"{threads} thread(s) of {cpu}; processor time.\n\n{pages.table(rows, numbers=True)}"
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if sys.argv[1:2] == ["table"]:
-        parser.add_argument("files", nargs="+", metavar="FILE.json")
-        options.add_page(parser)
-        args = parser.parse_args(sys.argv[2:])
-        args.parser = parser
-        options.check_page(args)
-        options.publish(args, table(args.files) + "\n")
-        return 0
     add = parser.add_argument
+    if sys.argv[1:2] == ["table"]:
+        add("files", nargs="+", metavar="FILE.json")
+        options.add_page(parser)
+        args = parser.parse_args(sys.argv[2:], argparse.Namespace(parser=parser))
+        options.check_page(args)
+        options.publish(args, table(args.files))
+        return 0
     add("folder", metavar="FOLDER", help="model folder")
-    add("--random", choices=("base", "tiny"), help="take FOLDER's dictionaries only, with a new model of this size")
+    add("--random", choices=["base"], help="take FOLDER's dictionaries only, with a new model of this size")
     add("--source", required=True, metavar="FILE", help="raw text")
     add("--reference", metavar="FILE", help="its translation, for BLEU")
     add("--json", required=True, metavar="FILE", help="the record; one that is there is continued")
-    add("--work", metavar="DIR", help="keep the exports here")
-    add("--sentences", type=options.positive, default=1000, metavar="N", help="the first N (default: 1000)")
-    add("--beam", type=options.positive, default=4, metavar="N", help="(default: 4)")
-    add("--max-length", type=options.positive, default=200, metavar="N", help="(default: 200)")
-    add("--rounds", type=options.positive, default=3, metavar="N", help="(default: 3)")
-    add("--threads", type=options.positive, default=1, metavar="N", help="of each engine (default: 1)")
-    return run(parser.parse_args())
+    add("--work", metavar="DIR", help="keep the exports here, a folder that is there")
+    for name, default, what in (
+        ("sentences", 1000, "the first N"), ("beam", 4, ""), ("max-length", 200, ""), ("rounds", 3, ""),
+        ("threads", 1, "of each engine"),
+    ):  # fmt: skip
+        add(f"--{name}", type=options.positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        run(args, Path(args.work or place).resolve())
+    sys.stdout.write(table([args.json]))
+    return 0
 
 
 if __name__ == "__main__":

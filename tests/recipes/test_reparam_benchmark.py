@@ -13,24 +13,22 @@ def test_the_benchmark_measures_all_it_promises(tmp_path):
     output = tmp_path / "benchmark.json"
     done = run(
         "python", SCRIPT, "--output", output, "--heads", 4, "--width", 32, "--layers", 2, "--rank", 16,
-        "--race-rank", 11, "--small", 2, 16, "--iterations", 10, "--rounds", 1, "--seeds", 0, 1,
+        "--race-rank", 11, "--small", 2, 16, "--iterations", 10, "--seeds", 0, 1,
         cwd=tmp_path,
     )  # fmt: skip
     assert "layer 1 (2 of 2)" in done.stderr
     record = load(output, "study", "solver")
     found = record["parts"]
     assert len(found["layers"]["errors"]) == 2
-    assert found["full_rank_error"] <= 1e-5
-    assert found["sweeps"]["ratio_of_medians"] > 0
     assert [race["heads"] for race in found["race"]] == ["independent"] * 2 + ["shared"] * 2
-    assert all(race["ours_to_that_error"]["reached"] for race in found["race"])
+    assert all(race["ours"]["error"] <= race["tensorly"]["error"] + 1e-6 for race in found["race"])
     assert len(found["errors"]) == 2 * 2 * 4 * 2  # kinds, seeds of the heads, ranks, seeds of the fit
     for entry in found["errors"]:
         assert 0 < entry["ours"] <= entry["tensorly"] + 1e-5 < 1
     assert record["settings"]["tensorly"]
     assert list(tmp_path.iterdir()) == [output]
     page = run("python", SCRIPT.with_name("report.py"), output).stdout
-    assert f"{found['sweeps']['ratio_of_medians']:.1f} times less" in page
+    assert "times less in 2 runs |" in page
     assert "in 32 of 32" in page
 
 
@@ -40,6 +38,7 @@ def test_the_benchmark_says_what_is_missing(tmp_path):
         "    if name == 'tensorly': raise m.PackageNotFoundError(name)\n"
         "    return real(name)\n"
         "m.version = version\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
         f"sys.argv = ['benchmark.py', '--output', 'none.json']\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
     )
     done = run("python", "-c", blocked, check=False, cwd=tmp_path)

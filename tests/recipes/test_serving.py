@@ -22,12 +22,11 @@ def test_every_engine_is_measured_beside_fairseq_generate(tmp_path, monkeypatch,
     monkeypatch.setattr(benchmark, "BIN", warm.start())
     kept = ("fairseq-generate", "torch", "ctranslate2")
     monkeypatch.setattr(benchmark, "SYSTEMS", {name: benchmark.SYSTEMS[name] for name in kept})
-    monkeypatch.setattr(benchmark, "EXPORTS", {name: benchmark.EXPORTS[name] for name in ("folder", "ctranslate2")})
     models = cases(tmp_path / "models")
-    folder.export(read_source(models.checkpoint("collaborative")), tmp_path / "folder")
+    folder.export(read_source(models.checkpoint("collaborative")), tmp_path / "given")
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in SOURCES))
-    argv = ["benchmark.py", tmp_path / "folder", "--source", tmp_path / "text", "--reference", tmp_path / "text",
-            "--json", tmp_path / "record.json", "--rounds", 1, "--max-length", 20]  # fmt: skip
+    argv = ["benchmark.py", tmp_path / "given", "--source", tmp_path / "text", "--reference", tmp_path / "text",
+            "--json", tmp_path / "record.json", "--rounds", 1, "--max-length", 20, "--work", tmp_path]  # fmt: skip
     monkeypatch.setattr("sys.argv", list(map(str, argv)))
     assert benchmark.main() == 0
     first = capsys.readouterr().out
@@ -37,7 +36,6 @@ def test_every_engine_is_measured_beside_fairseq_generate(tmp_path, monkeypatch,
     assert agreement["largest_score_gap"] < 1e-4
     assert 0 < record["parts"]["torch/start/0"] < 100
     monkeypatch.setattr(benchmark, "processor_seconds", lambda *_, **__: pytest.fail("computed again"))
-    monkeypatch.setattr(benchmark, "_export", lambda *_: None)
     assert benchmark.main() == 0
     assert capsys.readouterr().out == first
     (row,) = (line for line in first.splitlines() if line.startswith("| torch |"))
