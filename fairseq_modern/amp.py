@@ -14,7 +14,6 @@ fairseq-generate and fairseq-interactive know `--fp16` but not `--bf16`, and tra
 which a training that is resumed goes on. Here the state of the optimizer has them too.
 """
 
-import functools
 import warnings
 from types import ModuleType
 from typing import Any, List
@@ -23,11 +22,7 @@ import torch
 
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import names
-
-
-class PrecisionError(UserError):
-    """The machine has no units for the precision that is asked for."""
+from fairseq_modern.patching import names, wrap
 
 
 def step(self: Any) -> None:
@@ -43,92 +38,76 @@ def patch(module: ModuleType) -> None:
         optimizer.step = step
     if "__init__" not in vars(optimizer) or "cuda" not in names(optimizer.__init__):
         return
-    original, clip = optimizer.__init__, optimizer.clip_grad_norm
 
-    @functools.wraps(original)
-    def __init__(self: Any, cfg: Any, params: Any, fp32_optimizer: Any, **options: Any) -> None:
+    @wrap(optimizer)
+    def __init__(original: Any, self: Any, cfg: Any, params: Any, fp32_optimizer: Any, **options: Any) -> None:
         self.on_cpu = all(parameter.device.type == "cpu" for parameter in fp32_optimizer.params)
-        if not self.on_cpu:
-            original(self, cfg, params, fp32_optimizer, **options)
-            return
-        if not processor.bfloat16_units():
-            raise PrecisionError(
+        if self.on_cpu and not processor.bfloat16_units():
+            raise UserError(
                 "--amp computes in bfloat16 on a CPU, but this one has no units for it "
                 f"({processor.name()} with {processor.vector_units()}); leave out --amp to train in fp32"
             )
-        with warnings.catch_warnings():  # that there is no CUDA
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings():
+            if self.on_cpu:
+                warnings.simplefilter("ignore")  # that there is no CUDA
             original(self, cfg, params, fp32_optimizer, **options)
-        self._grad_scaler = torch.amp.GradScaler("cpu", enabled=False)
+        if self.on_cpu:
+            self._grad_scaler = torch.amp.GradScaler("cpu", enabled=False)
 
-    @functools.wraps(clip)
-    def clip_grad_norm(self: Any, max_norm: float, *args: Any, **options: Any) -> Any:
+    @wrap(optimizer)
+    def clip_grad_norm(original: Any, self: Any, max_norm: float, *args: Any, **options: Any) -> Any:
         if self.scaler.is_enabled():
-            return clip(self, max_norm, *args, **options)
+            return original(self, max_norm, *args, **options)
         norm = self.fp32_optimizer.clip_grad_norm(max_norm, *args, **options)
         if not torch.isfinite(norm).all():  # there is no scale to lower, as in fp32
             raise FloatingPointError("gradients are Nan/Inf")
         return norm
 
-    optimizer.__init__, optimizer.clip_grad_norm = __init__, clip_grad_norm
-
 
 def patch_half(module: ModuleType) -> None:
     """Wrap what `FP16Optimizer` saves and loads, where the parameters in fp32 are left out."""
     optimizer = module._FP16OptimizerMixin
-    original, original_load = optimizer.state_dict, optimizer.load_state_dict
-    if "fp32_params" in names(original):
+    if "fp32_params" in names(optimizer.state_dict):
         return
 
     def in_fp32(self: Any) -> List[torch.Tensor]:
         given = self.fp32_params  # a list, or one flat tensor for each device
         return [p.data for p in (given.values() if isinstance(given, dict) else given)]
 
-    @functools.wraps(original)
-    def state_dict(self: Any) -> Any:
+    @wrap(optimizer)
+    def state_dict(original: Any, self: Any) -> Any:
         return {**original(self), "fp32_params": in_fp32(self)}
 
-    @functools.wraps(original_load)
-    def load_state_dict(self: Any, state_dict: Any, *args: Any, **options: Any) -> None:
-        original_load(self, state_dict, *args, **options)
+    @wrap(optimizer)
+    def load_state_dict(original: Any, self: Any, state_dict: Any, *args: Any, **options: Any) -> None:
+        original(self, state_dict, *args, **options)
         saved, own = state_dict.get("fp32_params", ()), in_fp32(self)
         if [p.shape for p in saved] == [p.shape for p in own]:
             for mine, other in zip(own, saved, strict=True):
                 mine.copy_(other)
 
-    optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
-
 
 def patch_task(module: ModuleType) -> None:
     """Wrap the training step of tasks, where its autocast is CUDA's alone."""
-    original = module.FairseqTask.train_step
-    if not {"cuda", "autocast"} <= names(original):
+    if not {"cuda", "autocast"} <= names(module.FairseqTask.train_step):
         return
 
-    @functools.wraps(original)
+    @wrap(module.FairseqTask)
     def train_step(
-        self: Any, sample: Any, model: Any, criterion: Any, optimizer: Any, *args: Any, **options: Any
+        original: Any, self: Any, sample: Any, model: Any, criterion: Any, optimizer: Any, *args: Any, **options: Any
     ) -> Any:
-        def in_bfloat16(*call: Any, **more: Any) -> Any:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return criterion(*call, **more)
-
-        used = in_bfloat16 if getattr(optimizer, "on_cpu", False) else criterion
-        return original(self, sample, model, used, optimizer, *args, **options)
-
-    module.FairseqTask.train_step = train_step
+        if getattr(optimizer, "on_cpu", False):
+            criterion = torch.autocast("cpu", dtype=torch.bfloat16)(criterion)
+        return original(self, sample, model, criterion, optimizer, *args, **options)
 
 
 def patch_inference(module: ModuleType) -> None:
     """Wrap what fairseq-generate and fairseq-interactive do to a model before they translate."""
-    original = module.BaseFairseqModel.prepare_for_inference_
-    if "bf16" in names(original):
+    if "bf16" in names(module.BaseFairseqModel.prepare_for_inference_):
         return
 
-    @functools.wraps(original)
-    def prepare_for_inference_(self: Any, cfg: Any) -> None:
+    @wrap(module.BaseFairseqModel)
+    def prepare_for_inference_(original: Any, self: Any, cfg: Any) -> None:
         original(self, cfg)
         if getattr(cfg.common, "bf16", False) and not getattr(cfg.common, "tpu", False):
             self.to(torch.bfloat16)
-
-    module.BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_

@@ -13,7 +13,6 @@
   without an active exception"), which torchrun reports as a failure: groups are closed, their threads joined before.
 """
 
-import functools
 import gc
 import os
 from types import ModuleType
@@ -21,7 +20,7 @@ from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import parallel
 
 from fairseq_modern.errors import WorkersError
 from fairseq_modern.patching import names, wrap
@@ -93,16 +92,14 @@ def close_process_groups(fairseq: Any) -> None:
 
 def patch_data_parallel(module: ModuleType) -> None:
     """Give `fairseq.models.distributed_fairseq_model` a DistributedDataParallel that takes models on the CPU."""
-    if module.DistributedDataParallel is not DistributedDataParallel:
+    if module.DistributedDataParallel is not parallel.DistributedDataParallel:
         return
 
-    @functools.wraps(DistributedDataParallel)
-    def data_parallel(module: Any, device_ids: Any = None, output_device: Any = None, **options: Any) -> Any:
+    @wrap(module)
+    def DistributedDataParallel(original: Any, module: Any, **options: Any) -> Any:
         if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-            device_ids = output_device = None
-        return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **options)
-
-    module.DistributedDataParallel = data_parallel  # type: ignore[attr-defined]
+            options.update(device_ids=None, output_device=None)
+        return original(module, **options)
 
 
 def started_by_torchrun() -> bool:

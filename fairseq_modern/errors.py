@@ -40,20 +40,17 @@ def tool_name() -> Optional[str]:
     return None
 
 
-def is_for_user(error: BaseException) -> bool:
-    """Whether the error is to be shown as one line, in the program that is running."""
-    wanted = os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0")
-    if wanted or tool_name() is None:
-        return False
-    return getattr(error, "user_error", False) is True or mistakes.sentence(error) is not None
+def sentence(error: BaseException) -> Optional[str]:
+    """What fairseq's tools print in place of a traceback; None: in other programs, and for errors nobody can act on."""
+    if os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0") or tool_name() is None:
+        return None
+    return str(error) if getattr(error, "user_error", False) is True else mistakes.sentence(error)
 
 
-def show(error: BaseException) -> None:
-    """Print the error as one line on standard error."""
+def show(told: str) -> None:
+    """Print it as one line on standard error."""
     sys.stdout.flush()
-    own = getattr(error, "user_error", False) is True
-    sentence = str(error) if own else mistakes.sentence(error)
-    sys.stderr.write(f"{tool_name()}: error: {' '.join(str(sentence).split())}\n")
+    sys.stderr.write(f"{tool_name()}: error: {' '.join(told.split())}\n")
 
 
 def show_user_errors(module: ModuleType) -> None:
@@ -63,10 +60,11 @@ def show_user_errors(module: ModuleType) -> None:
     previous = sys.excepthook
 
     def excepthook(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
-        if is_for_user(error):
-            show(error)
-        else:
+        told = sentence(error)
+        if told is None:
             previous(kind, error, traceback)
+        else:
+            show(told)
 
     sys.excepthook = excepthook
 
@@ -79,7 +77,8 @@ def patch_hydra_train(module: ModuleType) -> None:
         try:
             return original(*args, **options)
         except Exception as error:
-            if not is_for_user(error):
+            told = sentence(error)
+            if told is None:
                 raise
-            show(error)
+            show(told)
             sys.exit(1)

@@ -12,17 +12,13 @@ from typing import Any, Callable, Dict
 
 from fairseq_modern.errors import UserError
 
-BINARY: Dict[type, Callable[[Any, Any], Any]] = {
+OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
 }
-UNARY: Dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
-LONGEST = 100_000  # of a list or string, and the greatest power and shift: far above any setting
+LONGEST = 100_000  # of a repeated list or string: far above any setting
 
 
 class SettingError(UserError, ValueError):
@@ -30,8 +26,7 @@ class SettingError(UserError, ValueError):
 
 
 def evaluate(expression: str) -> Any:
-    """Return the value of a Python expression of numbers, strings, True, False, None, lists, tuples, sets, dicts and
-    arithmetic.
+    """Return the value of a Python literal, or of sums, differences, products and quotients of literals.
 
     Raises:
         SettingError: the expression holds anything else, such as a name or a call.
@@ -46,36 +41,18 @@ def evaluate(expression: str) -> Any:
         raise SettingError(f"expected a value such as 0.1 or [(512, 3)] * 20, got {got!r} ({error}).") from error
 
 
-def _value(node: ast.AST) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
-        return kind(_value(element) for element in node.elts)
-    if isinstance(node, ast.Dict):
-        keys = [key for key in node.keys if key is not None]
-        if len(keys) < len(node.keys):
-            raise ValueError("a dictionary unpacked into another is not a value")
-        return {_value(key): _value(value) for key, value in zip(keys, node.values, strict=True)}
-    if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
-        return UNARY[type(node.op)](_value(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
-        left, right = _value(node.left), _value(node.right)
-        _check_size(node.op, left, right)
-        return BINARY[type(node.op)](left, right)
-    raise ValueError(f"{type(node).__name__} is not a value")
-
-
-def _check_size(op: ast.operator, left: Any, right: Any) -> None:
-    """Raise ValueError for operations whose result would fill the memory."""
-    if isinstance(op, ast.Mod) and not isinstance(left, (int, float)):
-        raise ValueError("formatting is not arithmetic")
-    if isinstance(op, ast.Pow) and (abs(left) > LONGEST or abs(right) > 64):
-        raise ValueError("the power is too large")
-    if isinstance(op, ast.Mult):
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        elements = [_value(element) for element in node.elts]
+        return elements if isinstance(node, ast.List) else tuple(elements)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
+        return ast.literal_eval(node)
+    left, right = _value(node.left), _value(node.right)
+    if isinstance(node.op, ast.Mult):
         for sequence, times in ((left, right), (right, left)):
             if isinstance(sequence, (list, tuple, str, bytes)) and len(sequence) * times > LONGEST:
                 raise ValueError("the repetition is too long")
+    return OPERATORS[type(node.op)](left, right)
 
 
 def patch(module: ModuleType) -> None:

@@ -10,10 +10,6 @@ from fairseq_modern.mistakes import OURS, USER_DIR
 from fairseq_modern.patching import wrap
 
 
-class OptionError(UserError):
-    """A flag has a value that fairseq does not know."""
-
-
 @functools.lru_cache(maxsize=1)
 def task_of(path: str) -> Optional[str]:
     """The task that a checkpoint was trained for."""
@@ -45,7 +41,7 @@ def patch(module: ModuleType) -> None:
 
             chosen = OURS.search(message.partition("(choose from")[0])
             if chosen is not None and "transformer_collab" not in ARCH_MODEL_REGISTRY:
-                raise OptionError(f"fairseq has no {chosen[0]}; {USER_DIR}.")
+                raise UserError(f"fairseq has no {chosen[0]}; {USER_DIR}.")
             original_error(message)
 
         parser.error = error

@@ -1,7 +1,7 @@
 """Mends several training runs in one process, such as Hydra's `--multirun`.
 
 fairseq keeps the best score so far as attributes of two functions, where the next run finds the previous run's: it
-writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before and after each run.
+writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before each run.
 (`python -m fairseq_cli.train` runs once and then ends; there the function is left as it is.)
 """
 
@@ -15,17 +15,10 @@ LEFT_BEHIND = ("best", "num_runs")
 
 def patch(module: ModuleType) -> None:
     """Wrap `fairseq_cli.train.main`."""
-    train: Any = module
 
-    def forget() -> None:
-        for function in (train.checkpoint_utils.save_checkpoint, train.should_stop_early):
+    @wrap(module)
+    def main(original: Any, *args: Any, **options: Any) -> Any:
+        for function in (module.checkpoint_utils.save_checkpoint, module.should_stop_early):
             for name in LEFT_BEHIND:
                 vars(function).pop(name, None)
-
-    @wrap(train)
-    def main(original: Any, *args: Any, **options: Any) -> Any:
-        forget()
-        try:
-            return original(*args, **options)
-        finally:
-            forget()
+        return original(*args, **options)

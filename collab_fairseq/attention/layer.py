@@ -76,12 +76,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
                 raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.key_dim = key_dim
-        self.head_dim = head_dim
-        self.value_heads = value_heads
-        self.key_heads = key_heads
+        self.embed_dim, self.num_heads, self.key_dim, self.head_dim = embed_dim, num_heads, key_dim, head_dim
+        self.value_heads, self.key_heads = value_heads, key_heads
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout = dropout
@@ -126,8 +122,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         """Keys and values as attention reads them: the entry that decoding caches.
 
         Args:
-            key: (N, S, kdim).
-            value: (N, S, vdim).
+            key, value: (N, S, kdim), (N, S, vdim).
         """
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             keys, values = self.k_proj(key), self.v_proj(value)
@@ -267,11 +262,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         """The call of ``torch.nn.MultiheadAttention(batch_first=True)``: :meth:`project`, then :meth:`attend`.
 
         Args:
-            query: (N, T, E).
-            key: (N, S, kdim).
-            value: (N, S, vdim).
-            key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal, head_multiplier: see
-                :meth:`attend`.
+            query, key, value: (N, T, E), (N, S, kdim), (N, S, vdim). The others: see :meth:`attend`.
 
         Returns:
             output (N, T, E); weights or None, see :meth:`attend`.
@@ -290,16 +281,9 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             )
         queries, entry = self._project(query, key, value)
         return self.attend(
-            queries,
-            entry,
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-            head_multiplier,
-            projected=True,
-        )
+            queries, entry, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
+            head_multiplier, projected=True,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         shared = f"value_heads={self.value_heads}, " if self.value_heads < self.num_heads else ""

@@ -102,45 +102,40 @@ def _combine(
 ) -> AttentionMask:
     """What :func:`combine` returns where there is something to combine."""
     rows, heads, query_len, key_len = shape
-    sizes = [rows, heads, query_len, key_len]
-    mask: Optional[Tensor] = None
+    whole, of_all = [rows, heads, query_len, key_len], [1, 1, query_len, key_len]
+    # name, mask, the shape that it must have, and the one in which it broadcasts to (N, H, T, S)
+    given: List[Tuple[str, Tensor, List[int], List[int]]] = []
     if attn_mask is not None:
         shapes = {2: [query_len, key_len], 3: [rows * heads, query_len, key_len]}
-        _check("attn_mask", attn_mask, shapes.get(attn_mask.dim(), sizes))
-        mask = _additive(attn_mask, dtype)
-        mask = mask[None, None] if mask.dim() == 2 else mask.view(sizes)
+        expected = shapes.get(attn_mask.dim(), whole)
+        given.append(("attn_mask", attn_mask, expected, of_all if attn_mask.dim() == 2 else whole))
     elif is_causal:
         if query_len != key_len:
             raise ValueError(
                 f"is_causal needs as many queries as keys, but there are {query_len} and {key_len}; pass an attn_mask"
             )
         future = torch.ones(query_len, key_len, dtype=torch.bool, device=device).triu(1)
-        mask = _additive(future, dtype)[None, None]
+        given.append(("is_causal", future, [query_len, key_len], of_all))
     if key_padding_mask is not None:
-        _check("key_padding_mask", key_padding_mask, [rows, key_len])
-        padding = _additive(key_padding_mask, dtype)[:, None, None, :]
-        mask = padding if mask is None else mask + padding
-    assert mask is not None
-    hidden = (mask == -math.inf).all(dim=-1, keepdim=True)
+        given.append(("key_padding_mask", key_padding_mask, [rows, key_len], [rows, 1, 1, key_len]))
+
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    additive: List[Tensor] = []
+    for name, mask, expected, view in given:
+        if list(mask.shape) != expected:
+            wanted = ", ".join([str(n) for n in expected])
+            raise ValueError(f"{name} must have shape ({wanted}), but is {list(mask.shape)}")
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=wide).masked_fill(mask, -math.inf)
+        elif not mask.is_floating_point():
+            raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
+        additive.append(mask.to(wide).view(view))
+    combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
+    hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
     # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
     if device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
-        return AttentionMask(mask, None)
-    return AttentionMask(mask.masked_fill(hidden, 0.0), hidden)
-
-
-def _check(name: str, mask: Tensor, shape: List[int]) -> None:
-    if list(mask.shape) != shape:
-        raise ValueError(f"{name} must have shape ({', '.join([str(n) for n in shape])}), but is {list(mask.shape)}")
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Boolean masks (True: not visible) become 0 and −inf; floating-point masks are added as they are."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=wide).masked_fill(mask, -math.inf)
-    if not mask.is_floating_point():
-        raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
-    return mask.to(wide)
+        return AttentionMask(combined, None)
+    return AttentionMask(combined.masked_fill(hidden, 0.0), hidden)
 
 
 def multiply_heads(context: Tensor, multiplier: Tensor) -> Tensor:

@@ -42,49 +42,20 @@ def _blocks(num_heads: int, key_dim: int) -> Tensor:
     return block_mixing(even_sizes(num_heads, key_dim))
 
 
-def _xavier(num_heads: int, key_dim: int) -> Tensor:
-    return nn.init.xavier_uniform_(torch.empty(num_heads, key_dim))
-
-
-def _normal(num_heads: int, key_dim: int) -> Tensor:
-    # as many expected "ones" as a block has: a head's scores start with the variance of a standard head's
-    return nn.init.normal_(torch.empty(num_heads, key_dim), std=num_heads**-0.5)
-
-
-def _unit(num_heads: int, key_dim: int) -> Tensor:
-    return torch.randn(num_heads, key_dim)
-
-
-def _signs(num_heads: int, key_dim: int) -> Tensor:
-    return torch.randint(0, 2, (num_heads, key_dim)) * 2.0 - 1.0
-
-
-def _scaled_blocks(num_heads: int, key_dim: int) -> Tensor:
-    # a head's scores start with the variance that they have where every head sees all dimensions
-    return _blocks(num_heads, key_dim) * math.sqrt(num_heads)
-
-
-def _noisy_blocks(num_heads: int, key_dim: int) -> Tensor:
-    # the dimensions of other heads start with half of the blocks' variance in all, so that sharing starts at once
-    return _blocks(num_heads, key_dim) + torch.randn(num_heads, key_dim) / math.sqrt(2 * num_heads)
-
-
-def _bands(num_heads: int, key_dim: int) -> Tensor:
-    # each head's block and the next head's: every dimension is seen by two heads (by one where there is one)
-    blocks = _blocks(num_heads, key_dim)
-    return (blocks + blocks.roll(1, 0)).clamp(max=1.0)
-
-
 #: name → function of (num_heads, key_dim)
 INITIAL_MIXING: Dict[str, Callable[[int, int], Tensor]] = {
-    "xavier": _xavier,
+    "xavier": lambda heads, dim: nn.init.xavier_uniform_(torch.empty(heads, dim)),
     "blocks": _blocks,
-    "normal": _normal,
-    "unit": _unit,
-    "signs": _signs,
-    "scaled_blocks": _scaled_blocks,
-    "noisy_blocks": _noisy_blocks,
-    "bands": _bands,
+    # as many expected "ones" as a block has: a head's scores start with the variance of a standard head's
+    "normal": lambda heads, dim: nn.init.normal_(torch.empty(heads, dim), std=heads**-0.5),
+    "unit": torch.randn,
+    "signs": lambda heads, dim: torch.randint(0, 2, (heads, dim)) * 2.0 - 1.0,
+    # a head's scores start with the variance that they have where every head sees all dimensions
+    "scaled_blocks": lambda heads, dim: _blocks(heads, dim) * math.sqrt(heads),
+    # the dimensions of other heads start with half of the blocks' variance in all, so that sharing starts at once
+    "noisy_blocks": lambda heads, dim: _blocks(heads, dim) + torch.randn(heads, dim) / math.sqrt(2 * heads),
+    # each head's block and the next head's: every dimension is seen by two heads (by one where there is one)
+    "bands": lambda heads, dim: (_blocks(heads, dim) + _blocks(heads, dim).roll(1, 0)).clamp(max=1.0),
 }
 #: those that give every head a block of its own, which takes a dimension for each
 MIXING_WITH_BLOCKS = ("blocks", "scaled_blocks", "noisy_blocks", "bands")

@@ -1,6 +1,5 @@
 """What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
-import os
 from argparse import Namespace
 from typing import Any
 
@@ -22,12 +21,10 @@ def check_flags(args: Namespace) -> None:
     Raises:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
-    mixing = getattr(args, "mixing_init", "xavier")
-    if mixing not in MIXINGS:
-        raise ConfigurationError(f"--mixing-init must be one of {', '.join(MIXINGS)}, but is {mixing!r}")
-    kernel = getattr(args, "attention_kernel", "auto")
-    if kernel not in KERNELS:
-        raise ConfigurationError(f"--attention-kernel must be one of {', '.join(KERNELS)}, but is {kernel!r}")
+    for flag, known in (("mixing-init", MIXINGS), ("attention-kernel", KERNELS)):
+        value = getattr(args, flag.replace("-", "_"), known[0])
+        if value not in known:
+            raise ConfigurationError(f"--{flag} must be one of {', '.join(known)}, but is {value!r}")
     for side in ("encoder", "decoder"):
         if getattr(args, f"{side}_xformers_att_config", None) is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
@@ -51,7 +48,6 @@ def check_sizes(cfg: Any, settings: AttentionSettings) -> None:
         )
     if cfg.key_dim is not None and cfg.key_dim < 1:
         raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
-    numbers = 0  # in the query and key projections
     for site in SITES:
         side = "encoder" if site == "encoder" else "decoder"
         sub = cfg.encoder if site == "encoder" else cfg.decoder
@@ -60,7 +56,7 @@ def check_sizes(cfg: Any, settings: AttentionSettings) -> None:
             if value < 1:
                 raise ConfigurationError(f"--{side}-{name} must be positive, but is {value}")
         key_dim = width if cfg.key_dim is None else cfg.key_dim
-        numbers += sub.layers * 2 * width * key_dim
+
         if width % heads != 0:
             raise ConfigurationError(
                 f"--{side}-embed-dim must be divisible by --{side}-attention-heads, but they are {width} and {heads}"
@@ -80,12 +76,6 @@ def check_sizes(cfg: Any, settings: AttentionSettings) -> None:
                 f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
                 f"but --key-dim is {key_dim}"
             )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if cfg.key_dim is not None and not cfg.attention_shapes and 4 * numbers > memory:
-        raise ConfigurationError(
-            f"--key-dim {cfg.key_dim} makes query and key projections of {4 * numbers / 2**30:,.0f} GiB, "
-            f"but this machine has {memory / 2**30:,.0f} GiB of memory"
-        )
     _check_heads(cfg, settings)
 
 
@@ -108,12 +98,12 @@ def _check_sharing(settings: AttentionSettings) -> None:
 
 def _check_heads(cfg: Any, settings: AttentionSettings) -> None:
     """Masked heads are there, and gates do not freeze what they are in."""
-    counts = {}
-    for site in SITES:
-        side = cfg.encoder if site == "encoder" else cfg.decoder
-        for layer in range(side.layers):
-            own = settings.shape(site, layer).num_heads
-            counts[f"{site}.{layer}"] = side.attention_heads if own is None else own
+    sides = {"encoder": cfg.encoder, "cross": cfg.decoder, "decoder": cfg.decoder}
+    counts = {
+        f"{site}.{layer}": settings.shape(site, layer).num_heads or side.attention_heads
+        for site, side in sides.items()
+        for layer in range(side.layers)
+    }
     check_heads(settings.masked, counts)
     frozen = settings.gated - {"encoder"}
     if cfg.head_gates_freeze_decoder and (frozen or not settings.gated):

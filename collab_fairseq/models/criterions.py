@@ -42,20 +42,17 @@ class LabelSmoothedCrossEntropyWithGates(LabelSmoothedCrossEntropyCriterion):  #
         ConfigurationError: the model has no gates.
     """
 
-    def __init__(self, task: Any, *args: Any, gate_penalty: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(task, *args, **kwargs)
+    def __init__(
+        self,
+        task: Any,
+        sentence_avg: bool,
+        label_smoothing: float,
+        ignore_prefix_size: int = 0,
+        report_accuracy: bool = False,
+        gate_penalty: float = 0.0,
+    ) -> None:
+        super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         self.gate_penalty = gate_penalty
-
-    @classmethod
-    def build_criterion(cls, cfg: Any, task: Any) -> "LabelSmoothedCrossEntropyWithGates":
-        return cls(
-            task,
-            cfg.sentence_avg,
-            cfg.label_smoothing,
-            ignore_prefix_size=cfg.ignore_prefix_size,
-            report_accuracy=cfg.report_accuracy,
-            gate_penalty=cfg.gate_penalty,
-        )
 
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
         loss, sample_size, log = super().forward(model, sample, reduce=reduce)

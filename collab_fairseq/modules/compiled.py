@@ -33,7 +33,7 @@ class CompiledEncoderLayer(CollabEncoderLayer):
         """x (S, N, E); encoder_padding_mask (N, S), True for padding; as :meth:`forward`."""
         if attn_mask is not None or not _trains(self, x):
             return super().__call__(x, encoder_padding_mask, attn_mask)
-        call = _compiled(_encoder_layer, self.backend, x.device.type)
+        call = _compiled(self.backend, x.device.type)
         return call(self, x.contiguous(), _padding(encoder_padding_mask, x))
 
 
@@ -61,12 +61,13 @@ class CompiledDecoderLayer(CollabDecoderLayer):
             if self_attn_mask is not None:
                 # a slice of fairseq's buffer, to torch another thing than the whole of it
                 self_attn_mask = self_attn_mask.clone(memory_format=torch.contiguous_format)
-            padding = _padding(self_attn_padding_mask, x)
-            call = _compiled(_decoder_layer, self.backend, x.device.type)
-            return call(self, x.contiguous(), encoder_out, encoder_padding_mask, self_attn_mask, padding, **rest)
-        return super().__call__(
-            x, encoder_out, encoder_padding_mask, incremental_state,
-            self_attn_mask=self_attn_mask, self_attn_padding_mask=self_attn_padding_mask, **rest,
+            call = functools.partial(_compiled(self.backend, x.device.type), self)
+            x, self_attn_padding_mask = x.contiguous(), _padding(self_attn_padding_mask, x)
+        else:
+            call = super().__call__
+        return call(
+            x, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask=self_attn_mask,
+            self_attn_padding_mask=self_attn_padding_mask, **rest,
         )  # fmt: skip
 
 
@@ -107,20 +108,8 @@ def _padding(mask: Optional[Tensor], x: Tensor) -> Tensor:
     return x.new_zeros((x.size(1), x.size(0)), dtype=torch.bool) if mask is None else mask.contiguous()
 
 
-def _encoder_layer(layer: nn.Module, x: Tensor, padding: Tensor) -> Any:
-    return layer.forward(x, padding)
-
-
-def _decoder_layer(
-    layer: nn.Module,
-    x: Tensor,
-    source: Optional[Tensor],
-    source_padding: Optional[Tensor],
-    mask: Optional[Tensor],
-    padding: Tensor,
-    **rest: Any,
-) -> Any:
-    return layer.forward(x, source, source_padding, self_attn_mask=mask, self_attn_padding_mask=padding, **rest)
+def _forward(layer: nn.Module, *tensors: Optional[Tensor], **rest: Any) -> Any:
+    return layer.forward(*tensors, **rest)
 
 
 def allow_graphs() -> None:
@@ -133,15 +122,15 @@ def allow_graphs() -> None:
 
 
 @functools.cache
-def _compiled(function: Callable[..., Any], backend: Any, device: str) -> Callable[..., Any]:
-    """The compiled function, one for all layers and models.
+def _compiled(backend: Any, device: str) -> Callable[..., Any]:
+    """The compiled call of a layer, one for all layers and models.
 
     Raises:
         ConfigurationError: the compiler does not work on the device.
     """
     _try(backend, device)
     allow_graphs()
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=True, backend=backend)
+    compiled: Callable[..., Any] = torch.compile(_forward, dynamic=True, backend=backend)
     return compiled
 
 

@@ -2,13 +2,8 @@
 
 It is off unless somebody who wants it says so: `enable()`, as the --user-dir of collab_fairseq does, or the environment
 variable FAIRSEQ_MODERN_SURVIVAL=1, as our recipes do. FAIRSEQ_MODERN_SURVIVAL=0 keeps it off whoever calls. The
-functions of fairseq that are wrapped ask at each call, so that it does not matter what is imported first.
-
-- `resuming`: a missing or damaged `checkpoint_last.pt` gives way to the newest whole checkpoint; a --restore-file that
-  is not there is refused; the folder is this training's alone and has room (`folder`).
-- `position`: another number of processes, or other batches, go on at the next epoch.
-- `stopping`, `workers`: SIGTERM and Ctrl-C save and end with exit status 75; no process outlives torchrun.
-- `memory`: a process of several that is out of memory ends all of them with one sentence.
+functions of fairseq that are wrapped ask at each call, so that it does not matter what is imported first. README.md one
+folder up says what each file does.
 """
 
 import os

@@ -17,26 +17,18 @@ from fairseq_modern.patching import wrap
 GONE = re.compile(r"[Cc]onnection (was )?(closed|reset)|[Bb]roken pipe|remote process exited|Socket closed")
 
 
-class OutOfMemory(UserError):
-    """A process of several has no memory left for its batch."""
-
-
-class NeighbourGone(UserError):
-    """Another process of the job has ended."""
-
-
 def explain(trainer: Any, step: str, error: RuntimeError) -> Exception:
     """The sentence for the user that an error in a step of several processes calls for, or the error itself."""
     rank, number = trainer.data_parallel_rank, trainer.data_parallel_world_size
     if "out of memory" in str(error):
         tokens, sentences = trainer.cfg.dataset.max_tokens, trainer.cfg.dataset.batch_size
         size = f"--max-tokens (now {tokens})" if tokens else f"--batch-size (now {sentences})"
-        return OutOfMemory(
+        return UserError(
             f"process {rank} of {number} ran out of memory in {step} after update {trainer.get_num_updates()}; lower "
             f"{size} and raise --update-freq in proportion; training goes on from the last checkpoint."
         )
     if GONE.search(str(error)):
-        return NeighbourGone(
+        return UserError(
             f"process {rank} of {number} ends because another one has ended in {step}; see that one's message."
         )
     return error

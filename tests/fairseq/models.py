@@ -86,6 +86,22 @@ def model_of(kind, seed=0):
     return model
 
 
+def same_model(state, other):
+    """Whether two state dicts hold the same parameters, bit for bit."""
+    names = [name for name in state if not name.endswith("_float_tensor")]
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in names)
+
+
+def same_training(checkpoint, other):
+    """Whether two checkpoints hold the same parameters and moments of Adam, bit for bit."""
+    moments, others = (c["last_optimizer_state"]["state"] for c in (checkpoint, other))
+    return same_model(checkpoint["model"], other["model"]) and all(
+        torch.equal(moments[index][name], others[index][name])
+        for index in moments
+        for name in ("exp_avg", "exp_avg_sq")
+    )
+
+
 def step_by_step(model, encoder_out, target):
     """Logits (N, T, V) of decoding one position after the other, and the state that is left."""
     state = {}

@@ -11,8 +11,11 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, masks
 from collab_fairseq.models import transformer_collab
 from collab_fairseq.modules import layers
+from collab_fairseq.modules.settings import SITES
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.modules.stock import SURPLUS
 from tests.common import FLOAT32
-from tests.fairseq.models import KINDS, SMALL, TINY, batch, build
+from tests.fairseq.models import KINDS, SMALL, TINY, batch, build, same_model
 
 #: parameters of the paper's eight WMT14 models: vocabulary 32,768, shared embeddings, query and key biases
 PAPER = {
@@ -34,31 +37,22 @@ def test_parameter_counts_of_the_paper(key_dim, heads):
     assert sum(p.numel() for p in model.parameters()) == PAPER[key_dim, heads]
 
 
-def attentions(model):
-    """site → its attention layers, in order"""
-    return {
-        "encoder": [layer.self_attn for layer in model.encoder.layers],
-        "cross": [layer.encoder_attn for layer in model.decoder.layers],
-        "decoder": [layer.self_attn for layer in model.decoder.layers],
-    }
-
-
 @pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
 def test_each_site_is_standard_or_collaborative(heads):
     model = build(**SMALL, collaborative_heads=heads, key_dim=6)
-    for site, built in attentions(model).items():
-        expected = CollaborativeAttention if site in heads.split("_") else StandardAttention
-        assert all(isinstance(attention, expected) for attention in built)
-        assert all(attention.q_proj.out_features == attention.k_proj.out_features == 6 for attention in built)
-        assert all(attention.scale == 8**-0.5 for attention in built)
+    found = attention_layers(model)
+    assert list(found) == [f"{site}.{layer}" for site in SITES for layer in (0, 1)]
+    for place, attention in found.items():
+        kind = CollaborativeAttention if place.split(".")[0] in heads.split("_") else StandardAttention
+        assert isinstance(attention, kind)
+        assert attention.q_proj.out_features == attention.k_proj.out_features == 6
+        assert attention.scale == 8**-0.5
 
 
 def test_none_is_fairseqs_transformer_with_the_same_seed():
     ours = build("transformer_collab_tiny", collaborative_heads="none", attention_dropout=0.2)
     theirs = build("transformer", **TINY, attention_dropout=0.2)
-    own, other = ours.state_dict(), theirs.state_dict()
-    assert own.keys() == other.keys()
-    assert all(torch.equal(own[key], other[key]) for key in own if not key.endswith("_float_tensor"))
+    assert same_model(ours.state_dict(), theirs.state_dict())
     for training in (False, True):
         logits = []
         for model in (ours, theirs):
@@ -69,24 +63,11 @@ def test_none_is_fairseqs_transformer_with_the_same_seed():
     assert (control(*batch())[0] - theirs.eval()(*batch())[0]).abs().max() > 0.1
 
 
-def with_surplus_of_unmended_fairseq(state):
-    """Add the duplicate all-zero parameters that fairseq 0.12.2 as released saves for every encoder layer."""
-    state = dict(state)
-    for key in [key for key in state if key.startswith("encoder.layers.") and key.endswith("self_attn.q_proj.weight")]:
-        prefix = key.removesuffix("self_attn.q_proj.weight")
-        width = state[key].size(1)
-        state[f"{prefix}in_proj_weight"] = torch.zeros(3 * width, width)
-        state[f"{prefix}in_proj_bias"] = torch.zeros(3 * width)
-        for module, surplus in (("self_attn.out_proj", "out_proj"), ("fc1", "fc1"), ("fc2", "fc2")):
-            for kind in ("weight", "bias"):
-                state[f"{prefix}{surplus}_{kind}"] = torch.zeros_like(state[f"{prefix}{module}.{kind}"])
-    return state
-
-
 def test_a_state_dict_of_unmended_fairseq_gives_its_logits():
     theirs = build("transformer", **TINY, seed=5).eval()
-    state = with_surplus_of_unmended_fairseq(theirs.state_dict())
-    assert len(state) == len(theirs.state_dict()) + 8 * 4
+    surplus = {f"encoder.layers.{layer}.{name}": torch.zeros(1) for layer in range(4) for name in SURPLUS}
+    assert len(surplus) == 8 * 4
+    state = {**theirs.state_dict(), **surplus}
     ours = build("transformer_collab_tiny", collaborative_heads="none").eval()
     ours.load_state_dict(state, strict=True)
     assert (ours(*batch())[0] - theirs(*batch())[0]).abs().max() < FLOAT32
@@ -142,7 +123,7 @@ def test_every_kernel_gives_the_same_model(kernel, heads):
     results = []
     for name in ("auto", kernel):
         model = build(**flags, attention_kernel=name).double()
-        assert {a.kernel for site in attentions(model).values() for a in site} <= {name, "auto"}
+        assert {attention.kernel for attention in attention_layers(model).values()} <= {name, "auto"}
         logits = model(*batch())[0]
         logits.square().sum().backward()
         results.append([logits, *(p.grad for p in model.parameters())])

@@ -104,6 +104,8 @@ def test_a_layer_may_have_a_shape_of_its_own():
         ({"collaborative_heads": "none_encoder"}, "'none' in"),
         ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
         ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
+        ({"decoder_attention_heads": -2}, "--decoder-attention-heads must be positive, but is -2"),
+        ({"encoder_embed_dim": -16}, "--encoder-embed-dim must be positive, but is -16"),
         ({"value_heads": 3}, "--value-heads must divide the 2 heads of encoder attention, but is 3"),
         ({"value_heads": 0}, "--value-heads must divide the 2 heads of encoder attention, but is 0"),
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* names none"),

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -52,28 +53,23 @@ def test_loading_never_runs_code_whatever_the_environment_says(hostile, monkeypa
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("tool", ["fairseq-generate", "fairseq-train"])
-def test_tools_say_so_in_one_line(tool, hostile, tiny_data, tmp_path):
+def test_tools_say_so_in_one_line(hostile, tiny_data, tmp_path):
     file, trace = hostile
-    if tool == "fairseq-generate":
-        arguments = ["--path", file, "--cpu"]
-    else:
-        arguments = [*TINY_MODEL, *TINY_TRAINING, "--restore-file", file, "--save-dir", tmp_path / "resumed"]
+    command = ["fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, "--restore-file", file]
     env = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-    done = run(tool, tiny_data, *arguments, check=False, env=env)
+    done = run(*command, "--save-dir", tmp_path / "resumed", check=False, env=env)
     assert done.returncode == 1
     assert not trace.exists()
     assert "Traceback" not in done.stdout + done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"{tool}: error: {file} was not loaded")
-    assert ".system" in last
+    assert re.match(rf"fairseq-train: error: {file} was not loaded.*\.system", done.stderr.strip().splitlines()[-1])
 
 
-def test_the_traceback_can_be_had(hostile, tiny_data):
-    env = {"FAIRSEQ_MODERN_TRACEBACK": "1"}
-    done = run("fairseq-generate", tiny_data, "--path", hostile[0], "--cpu", check=False, env=env)
-    assert "Traceback" in done.stderr
-    assert "CheckpointError" in done.stderr
+@pytest.mark.parametrize("content", ["text", [1, 2], {"model": CheckpointError}], ids=["text", "list", "class"])
+def test_what_is_no_checkpoint_is_named(content, tmp_path):
+    file = tmp_path / "broken.pt"
+    file.write_text(content) if isinstance(content, str) else torch.save(content, file)
+    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(file))
 
 
 def test_settings_in_a_checkpoint_are_not_run_as_code(tiny_data, tmp_path):
@@ -94,30 +90,6 @@ def test_settings_in_a_checkpoint_are_not_run_as_code(tiny_data, tmp_path):
         checkpoint_utils.load_model_ensemble([file], arg_overrides=overrides)
     assert caught.value.user_error is True
     assert not trace.exists()
-
-
-def contents_of(kind, whole):
-    buffer = io.BytesIO()
-    if kind == "list":
-        torch.save([1, 2], buffer)
-    return {
-        "empty": b"",
-        "text": b"not a checkpoint\n",
-        "half": whole[: len(whole) // 2],
-        "all but the end": whole[:-1],
-        "zeros": bytes(len(whole)),
-        "pickle": pickle.dumps({"model": CheckpointError}),
-        "list": buffer.getvalue(),
-    }[kind]
-
-
-@pytest.mark.parametrize("kind", ["empty", "text", "half", "all but the end", "zeros", "pickle", "list"])
-def test_what_is_no_checkpoint_is_named(kind, tiny_run, tmp_path):
-    file = tmp_path / "broken.pt"
-    file.write_bytes(contents_of(kind, (tiny_run / "checkpoint_last.pt").read_bytes()))
-    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got") as caught:
-        checkpoint_utils.load_checkpoint_to_cpu(str(file))
-    assert "weights_only" not in str(caught.value), "torch advises to load it unsafely; we do not"
 
 
 @pytest.mark.parametrize("sums", [True, False])
@@ -228,15 +200,6 @@ def test_a_failed_copy_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
     assert files(tmp_path) == ["checkpoint_last.pt", "new.pt"]
 
 
-def test_an_object_that_cannot_be_saved_leaves_the_old_file(tmp_path):
-    target = tmp_path / "checkpoint_last.pt"
-    target.write_bytes(b"old")
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        checkpoint_utils.torch_persistent_save({"model": lambda: None}, str(target))
-    assert target.read_bytes() == b"old"
-    assert files(tmp_path) == ["checkpoint_last.pt"]
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("size", [10, 1_000_000])
 def test_a_full_disk_is_one_clear_error(tmp_path, size):
@@ -277,13 +240,6 @@ def test_a_kill_in_mid_copy(tmp_path, module, when, expected):
     done = subprocess.run([sys.executable, "-c", code, str(source), str(target)], capture_output=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert target.read_bytes() == expected
-
-
-def test_the_left_over_of_a_kill_is_no_checkpoint_and_is_overwritten(tmp_path):
-    (tmp_path / "checkpoint1.pt.tmp").write_bytes(b"unfinished")
-    assert checkpoint_utils.checkpoint_paths(str(tmp_path), r"checkpoint(\d+)\.pt") == []
-    checkpoint_utils.torch_persistent_save({"model": {}}, str(tmp_path / "checkpoint1.pt"))
-    assert files(tmp_path) == ["checkpoint1.pt"]
 
 
 def test_remote_and_asynchronous_writes_go_fairseqs_way(tmp_path, monkeypatch):

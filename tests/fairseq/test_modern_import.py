@@ -3,17 +3,17 @@
 import builtins
 import dataclasses
 import importlib
-import subprocess
+import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import fairseq_modern
-from tests.common import TINY_MODEL, TINY_TRAINING, run
+from fairseq_modern.expressions import SettingError, evaluate
+from tests.common import run
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
@@ -120,38 +120,22 @@ def dictionary():
         ("(0.9, 0.98)", (0.9, 0.98)),
         ("[(512, 10, 5)] + [(512, 3, 2)] * 2", [(512, 10, 5), (512, 3, 2), (512, 3, 2)]),
         (" 1e-4 ", 1e-4),
-        ("-2**3 // 3", -3),
+        ("-2 * 3 / 4 + 1", -0.5),
         ("{'a': [True, None]}", {"a": [True, None]}),
-        ("not False", True),
     ],
 )
 def test_settings_are_values(expression, value):
-    from fairseq_modern.expressions import evaluate
-
     assert evaluate(expression) == value
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        "__import__('os').getpid()",
-        "open('/dev/null')",
-        "(lambda: 1)()",
-        "[x for x in (1, 2)]",
-        "().__class__",
-        "f'{1}'",
-        "9**9**9",
-        "'a' * 10**9",
-        "[[0] * 1000] * 10**6",
-        "'%1000000000d' % 1",
-        "{**{}}",
-        "1 +",
-        "1 / 0",
+        "__import__('os').getpid()", "(lambda: 1)()", "[x for x in (1, 2)]", "().__class__", "f'{1}'", "9**9**9",
+        "'a' * 1000000000", "[[0] * 1000] * 1000000", "'%1000000000d' % 1", "{**{}}", "1 +", "1 / 0", "not False",
     ],
-)
+)  # fmt: skip
 def test_settings_are_never_code(expression):
-    from fairseq_modern.expressions import SettingError, evaluate
-
     with pytest.raises(SettingError, match="expected a value"):
         evaluate(expression)
 
@@ -160,20 +144,10 @@ def test_values_that_are_read_already_are_refused_as_by_eval():
     """`fairseq.utils.eval_bool` relies on it, for settings of multilingual translation."""
     from fairseq import utils
 
-    from fairseq_modern.expressions import evaluate
-
     for value in (True, 3, None):
         with pytest.raises(TypeError):
             evaluate(value)
     assert (utils.eval_bool("True"), utils.eval_bool(True, default=True), utils.eval_bool(None)) == (True, True, False)
-
-
-def test_an_eval_of_a_forks_own_is_left_alone():
-    from fairseq_modern import expressions
-
-    fork = SimpleNamespace(eval=len)
-    expressions.patch(fork)
-    assert fork.eval is len
 
 
 def test_huffman_codes_are_read_back():
@@ -191,13 +165,9 @@ def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
     import fairseq
 
     root = Path(fairseq.__file__).parent
-    calls = subprocess.run(
-        ["grep", "-rlE", "--include=*.py", r"(^|[^._a-zA-Z])eval\(", "--exclude-dir=examples", str(root)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    modules = {".".join(Path(f).relative_to(root.parent).with_suffix("").parts) for f in calls}
+    files = [file for file in root.rglob("*.py") if "examples" not in file.parts]
+    calls = [file for file in files if re.search(r"(?m)(^|[^._a-zA-Z])eval\(", file.read_text(encoding="utf-8"))]
+    modules = {".".join(file.relative_to(root.parent).with_suffix("").parts) for file in calls}
     assert modules, "the search itself must find something"
     assert modules <= {name for name, mends in fairseq_modern.AFTER.items() if "expressions.patch" in mends}
 
@@ -213,18 +183,3 @@ def test_only_the_flag_tpu_means_a_tpu(flags, tpu, bf16):
         parsed = options.parse_args_and_arch(parser, ["data", "--arch", "transformer_tiny", *flags], parse_known)
         args = parsed[0] if parse_known else parsed
         assert (args.tpu, args.bf16) == (tpu, bf16)
-
-
-def test_bf16_trains(tiny_data, tiny_run, tmp_path):
-    done = run(
-        "fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, "--bf16", "--max-update", 2, "--save-dir", tmp_path
-    )
-    assert "done training" in done.stdout
-    assert "Warning" not in done.stderr, "Hydra and torch complain of what no user can change; it is kept quiet"
-
-    def is_rounded(file):  # fairseq stores float32 always; what was bfloat16 in training has no further digits
-        weights = torch.load(file, weights_only=False)["model"]["encoder.layers.0.fc1.weight"]
-        return torch.equal(weights, weights.bfloat16().float())
-
-    assert is_rounded(tmp_path / "checkpoint_last.pt")
-    assert not is_rounded(tiny_run / "checkpoint_last.pt")

@@ -1,22 +1,17 @@
 """The encoder layer and the encoder: against torch's own layer, and everything that fairseq asks of them."""
 
-from argparse import Namespace
-from types import SimpleNamespace
-
 import pytest
 import torch
-from fairseq.data import Dictionary
-from fairseq.models.transformer import TransformerConfig, TransformerModel, transformer_encoder
-from fairseq.models.transformer.transformer_legacy import base_architecture
+from fairseq.models.transformer import TransformerConfig, transformer_encoder
 from fairseq.modules import transformer_layer
 from torch import nn
 
 from fairseq_modern import encoder_layer
 from fairseq_modern.encoder_layer import SURPLUS
+from tests.common import FLOAT32, FLOAT64
+from tests.fairseq.models import SMALL, batch, build
 
 LAYER = "encoder.layers.0."
-FLOAT64 = 1e-12
-FLOAT32 = 1e-5
 T, B, C, HEADS, FFN = 7, 3, 12, 3, 20
 
 
@@ -41,20 +36,15 @@ def torch_layer(layer, activation):
     reference = nn.TransformerEncoderLayer(
         C, HEADS, FFN, dropout=0.0, activation=activation, norm_first=layer.normalize_before, dtype=torch.float64
     )
-    attention = layer.self_attn
-    pairs = {
-        "self_attn.in_proj_weight": torch.cat([getattr(attention, p).weight for p in ("q_proj", "k_proj", "v_proj")]),
-        "self_attn.in_proj_bias": torch.cat([getattr(attention, p).bias for p in ("q_proj", "k_proj", "v_proj")]),
-    }
-    for theirs, ours in (
-        ("self_attn.out_proj", attention.out_proj),
-        ("linear1", layer.fc1),
-        ("linear2", layer.fc2),
-        ("norm1", layer.self_attn_layer_norm),
-        ("norm2", layer.final_layer_norm),
-    ):
-        pairs[f"{theirs}.weight"], pairs[f"{theirs}.bias"] = ours.weight, ours.bias
-    reference.load_state_dict({name: value.detach() for name, value in pairs.items()})
+    state, renamed = layer.state_dict(), {}
+    names = {"fc1": "linear1", "fc2": "linear2", "self_attn_layer_norm": "norm1", "final_layer_norm": "norm2"}
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"self_attn.{part}_proj.{kind}") for part in "qkv"]
+        renamed[f"self_attn.in_proj_{kind}"] = torch.cat(parts)
+    for name, value in state.items():
+        module, _, kind = name.rpartition(".")
+        renamed[f"{names.get(module, module)}.{kind}"] = value
+    reference.load_state_dict(renamed)
     return reference.train()  # without dropout the same, and never torch's fused path
 
 
@@ -124,39 +114,20 @@ def test_any_attention_module_will_do():
 
 
 def make_model(**settings):
-    words = Dictionary()
-    for word in "abcdefghijklmnop":
-        words.add_symbol(word)
-    widths = {f"{side}_embed_dim": C for side in ("encoder", "decoder")}
-    widths |= {f"{side}_ffn_embed_dim": FFN for side in ("encoder", "decoder")}
-    widths |= {f"{side}_attention_heads": HEADS for side in ("encoder", "decoder")}
-    args = Namespace(**{**widths, "encoder_layers": 2, "decoder_layers": 1, "dropout": 0.0, **settings})
-    base_architecture(args)
-    torch.manual_seed(2)
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    return TransformerModel.build_model(args, task).eval(), words
-
-
-def make_batch(words):
-    torch.manual_seed(3)
-    tokens = torch.randint(words.nspecial, len(words), (B, T))
-    tokens[1, 4:] = words.pad()
-    tokens[2, 6:] = words.pad()
-    return tokens, torch.tensor([7, 4, 6]), torch.randint(words.nspecial, len(words), (B, 5))
+    return build("transformer", **SMALL, **settings).eval()
 
 
 def test_checkpoints_of_published_fairseq_lose_their_surplus():
-    model, words = make_model()
+    model = make_model()
     state = model.state_dict()
     assert not [name for name in state if name.rsplit(".", 1)[-1] in SURPLUS]
     original = {**state, **{f"encoder.layers.{i}.{name}": torch.ones(1) for i in (0, 1) for name in SURPLUS}}
     assert len(original) == len(state) + 16
-    other, _ = make_model(encoder_layers=2, no_token_positional_embeddings=False)
+    other = make_model()
     with torch.no_grad():
         other.encoder.layers[0].fc1.weight.zero_()
     other.load_state_dict(original, strict=True)
-    batch = make_batch(words)
-    assert torch.equal(model(*batch)[0], other(*batch)[0])
+    assert torch.equal(model(*batch())[0], other(*batch())[0])
     with pytest.raises(RuntimeError, match="Unexpected key"):
         other.load_state_dict({**state, LAYER + "fc3_weight": torch.ones(1)}, strict=True)
     with pytest.raises(RuntimeError, match="Missing key"):
@@ -165,13 +136,10 @@ def test_checkpoints_of_published_fairseq_lose_their_surplus():
 
 @pytest.mark.parametrize("normalize_before", [False, True])
 def test_a_whole_model_can_be_scripted(normalize_before):
-    model, words = make_model(encoder_normalize_before=normalize_before)
+    model = make_model(encoder_normalize_before=normalize_before)
     scripted = torch.jit.script(model)
-    batch = make_batch(words)
-    assert (scripted(*batch)[0] - model(*batch)[0]).abs().max() < FLOAT32
-    without_padding = (batch[0][:1], batch[1][:1], batch[2][:1])
-    assert (scripted(*without_padding)[0] - model(*without_padding)[0]).abs().max() < FLOAT32
-    assert (scripted(*without_padding)[0] - model(*batch)[0][:1]).abs().max() < FLOAT32
+    for sentences in (3, 1):  # one sentence has no padding
+        assert (scripted(*batch(sentences))[0] - model(*batch(sentences))[0]).abs().max() < FLOAT32
 
 
 @pytest.mark.parametrize("version", ["2.11.0a0", "2.11.0a0+git123", "3.0"])
@@ -180,5 +148,4 @@ def test_any_version_of_torch_will_do(monkeypatch, version):
     for module in (transformer_layer, transformer_encoder):
         monkeypatch.setattr(module, "torch", torch)
         encoder_layer.patch_version(module)
-    model, words = make_model()
-    assert model(*make_batch(words))[0].isfinite().all()
+    assert make_model()(*batch())[0].isfinite().all()

@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from fairseq.distributed import utils
-from fairseq.models import distributed_fairseq_model
-from omegaconf import OmegaConf
 
 import fairseq_modern.distributed as mends
 from fairseq_modern.errors import WorkersError
 from tests.common import TINY_MODEL, TINY_TRAINING, free_port, run
+from tests.fairseq import forked
 
 TWO_RANKS = """
 import pickle, sys
@@ -75,12 +74,12 @@ def test_two_ranks_share_state_gather_and_average_gradients(tmp_path):
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda:1", [1])])
 def test_device_numbers_are_for_models_on_gpus(device, expected, monkeypatch):
     seen = {}
-    monkeypatch.setattr(mends, "DistributedDataParallel", lambda module, **options: seen.update(options))
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda module, **options: seen.update(options))
+    fairseq = SimpleNamespace(DistributedDataParallel=torch.nn.parallel.DistributedDataParallel)
+    mends.patch_data_parallel(fairseq)
     model = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(device))])
-    distributed_fairseq_model.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
-    assert seen["device_ids"] == expected
-    assert seen["output_device"] == (None if expected is None else 1)
-    assert seen["bucket_cap_mb"] == 25
+    fairseq.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
+    assert seen == {"device_ids": expected, "output_device": expected and 1, "bucket_cap_mb": 25}
 
 
 def test_gathering_over_nccl_stays_fairseqs_own(monkeypatch):
@@ -107,18 +106,10 @@ def alone(monkeypatch):
 
 
 def config(workers, **options):
-    training = SimpleNamespace(
-        distributed_world_size=workers,
-        distributed_init_method=None,
-        distributed_no_spawn=False,
-        distributed_port=-1,
-        distributed_rank=0,
-        pipeline_model_parallel=False,
-        device_id=0,
-        tpu=False,
-    )
-    vars(training).update(options)
-    return SimpleNamespace(distributed_training=training, common=SimpleNamespace(tpu=False, cpu=True))
+    cfg = forked.training_config("checkpoints")
+    cfg.distributed_training.update(distributed_world_size=workers, **options)
+    cfg.common.cpu = True
+    return cfg
 
 
 @pytest.mark.parametrize("method", [None, "tcp://127.0.0.1:1"])
@@ -131,7 +122,7 @@ def test_workers_without_gpus_are_refused_with_the_command_that_works(method, al
 
 def test_one_process_runs_as_ever(alone):
     calls = []
-    cfg = OmegaConf.create({section: vars(values) for section, values in vars(config(1)).items()})
+    cfg = config(1)
     utils.call_main(cfg, calls.append)
     assert calls == [cfg]
 

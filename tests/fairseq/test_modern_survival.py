@@ -15,6 +15,7 @@ import torch
 
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
 from tests.fairseq import forked
+from tests.fairseq.models import same_training
 
 # A --user-dir that sends the signal to one process, or makes it run out of memory, when its time has come.
 TROUBLE = """
@@ -23,7 +24,7 @@ from fairseq.tasks.translation import TranslationTask
 published, here = TranslationTask.train_step, os.environ["THIS_RANK"]
 
 def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **rest):
-    for name in ("SIGTERM", "SIGINT"):
+    for name in ("SIGTERM", "SIGINT", "SIGKILL"):
         if os.environ.get(f"{name}_AT") == f"{update_num}@{here}":
             os.kill(os.getpid(), getattr(signal, name))
     if os.environ.get("MEMORY_ENDS_AT") == f"{update_num}@{here}":
@@ -55,6 +56,9 @@ def troubled(tiny_data, tmp_path_factory):
         job("resumed", copy=folder / "stopped"),
         job("interrupted", env={"SIGINT_AT": "22@0"}),
         job("survival off", env={"SIGTERM_AT": "22@0", "FAIRSEQ_MODERN_SURVIVAL": "0"}),
+        job("killed", env={"SIGKILL_AT": "22@0"}),
+        job("after the kill", copy=folder / "killed"),
+        job("reset", more=["--reset-optimizer"], copy=folder / "killed"),
         job("while saving", env={"SIGTERM_AT": "29@0"}),
         job("two", 2),
         job("two stopped", 2, env={"SIGTERM_AT": "22@1"}),
@@ -67,16 +71,6 @@ def troubled(tiny_data, tmp_path_factory):
 
 def state(folder, name="checkpoint_last.pt"):
     return torch.load(folder / name, weights_only=False)
-
-
-def same(first, second):
-    names = [name for name in first["model"] if not name.endswith("_float_tensor")]
-    moments = [s["last_optimizer_state"]["state"] for s in (first, second)]
-    return all(torch.equal(first["model"][name], second["model"][name]) for name in names) and all(
-        torch.equal(moments[0][index][name], moments[1][index][name])
-        for index in moments[0]
-        for name in ("exp_avg", "exp_avg_sq")
-    )
 
 
 @pytest.mark.parametrize(
@@ -94,16 +88,26 @@ def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(troubled, whole,
     final = [state(troubled[name][0]) for name in (whole, resumed)]
     assert set(troubled[resumed][1]["statuses"]) == {0}
     assert "@ 23 updates)" in troubled[resumed][1]["outputs"][0]
-    assert same(*final)
-    assert not same(final[0], kept)
+    assert same_training(*final)
+    assert not same_training(final[0], kept)
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
+
+
+def test_a_killed_training_goes_on_from_its_last_checkpoint_bit_for_bit(troubled):
+    assert troubled["killed"][1]["statuses"] == [-signal.SIGKILL]
+    kept = state(troubled["killed"][0])
+    assert kept["optimizer_history"][-1]["num_updates"] == 15
+    assert kept["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
+    whole, resumed, reset = (state(troubled[name][0]) for name in ("one", "after the kill", "reset"))
+    assert same_training(whole, resumed)
+    assert not same_training(whole, reset)  # the control
 
 
 def test_ctrl_c_saves_as_sigterm_does(troubled):
     folder, done = troubled["interrupted"]
     assert done["statuses"] == [75]
     assert "Ctrl-C: stopped after update 23, saved" in done["outputs"][0]
-    assert same(state(folder), state(troubled["stopped"][0]))
+    assert same_training(state(folder), state(troubled["stopped"][0]))
 
 
 def test_sigterm_ends_a_training_as_published_where_survival_is_off(troubled):

@@ -1,4 +1,4 @@
-"""fairseq's tools from end to end, several runs in one process, `--amp`, and who sees which errors."""
+"""fairseq's tools from end to end, several runs in one process, and who sees which errors."""
 
 import re
 import sys
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fairseq_modern import errors, quiet
 from tests.common import run
@@ -85,92 +84,22 @@ def test_hydra_shows_errors_for_the_user_as_one_line(tiny_data, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_leaves_nothing_behind_even_if_it_fails(monkeypatch):
-    from fairseq import checkpoint_utils
-    from fairseq_cli import train
-
-    functions = (checkpoint_utils.save_checkpoint, train.should_stop_early)
-
-    class Interrupted:
-        @property
-        def common(self):
-            assert not any(hasattr(f, name) for f in functions for name in ("best", "num_runs"))
-            for function in functions:
-                function.best = function.num_runs = 2
-            raise KeyboardInterrupt
-
-    for function in functions:
-        function.best = function.num_runs = 1
-    with pytest.raises(KeyboardInterrupt):
-        train.main(Interrupted())
-    assert not any(hasattr(f, name) for f in functions for name in ("best", "num_runs"))
-
-
-# --- --amp ---------------------------------------------------------------------------------------------------------
-
-
-def amp_optimizer(parameter, scale):
-    """fairseq's AMP optimizer around plain gradient descent, with a scaler that works on the CPU."""
-    from fairseq.optim import AMPOptimizer
-
-    cfg = OmegaConf.create(
-        {
-            "optimizer": {"_name": "sgd", "lr": [0.5], "momentum": 0.0, "weight_decay": 0.0},
-            "optimization": {"lr": [0.5]},
-            "common": {"fp16_init_scale": 4, "amp_scale_window": None, "min_loss_scale": 1e-4},
-        }
-    )
-    cfg.optimizer = OmegaConf.create({"_name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "lr": [0.5]})
-    optimizer = AMPOptimizer.build_optimizer(cfg, [parameter])
-    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    return optimizer
-
-
-def step_once(step=None, factor=1.0):
-    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = amp_optimizer(parameter, scale=1024.0)
-    optimizer.backward((parameter * torch.tensor([3.0, 4.0]) * factor).sum())
-    norm = optimizer.clip_grad_norm(0.0)
-    (step or type(optimizer).step)(optimizer)
-    return parameter.detach(), norm, optimizer.scaler.get_scale()
-
-
-def test_amp_divides_by_the_scale_once():
-    parameter, norm, scale = step_once()
-    assert torch.equal(parameter, torch.tensor([1.0 - 0.5 * 3, -2.0 - 0.5 * 4]))
-    assert norm == 5
-    assert scale == 1024
-
-    def original(optimizer):
-        optimizer.scaler.step(optimizer.fp32_optimizer)
-        optimizer.scaler.update()
-
-    wrong, _, _ = step_once(original)
-    assert (wrong - torch.tensor([1.0, -2.0])).abs().max() < 0.01, "twice unscaled, it hardly moves"
-
-
-def test_amp_skips_steps_that_overflow():
-    parameter, norm, scale = step_once(factor=float("inf"))
-    assert torch.equal(parameter, torch.tensor([1.0, -2.0]))
-    assert not norm.isfinite()
-    assert scale == 512
-
-
 # --- who sees which errors -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("program", "name"),
+    ("program", "name", "wanted"),
     [
-        ("/usr/bin/fairseq-train", "fairseq-train"),
-        ("/lib/fairseq_cli/train.py", "fairseq_cli.train"),
-        ("/home/me/my_script.py", None),
-        ("", None),
+        ("/usr/bin/fairseq-train", "fairseq-train", False),
+        ("/usr/bin/fairseq-train", "fairseq-train", True),
+        ("/lib/fairseq_cli/train.py", "fairseq_cli.train", False),
+        ("/home/me/my_script.py", None, False),
+        ("", None, False),
     ],
 )
-def test_only_fairseqs_tools_shorten_errors(program, name, monkeypatch, capsys):
+def test_only_fairseqs_tools_shorten_errors_and_the_traceback_can_be_had(program, name, wanted, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program])
-    monkeypatch.delenv("FAIRSEQ_MODERN_TRACEBACK", raising=False)
+    monkeypatch.setenv("FAIRSEQ_MODERN_TRACEBACK", "1" if wanted else "0")
     passed_on = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: passed_on.append(error[1]))
     errors.show_user_errors(SimpleNamespace())
@@ -180,8 +109,8 @@ def test_only_fairseqs_tools_shorten_errors(program, name, monkeypatch, capsys):
     for error in shown + others:
         sys.excepthook(type(error), error, None)
     assert errors.tool_name() == name
-    if name is None:
-        assert sys.excepthook.__name__ == "<lambda>", "it is not even replaced"
+    assert (sys.excepthook.__name__ == "<lambda>") is (name is None), "it is not even replaced"
+    if name is None or wanted:
         assert passed_on == shown + others
     else:
         assert passed_on == others

@@ -101,7 +101,11 @@ def sites_of(name: str) -> List[str]:
 
 
 def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
-    """Arguments of forward for one way of hiding keys."""
+    """Arguments of forward for one way of hiding keys, of :data:`MASKS`."""
+    return all_masks(key_len, heads)[name]
+
+
+def all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
     random = torch.Generator().manual_seed(1)
     padding = torch.zeros(N, key_len, dtype=torch.bool)
     padding[0, key_len // 2 + 1 :] = True
@@ -127,23 +131,18 @@ def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
         "multiplier": {"head_multiplier": torch.linspace(0.0, 1.5, heads)},
         "multiplier-per-sentence": {"head_multiplier": torch.rand(N, heads, generator=random)},
         "multiplier-per-token": {"head_multiplier": torch.rand(N, T, heads, generator=random)},
-    }[name]
+    }
 
 
-MASKS = [
-    "none", "padding", "padding-additive", "boolean", "additive", "per-head", "per-head-4d", "causal", "causal-padding",
-    "empty-rows", "everything-hidden", "multiplier", "multiplier-per-sentence",
-    "multiplier-per-token",
-]  # fmt: skip
+MASKS = list(all_masks(S, H))
 
 
-def reference(layer, query, key, value, arguments, parameters=None):
+def reference(layer, query, key, value, arguments):
     """What the reference makes of a call of the layer."""
     arguments = dict(arguments)
     causal = arguments.pop("is_causal", False)
-    parameters = dict(layer.named_parameters()) if parameters is None else parameters
     return reference_attention(
-        parameters, query, key, value, num_heads=layer.num_heads, value_heads=layer.value_heads,
+        dict(layer.named_parameters()), query, key, value, num_heads=layer.num_heads, value_heads=layer.value_heads,
         key_heads=layer.key_heads, scale=layer.scale, causal=causal, **arguments,
     )  # fmt: skip
 

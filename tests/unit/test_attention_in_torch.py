@@ -24,19 +24,8 @@ def test_blocks_at_full_width_are_torchs_multihead_attention(kdim):
     theirs = nn.MultiheadAttention(E, H, kdim=kdim, vdim=kdim, batch_first=True, dtype=torch.float64)
     nn.init.normal_(theirs.in_proj_bias)
     nn.init.normal_(theirs.out_proj.bias)
-    if kdim is None:
-        weights = theirs.in_proj_weight.chunk(3)
-    else:
-        weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-    collaborative = CollaborativeAttention(E, H, kdim=kdim, vdim=kdim, mixing="blocks", dtype=torch.float64)
-    standard = StandardAttention(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64)
-    for ours in (collaborative, standard):
-        with torch.no_grad():
-            projections = (ours.q_proj, ours.k_proj, ours.v_proj)
-            for projection, weight, bias in zip(projections, weights, theirs.in_proj_bias.chunk(3), strict=True):
-                projection.weight.copy_(weight)
-                projection.bias.copy_(bias)
-            ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    for cls, own in ((CollaborativeAttention, {"mixing": "blocks"}), (StandardAttention, {})):
+        ours = with_the_weights_of(theirs, cls(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64, **own))
         query = torch.randn(N, T, E, dtype=torch.float64)
         memory = torch.randn(N, 5, kdim or E, dtype=torch.float64)
         for mask in ("none", "padding", "boolean", "additive", "per-head"):
@@ -47,6 +36,18 @@ def test_blocks_at_full_width_are_torchs_multihead_attention(kdim):
                 got = ours(query, memory, memory, **arguments)
                 assert (got[0] - expected[0]).abs().max() < FLOAT64
                 assert (got[1] - expected[1]).abs().max() < FLOAT64
+
+
+def with_the_weights_of(theirs, ours):
+    """A layer with what torch's attention has: joined projections, or one for each input."""
+    each = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    weights = each if theirs.in_proj_weight is None else theirs.in_proj_weight.chunk(3)
+    with torch.no_grad():
+        for part, weight, bias in zip("qkv", weights, theirs.in_proj_bias.chunk(3), strict=True):
+            getattr(ours, f"{part}_proj").weight.copy_(weight)
+            getattr(ours, f"{part}_proj").bias.copy_(bias)
+    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    return ours
 
 
 def by_hand(layer, x, arguments):
@@ -95,13 +96,8 @@ def test_layers_of_torchs_decoder_take_ours():
     layer = nn.TransformerDecoderLayer(E, H, 20, dropout=0.0, batch_first=True, dtype=torch.float64)
     query, memory, _ = inputs("cross")
     for name in ("self_attn", "multihead_attn"):
-        theirs, ours = getattr(layer, name), StandardAttention(E, H, dtype=torch.float64)
-        with torch.no_grad():
-            for part, weight in zip("qkv", theirs.in_proj_weight.chunk(3), strict=True):
-                getattr(ours, f"{part}_proj").weight.copy_(weight)
-                getattr(ours, f"{part}_proj").bias.zero_()
-        ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
         expected = layer(query, memory)
+        ours = with_the_weights_of(getattr(layer, name), StandardAttention(E, H, dtype=torch.float64))
         setattr(layer, name, ours)
         for training in (True, False):
             assert (layer.train(training)(query, memory) - expected).abs().max() < FLOAT64

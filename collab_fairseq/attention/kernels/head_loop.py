@@ -222,8 +222,9 @@ def differentiable_backward(inputs: Inputs, gradients: Gradients, setting: Setti
         # aliases: the derivative is a partial one, even where one of these was computed from another
         aliases = Inputs(*(None if x is None else x.view_as(x) for x in inputs))  # type: ignore[arg-type]
         query, mixing, key, value, content, mask, keep = aliases
-        entry = KeyValue(key, value, content)
-        weights = packed_bmm.weigh(query, mixing.to(query.dtype), entry, mask, setting.scale)
+        scaled = None if content is None else content * setting.scale
+        mixed = packed_bmm.mix(query, mixing.to(query.dtype), setting.scale)
+        weights = packed_bmm.weigh(mixed, key.unsqueeze(1), scaled, mask)
         dropped = weights if keep is None else weights * keep / (1.0 - setting.dropout)
         results = [dropped.matmul(value), weights]
         given = [i for i in range(2) if gradients[i] is not None]

@@ -15,12 +15,10 @@ from torch import Tensor
 from ..cache import KeyValue
 
 
-def weigh(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float) -> Tensor:
-    """Attention weights P, (N, H, T, S); arguments as in :func:`attend`."""
+def mix(query: Tensor, mixing: Tensor, scale: float) -> Tensor:
+    """Q ⊙ m_h · scale of every head, (N, H, T, D̃k); arguments as in :func:`attend`."""
     # under autocast the mixing matrix is wider than the queries, which are not to be widened
-    mixed = query.unsqueeze(1) * (mixing * scale).to(query.dtype).unsqueeze(1)  # (N, H, T, D̃k)
-    content = entry.content
-    return _weigh(mixed, entry.key.unsqueeze(1), None if content is None else content * scale, mask)
+    return query.unsqueeze(1) * (mixing * scale).to(query.dtype).unsqueeze(1)
 
 
 def attend(
@@ -46,18 +44,15 @@ def attend(
     Returns:
         context (N, H, T, dv); weights (N, H, T, S) before dropout, or None.
     """
-    weights = weigh(query, mixing, entry, mask, scale)
+    content = entry.content
+    scaled = None if content is None else content * scale
+    weights = weigh(mix(query, mixing, scale), entry.key.unsqueeze(1), scaled, mask)
     return _read(weights, entry.value, dropout), weights if need_weights else None
 
 
 def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
     """Why these arguments of :func:`attend` cannot be computed in this way, or None: nothing ever is in its way."""
     return None
-
-
-def weigh_standard(query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float) -> Tensor:
-    """Attention weights P, (N, H, T, S); arguments as in :func:`attend_standard`."""
-    return _weigh(query * scale, entry.key, None, mask)
 
 
 def attend_standard(
@@ -73,7 +68,7 @@ def attend_standard(
     Returns:
         context (N, H, T, dv); weights (N, H, T, S) before dropout, or None.
     """
-    weights = weigh_standard(query, entry, mask, scale)
+    weights = weigh(query * scale, entry.key, None, mask)
     return _read(weights, entry.value, dropout), weights if need_weights else None
 
 
@@ -83,7 +78,7 @@ def _grouped(heads: Tensor, groups: int) -> Tensor:
     return heads if groups == number else heads.reshape(rows, groups, number // groups * length, width)
 
 
-def _weigh(query: Tensor, key: Tensor, content: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
+def weigh(query: Tensor, key: Tensor, content: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
     """Weights (N, H, T, S) of scaled queries (N, H, T, d), keys (N, G, S, d) of groups of heads, content (N, H, S).
 
     The softmax is computed in float32 or wider.

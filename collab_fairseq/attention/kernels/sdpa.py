@@ -12,6 +12,7 @@ backends have no second derivative: torch raises an error that says so. Who want
 """
 
 import math
+from functools import partial
 from typing import Optional, Tuple
 
 import torch
@@ -42,60 +43,35 @@ def attend(
     scale: float,
     dropout: float,
     need_weights: bool,
+    one_key: bool = False,
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """As :func:`.packed_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way."""
-    return _attend(query, mixing, entry, mask, scale, dropout, need_weights, one_key=False)
+    """As :func:`.packed_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way.
 
-
-def attend_one_key(
-    query: Tensor,
-    mixing: Tensor,
-    entry: KeyValue,
-    mask: Optional[Tensor],
-    scale: float,
-    dropout: float,
-    need_weights: bool,
-) -> Tuple[Tensor, Optional[Tensor]]:
-    """As :func:`attend`, with one key head for all where the backend has that; on a GPU that is cuDNN's alone."""
-    return _attend(query, mixing, entry, mask, scale, dropout, need_weights, one_key=True)
-
-
-def _attend(
-    query: Tensor,
-    mixing: Tensor,
-    entry: KeyValue,
-    mask: Optional[Tensor],
-    scale: float,
-    dropout: float,
-    need_weights: bool,
-    one_key: bool,
-) -> Tuple[Tensor, Optional[Tensor]]:
-    mixed = query.unsqueeze(1) * (mixing * scale).to(query.dtype).unsqueeze(1)  # (N, H, T, D̃k)
-    key = entry.key.unsqueeze(1)  # (N, 1, S, D̃k)
-    bias = mask_in_type(mask, query.dtype)
+    Args:
+        one_key: one key head for all where the backend has that; on a GPU that is cuDNN's alone.
+    """
+    mixed, key = packed_bmm.mix(query, mixing, scale), entry.key.unsqueeze(1)  # (N, H, T, D̃k), (N, 1, S, D̃k)
+    bias, content = mask_in_type(mask, query.dtype), None
     if entry.content is not None:
-        content = (entry.content * scale).unsqueeze(2)  # (N, H, 1, S)
-        bias = content if bias is None else bias + content
+        content = entry.content * scale  # (N, H, S)
+        bias = content.unsqueeze(2) if bias is None else bias + content.unsqueeze(2)
     backends, by_cudnn = UNEQUAL_WIDTHS, cudnn_can(query, entry.value, bias, dropout)
     one_key = one_key and (by_cudnn or query.device.type != "cuda")
     if one_key and by_cudnn:  # the memory-efficient backend wants as many keys as values
         backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
     elif by_cudnn:
         backends = [SDPBackend.CUDNN_ATTENTION, *UNEQUAL_WIDTHS]
-    if not one_key:
-        key = key.expand(-1, mixing.size(0), -1, -1)
+    shared = key if one_key else key.expand(-1, mixing.size(0), -1, -1)
     with sdpa_kernel(backends):
-        context = scaled_dot_product_attention(mixed, key, entry.value, bias, dropout, scale=1.0, enable_gqa=one_key)
-    return context, packed_bmm.weigh(query, mixing, entry, mask, scale) if need_weights else None
+        context = scaled_dot_product_attention(mixed, shared, entry.value, bias, dropout, scale=1.0, enable_gqa=one_key)
+    return context, packed_bmm.weigh(mixed, key, content, mask) if need_weights else None
+
+
+attend_one_key = partial(attend, one_key=True)
 
 
 def attend_standard(
-    query: Tensor,
-    entry: KeyValue,
-    mask: Optional[Tensor],
-    scale: float,
-    dropout: float,
-    need_weights: bool,
+    query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """As :func:`.packed_bmm.attend_standard`; weights as in :func:`attend`."""
     bias, key, value = mask_in_type(mask, query.dtype), entry.key, entry.value
@@ -103,8 +79,9 @@ def attend_standard(
     grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
     if not grouped:
         key, value = (of_each_head(shared, query.size(1)) for shared in (key, value))
-    context = scaled_dot_product_attention(query * scale, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
-    return context, packed_bmm.weigh_standard(query, entry, mask, scale) if need_weights else None
+    scaled = query * scale
+    context = scaled_dot_product_attention(scaled, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
+    return context, packed_bmm.weigh(scaled, entry.key, None, mask) if need_weights else None
 
 
 def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
