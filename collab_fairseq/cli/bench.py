@@ -7,7 +7,8 @@
     collab bench table layer.json decode.json train.json [--rows ...] [--output README.md --marker speed] [--check]
 
 All contestants run in one process, in interleaved rounds, after those that compute the same have been compared; the
-table shows medians and ratios. --quick runs everything in miniature, in seconds: it shows that it runs and measures nothing.
+table shows medians and ratios. --quick runs everything in miniature, in seconds: it shows that it runs, and measures
+nothing.
 
 Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and S source positions, key dim D:
 
