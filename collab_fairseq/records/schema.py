@@ -34,7 +34,8 @@ TRAINING: Dict[str, Any] = {
     "hardware": dict.fromkeys(("cpu", "cores", "memory_bytes", "gpus", "threads", "device"), object),
     "settings": {
         "seed": (int, _NULL),
-        # model, optimization, optimizer, lr_scheduler, criterion and dataset settings of the checkpoint
+        # model, optimization, optimizer, lr_scheduler, criterion and dataset settings of the checkpoint, and those of
+        # common that say in which precision it was trained
         "config": (dict, _NULL),
         "data": {"*": _SHA256},  # of the prepared corpus, by file
         "averaged_from": (list, _NULL),  # [{file, sha256, num_updates}]

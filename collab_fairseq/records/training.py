@@ -15,6 +15,8 @@ from collab_fairseq.records.schema import upgraded, validate
 from collab_fairseq.records.train_log import read_train_log
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
+#: settings of the section `common` that say in which precision a model was trained
+PRECISION = ("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16")
 
 
 def plain(value: Any) -> Any:
@@ -47,8 +49,11 @@ def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
         for key, tensor in state["model"].items()
         if not key.endswith((".version", "._float_tensor"))
     }
+    config = {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg}
+    if "common" in cfg:
+        config["common"] = {key: value for key, value in cfg["common"].items() if key in PRECISION}
     return {
-        "config": {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg},
+        "config": config,
         "parameters": sum(sizes.values()),
         "averaged_from": (state.get("extra_state") or {}).get("averaged_from"),
         "updates": (state.get("optimizer_history") or [{}])[-1].get("num_updates"),

@@ -61,7 +61,7 @@ def checkpoint():
     embed = torch.zeros(5, 4)
     return {
         "cfg": {
-            "common": {"seed": 1, "user_dir": "/somewhere/collab_fairseq"},
+            "common": {"seed": 1, "user_dir": "/somewhere/collab_fairseq", "amp": True},
             "model": argparse.Namespace(
                 seed=1, arch="tiny", encoder_layers=4, data="/somewhere/data-bin", eps=float("inf")
             ),
@@ -94,6 +94,7 @@ def test_a_record_gathers_everything_and_is_json(record):
     assert (settings["seed"], parts["training"]["updates"], parts["parameters"]) == (1, 20, 23)
     assert settings["averaged_from"][0]["file"] == "a.pt"
     assert settings["config"] == {  # without repetition and paths
+        "common": {"amp": True},
         "optimization": {"lr": [0.005], "max_update": 20},
         "model": {"arch": "tiny", "encoder_layers": 4, "data": ".../data-bin", "eps": "inf"},
     }
