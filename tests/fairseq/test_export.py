@@ -233,8 +233,7 @@ def test_transformers_computes_the_same(models, source, name, tmp_path):
 
 def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
     transformers = pytest.importorskip("transformers")
-    data = tmp_path / "data-bin"
-    data.mkdir()
+    (data := tmp_path / "data-bin").mkdir()
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nr e\nre d</w>\nd o\n")
     units = ["red", "do@@", "g", "t@@", "h@@", "e", ".", *(f"madeupword{n}" for n in range(6))]
