@@ -9,9 +9,9 @@ blind_sources=${MULTI30K_DIR:-}
 # flags by name, for `--with NAME`: other attentions of equal cache, and other initial mixing matrices
 declare -A with_flags=(
     [keys1]="--kv-heads 1" [keys2]="--kv-heads 2" [latent64]="--kv-latent-dim 64"
-    [values1]="--value-heads 1" [values2]="--value-heads 2")
+    [blocks_values1]="--mixing-init blocks --value-heads 1" [blocks_values2]="--mixing-init blocks --value-heads 2"
+    [blocks_content]="--mixing-init blocks --attention-content-bias")
 for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_flags[$name]="--mixing-init $name"; done
-with_flags[blocks_content]="--mixing-init blocks --attention-content-bias"
 
 # HEADS:KEY_DIM[:NAME] of a sweep
 runs=(none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64
