@@ -12,6 +12,7 @@ warmup=300
 saves=20 # checkpoints over a whole run, each with a validation; the last $average of them are averaged
 log_interval=25
 
+fast=yes
 cpu_precision=fp32
 gpus=1
 batch_tokens=2000
