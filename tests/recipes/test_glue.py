@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -65,14 +66,13 @@ def rehearse(monkeypatch, capsys):
     torch.set_num_threads(threads)
 
 
-def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, monkeypatch, rehearse, caplog):
+def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, rehearse, caplog):
     """Killed in the second epoch it goes on there; the end is that of a run that was not killed."""
     caplog.set_level("INFO")
     with socket.create_server(("127.0.0.1", 0)) as proxy, open(tmp_path / "log", "w", encoding="utf-8") as log:
-        for name in ("HTTPS_PROXY", "HTTP_PROXY"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        command = [sys.executable, RECIPE / "run.py", *SMALL, tmp_path / "killed"]
-        killed = subprocess.Popen(command, stderr=log, stdout=log)
+        internet = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        command, env = [sys.executable, RECIPE / "run.py", *SMALL, tmp_path / "killed"], {**os.environ, **internet}
+        killed = subprocess.Popen(command, stderr=log, stdout=log, env=env)
         checkpoints = tmp_path / "killed" / "toy" / "standard" / "checkpoints"
         state = checkpoints / "checkpoint-10" / "trainer_state.json"  # the last file of a checkpoint
         end = time.monotonic() + 240
@@ -83,13 +83,13 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, monkeypatch, re
         killed.kill()
         killed.wait()
         (checkpoints / "checkpoint-11").mkdir()  # as a kill within the write of a checkpoint leaves it
-        printed = rehearse(tmp_path / "killed")
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError):
-            proxy.accept()
-    assert "toy/standard: going on from checkpoint-10" in caplog.messages
-    assert rehearse(tmp_path / "whole") == printed
-    assert "| bert | collaborative | 16 |" in printed
+            pytest.fail(f"the internet was asked: {proxy.accept()[0].recv(200)!r}")
+    assert "toy/standard: going on from checkpoint-10" in done.stderr
+    assert rehearse(tmp_path / "whole") == done.stdout
+    assert "| bert | collaborative | 16 |" in done.stdout
     found, expected = (json.loads((tmp_path / n / "toy" / "record.json").read_text()) for n in ("killed", "whole"))
     assert found["parts"] == expected["parts"]
     standard, converted, tuned = (found["parts"][stage] for stage in ("standard", "converted/16", "tuned/16"))
@@ -99,7 +99,7 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, monkeypatch, re
     assert str(tmp_path) not in json.dumps(found)
     assert not list(tmp_path.rglob("checkpoint-*"))
 
-    assert rehearse(tmp_path / "whole") == printed
+    assert rehearse(tmp_path / "whole") == done.stdout
     assert sum(message.endswith("done before") for message in caplog.messages) == 3
     with pytest.raises(SystemExit, match="holds a result with another batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")
