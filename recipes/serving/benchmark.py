@@ -227,6 +227,9 @@ def main() -> int:
     ):  # fmt: skip
         add(f"--{name}", type=options.positive, default=default, metavar="N", help=f"{what} (default: {default})")
     args = parser.parse_args()
+    for name in filter(None, (args.source, args.reference)):
+        if not Path(name).is_file():
+            parser.error(f"there is no file {name}")
     with tempfile.TemporaryDirectory() as place:
         run(args, Path(args.work or place).resolve())
     sys.stdout.write(table([args.json]))
