@@ -77,7 +77,7 @@ def keys(run: Run) -> Dict[str, Any]:
 
 def cache(run: Run) -> Optional[int]:
     """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
-    model = run["config"].get("model") or {}
+    model = (run["config"] or {}).get("model") or {}
     heads, width, latent = (model.get(f) for f in ("decoder_attention_heads", "decoder_embed_dim", "kv_latent_dim"))
     if heads is None or width is None or model.get("attention_shapes"):
         return None

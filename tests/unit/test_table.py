@@ -184,3 +184,4 @@ def test_cached_numbers_are_those_of_the_layers(heads):
         size = AttentionSize(64, heads, key_dim or 64, "decoder" in sites, **shared)
         assert cache({"config": {"model": model}}) == cache_numbers(size)
     assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None
+    assert cache({"config": None}) is None  # a record that was made without a checkpoint
