@@ -3,8 +3,9 @@
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from tests import warm
 from tests.common import ROOT, free_port
@@ -42,6 +43,26 @@ def _train(folder, flags, timeout, processes=1, env=None, copy=None):
             )
     statuses = [process.wait(timeout) for process in ranks]
     return {"statuses": statuses, "outputs": [(folder / f"log.{rank}").read_text() for rank in range(processes)]}
+
+
+def wait_for(found: Callable[[], Any], process: subprocess.Popen, log: Optional[Path] = None) -> None:
+    """Wait until something is found; fail, with the end of the log, where the process ends before or takes too long."""
+    end = time.monotonic() + 300
+    while not found():
+        assert process.poll() is None and time.monotonic() < end, log and log.read_text()[-3000:]  # noqa: PT018
+        time.sleep(0.005)
+
+
+def descendants(parent: int) -> Dict[int, int]:
+    """Process id → process group of all at work that a process, or one of those that it has started, has started."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    running = [(int(pid), int(ppid), int(pgid)) for pid, ppid, pgid, state in rows if not state.startswith("Z")]
+    found = {parent: 0}
+    while new := {pid: pgid for pid, ppid, pgid in running if ppid in found and pid not in found}:
+        found.update(new)
+    del found[parent]
+    return found
 
 
 def user_dir(folder: Path, code: str) -> Path:

@@ -42,6 +42,7 @@ class Recorded(LabelSmoothedCrossEntropyCriterion):
         super().reduce_metrics(outputs)
 """
 
+
 @pytest.fixture(scope="module")
 def trained(tiny_data, tmp_path_factory):
     """name → batches of each update, loss of each update, model at the end."""
@@ -63,7 +64,7 @@ def trained(tiny_data, tmp_path_factory):
             "flags": [*flags, "--update-freq", frequency, "--seed", seed],
         }
         for name, processes, frequency, seed in (
-            ("1x2", 1, 2, 1), ("2x1", 2, 1, 1), ("1x4", 1, 4, 1), ("4x1", 4, 1, 1), ("another seed", 1, 2, 2),
+            ("1x4", 1, 4, 1), ("4x1", 4, 1, 1), ("another seed", 1, 4, 2),
         )
     ]  # fmt: skip
     for done in forked.train(jobs):
@@ -91,12 +92,11 @@ def distance(model, other):
     return max(float((model[n] - other[n]).norm() / other[n].norm()) for n in names)
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_processes_equal_accumulated_batches(trained, number):
-    batches, losses, model = trained[f"{number}x1"]
-    accumulated_batches, accumulated_losses, accumulated_model = trained[f"1x{number}"]
+def test_processes_equal_accumulated_batches(trained):
+    batches, losses, model = trained["4x1"]
+    accumulated_batches, accumulated_losses, accumulated_model = trained["1x4"]
     assert batches == accumulated_batches
-    assert {len(update) for update in batches} == {number, 1}, "the last update of an epoch has what is left"
+    assert {len(update) for update in batches} == {4, 1}, "the last update of an epoch has what is left"
     assert len(losses) == len(accumulated_losses) == UPDATES
     assert losses == pytest.approx(accumulated_losses, rel=TOLERANCE, abs=0)
     assert losses[-1] < 0.9 * losses[0]
@@ -104,7 +104,7 @@ def test_processes_equal_accumulated_batches(trained, number):
 
 
 def test_another_seed_is_far_off(trained):
-    batches, losses, model = trained["1x2"]
+    batches, losses, model = trained["1x4"]
     other_batches, other_losses, other_model = trained["another seed"]
     assert batches != other_batches
     assert losses != pytest.approx(other_losses, rel=1000 * TOLERANCE)

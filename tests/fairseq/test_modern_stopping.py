@@ -85,23 +85,6 @@ def test_others_who_handle_sigterm_are_left_alone(default_action):
     assert signal.getsignal(signal.SIGTERM) is others
 
 
-def test_one_process_that_is_asked_stops_all(monkeypatch):
-    monkeypatch.setattr(survival, "is_on", lambda: True)
-    asked = iter([0.0, 1.0])  # what the other process adds
-    module = SimpleNamespace(Trainer=type("Trainer", (), {}))
-    module.Trainer._aggregate_logging_outputs = lambda self, outputs, *sums, ignore: (
-        outputs, [*sums[:-1], sums[-1] + next(asked)],
-    )  # fmt: skip
-    stopping.patch_trainer(module)
-    trainer = module.Trainer()
-    trainer.data_parallel_world_size = 2
-    assert not stopping.is_asked_to_stop(trainer)
-    assert trainer._aggregate_logging_outputs(["x"], 1.5, 2.5) == (["x"], [1.5, 2.5])
-    assert not stopping.is_asked_to_stop(trainer)
-    trainer._aggregate_logging_outputs([])
-    assert stopping.is_asked_to_stop(trainer)
-
-
 def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_on(default_action):
     worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
     with workers.stoppable():

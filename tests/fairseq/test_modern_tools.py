@@ -75,15 +75,6 @@ def test_every_job_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp
     assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
 
 
-def test_hydra_shows_errors_for_the_user_as_one_line(tiny_data, tmp_path):
-    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + HYDRA.format(data=tiny_data))
-    config = ["--config-dir", tmp_path, "--config-name", "tiny", "distributed_training.distributed_world_size=2"]
-    done = run("fairseq-hydra-train", *config, cwd=tmp_path, check=False)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("fairseq-hydra-train: error: 2 workers asked for")
-    assert "Traceback" not in done.stderr
-
-
 # --- who sees which errors -----------------------------------------------------------------------------------------
 
 

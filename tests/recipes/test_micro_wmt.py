@@ -94,14 +94,6 @@ def test_other_sources_leave_nothing(sources, file, line, message):
     assert not (folder / "corpus").exists()
 
 
-def test_the_recipe_trains_with_the_settings_of_the_main_table():
-    done = run("bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--heads", "none", "--threads", "1", "--dry-run")
-    assert "--max-update 6000" in done.stdout
-    assert "--lr-scheduler cosine" in done.stdout
-    assert "data/micro_wmt/data-bin" in done.stdout
-    assert "--arch transformer_collab_tiny" in done.stdout
-
-
 def test_a_sweep_names_runs_by_their_flags():
     multi30k = ROOT / "recipes" / "multi30k"
     done = run("bash", multi30k / "sweep.sh", "--config", multi30k / "table.sh", "--seeds", "2", "--dry-run")

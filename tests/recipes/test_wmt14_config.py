@@ -3,7 +3,6 @@
 import shlex
 import shutil
 import sys
-from argparse import Namespace
 
 import pytest
 import yaml
@@ -17,7 +16,6 @@ from collab_fairseq.models.config import resolve
 from tests.common import ROOT, run
 
 RECIPE = ROOT / "recipes" / "wmt14_en_de"
-RUNS = [(heads, key_dim) for key_dim in (512, 256, 128, 64) for heads in ("none", "encoder_cross_decoder")]
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
 
@@ -99,64 +97,6 @@ def test_settings_stand_in_the_hydra_config_alone(tmp_path):
     assert flags.startswith("7000 7 28672 --optimizer adam --adam-betas (0.9, 0.98) ")
     assert " --lr 0.25 " in flags
     assert flags.endswith("--share-all-embeddings --dropout 0.1 --encoder-normalize-before\n")
-
-
-def parameters(heads, key_dim):
-    """Counted by hand: a shared vocabulary of 32,768, query and key biases kept."""
-    width, inner = 512, 2048
-    mixing = 0 if heads == "none" else 8 * key_dim
-    attention = 2 * (width + 1) * key_dim + 2 * (width + 1) * width + mixing
-    feed_forward = (width + 1) * inner + (inner + 1) * width
-    return 32768 * width + 6 * (3 * attention + 2 * feed_forward + 5 * 2 * width)
-
-
-class Vocabulary:
-    """All that a model asks of a dictionary of 32,768 types."""
-
-    def __len__(self):
-        return 32768
-
-    def pad(self):
-        return 1
-
-
-PAPER = {
-    (512, "none"): 60_915_712, (512, "encoder_cross_decoder"): 60_989_440,
-    (256, "none"): 56_187_904, (256, "encoder_cross_decoder"): 56_224_768,
-    (128, "none"): 53_824_000, (128, "encoder_cross_decoder"): 53_842_432,
-    (64, "none"): 52_642_048, (64, "encoder_cross_decoder"): 52_651_264,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("heads", "key_dim"), [("none", 512), ("encoder_cross_decoder", 64)])
-@pytest.mark.parametrize("way", ["shell", "hydra"])
-def test_both_build_the_models_of_the_paper(shell, composed, way, heads, key_dim):
-    if way == "shell":
-        argv = list(shell)
-        argv[argv.index("--collaborative-heads") + 1] = heads
-        argv[argv.index("--key-dim") + 1] = str(key_dim)
-        model = shell_config(argv).model
-    else:
-        model = {**composed["model"], "collaborative_heads": heads, "key_dim": key_dim}
-        model = hydra_config({**composed, "model": model}).model
-    task = Namespace(source_dictionary=(words := Vocabulary()), target_dictionary=words)
-    built = models.build_model(model, task)
-    count = sum(parameter.numel() for parameter in built.parameters())
-    assert count == PAPER[key_dim, heads] == parameters(heads, key_dim)
-
-
-def test_the_sweep_is_the_eight_runs_of_the_paper():
-    done = run(
-        "bash", RECIPE / "sweep.sh", "--python", sys.executable, "--seeds", "1,2", "--dry-run", "--output", "/sweep",
-        env={"RECIPE_CONFIG": ""},
-    )  # fmt: skip
-    seen = []
-    for line in done.stdout.splitlines():
-        words = shlex.split(line)
-        value = {flag: words[words.index(flag) + 1] for flag in ("--heads", "--key-dim", "--seed", "--output")}
-        seen.append((int(value["--seed"]), value["--heads"], int(value["--key-dim"])))
-        assert value["--output"] == f"/sweep/{seen[-1][1]}-dk{seen[-1][2]}-s{seen[-1][0]}-u100000"
-    assert seen == [(seed, *one) for seed in (1, 2) for one in RUNS]
 
 
 def test_the_launcher_for_slurm_is_found():
