@@ -11,21 +11,23 @@ from tests import warm
 from tests.common import ROOT, free_port
 
 
-def train(jobs: List[Dict[str, Any]], timeout: float = 300) -> List[Dict[str, Any]]:
-    """Run jobs one after the other, with survival switched on unless their `env` says otherwise.
+def train(
+    folder: Path,
+    flags: List[Any],
+    processes: int = 1,
+    env: Optional[Dict[str, str]] = None,
+    copy: Optional[Path] = None,
+) -> Dict[str, Any]:
+    """Run fairseq-train, with survival switched on.
 
     Args:
-        jobs: each with `folder`, where checkpoints go; `flags` of fairseq-train; and where wanted `processes` (1 unless
-            it says so), `env` (THIS_RANK is set besides) and `copy`, a folder that this one begins as a copy of.
-        timeout: seconds for a process.
+        folder: where checkpoints go. flags: of fairseq-train. processes: how many.
+        env: more variables of each process, which has THIS_RANK besides.
+        copy: a folder that `folder` begins as a copy of.
 
     Returns:
-        For each job `statuses` and `outputs`, of each of its processes.
+        `statuses` and `outputs` of the processes.
     """
-    return [_train(timeout=timeout, **job) for job in jobs]
-
-
-def _train(folder, flags, timeout, processes=1, env=None, copy=None):
     if copy is not None:
         shutil.copytree(copy, folder)
     folder.mkdir(exist_ok=True)
@@ -41,7 +43,7 @@ def _train(folder, flags, timeout, processes=1, env=None, copy=None):
             ranks.append(
                 subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env={**common, **own}, cwd=ROOT)
             )
-    statuses = [process.wait(timeout) for process in ranks]
+    statuses = [process.wait(300) for process in ranks]
     return {"statuses": statuses, "outputs": [(folder / f"log.{rank}").read_text() for rank in range(processes)]}
 
 

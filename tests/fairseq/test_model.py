@@ -5,8 +5,11 @@ import importlib
 
 import pytest
 import torch
+from fairseq import models
+from fairseq.dataclass.initialize import add_defaults
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from omegaconf import OmegaConf
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, masks
 from collab_fairseq.models import transformer_collab
@@ -15,7 +18,44 @@ from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.modules.stock import SURPLUS
 from tests.common import FLOAT32
-from tests.fairseq.models import KINDS, SMALL, TINY, batch, build, same_model
+from tests.fairseq.commands import nested
+from tests.fairseq.models import KINDS, SMALL, TINY, Task, batch, build, same_model
+
+BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
+PRESETS = {
+    "transformer_collab": BASE,
+    "transformer_collab_big": {**BASE, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
+    "transformer_collab_iwslt_de_en": {**BASE, "ffn_embed_dim": 1024, "attention_heads": 4},
+    "transformer_collab_tiny": {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4},
+}
+
+
+def build_as_hydra(arch, **flags):
+    """A model as fairseq-hydra-train with these settings builds it."""
+    cfg = OmegaConf.create({"model": {"_name": arch, "share_all_embeddings": True, **nested(flags)}})
+    add_defaults(cfg)
+    OmegaConf.set_struct(cfg, True)
+    return models.build_model(cfg.model, Task())
+
+
+@pytest.mark.parametrize("flags", [{}, {"encoder_layers": 2, "encoder_ffn_embed_dim": 77, "key_dim": 24}])
+@pytest.mark.parametrize("way", [build, build_as_hydra])
+@pytest.mark.parametrize("arch", PRESETS)
+def test_presets_have_their_sizes_but_for_what_flags_change(arch, way, flags):
+    with torch.device("meta"):
+        model = way(arch, **flags)
+    encoder, decoder = dict(PRESETS[arch]), dict(PRESETS[arch])
+    if flags:
+        encoder.update(layers=2, ffn_embed_dim=77)
+        if arch == "transformer_collab":  # as in fairseq's transformer, the decoder's FFN follows the encoder's
+            decoder["ffn_embed_dim"] = 77
+    for side, sizes in ((model.encoder, encoder), (model.decoder, decoder)):
+        width, heads, inner = sizes["embed_dim"], sizes["attention_heads"], sizes["ffn_embed_dim"]
+        assert len(side.layers) == sizes["layers"]
+        for layer in side.layers:
+            assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (heads, width // heads)
+            assert layer.self_attn.q_proj.weight.shape == (flags.get("key_dim", width), width)
+            assert layer.fc1.weight.shape == (inner, width)
 
 
 @pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])

@@ -55,7 +55,6 @@ def troubled(tiny_data, tmp_path_factory):
         job("stopped", env={"SIGTERM_AT": "22@0"}),
         job("resumed", copy=folder / "stopped"),
         job("interrupted", env={"SIGINT_AT": "22@0"}),
-        job("survival off", env={"SIGTERM_AT": "22@0", "FAIRSEQ_MODERN_SURVIVAL": "0"}),
         job("killed", env={"SIGKILL_AT": "22@0"}),
         job("after the kill", copy=folder / "killed"),
         job("reset", more=["--reset-optimizer"], copy=folder / "killed"),
@@ -66,7 +65,7 @@ def troubled(tiny_data, tmp_path_factory):
         job("by one", 1, ["--update-freq", 2], copy=folder / "two stopped"),
         job("hungry", 2, env={"MEMORY_ENDS_AT": "22@1"}),
     ]
-    return {job["folder"].name: (job["folder"], done) for job, done in zip(jobs, forked.train(jobs), strict=True)}
+    return {job["folder"].name: (job["folder"], forked.train(**job)) for job in jobs}
 
 
 def state(folder, name="checkpoint_last.pt"):
@@ -108,12 +107,6 @@ def test_ctrl_c_saves_as_sigterm_does(troubled):
     assert done["statuses"] == [75]
     assert "Ctrl-C: stopped after update 23, saved" in done["outputs"][0]
     assert same_training(state(folder), state(troubled["stopped"][0]))
-
-
-def test_sigterm_ends_a_training_as_published_where_survival_is_off(troubled):
-    folder, done = troubled["survival off"]
-    assert done["statuses"] == [-signal.SIGTERM]
-    assert state(folder)["optimizer_history"][-1]["num_updates"] == 15
 
 
 def test_sigterm_at_a_save_lets_it_finish_with_its_validation(troubled):

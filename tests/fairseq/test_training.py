@@ -10,44 +10,6 @@ from tests.common import ROOT, run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
 from tests.fairseq.models import SMALL, same_model
 
-BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
-PRESETS = {
-    "transformer_collab": BASE,
-    "transformer_collab_big": {**BASE, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
-    "transformer_collab_iwslt_de_en": {**BASE, "ffn_embed_dim": 1024, "attention_heads": 4},
-    "transformer_collab_tiny": {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4},
-}
-OVERRIDES = {"encoder_layers": 2, "encoder_ffn_embed_dim": 77, "key_dim": 24}
-
-
-@pytest.mark.parametrize(("way", "overrides"), [("command-line", {}), ("hydra", OVERRIDES)], ids=["flags", "hydra"])
-@pytest.mark.parametrize("arch", PRESETS)
-def test_built_dimensions(tiny_data, tmp_path, arch, way, overrides):
-    """A minimum learning rate above the learning rate ends training before the first update."""
-    if way == "hydra":
-        command = hydra_command(tiny_data, tmp_path / "run", tmp_path / "conf", arch, {"stop_min_lr": 1.0}, **overrides)
-    else:
-        command = train_command(tiny_data, tmp_path / "run", arch, stop_min_lr=1.0, **overrides)
-    log = run(*command).stdout
-
-    encoder, decoder = dict(PRESETS[arch]), dict(PRESETS[arch])
-    if overrides:
-        encoder.update(layers=2, ffn_embed_dim=77)
-        if arch == "transformer_collab":  # as in fairseq's transformer, the decoder's FFN follows the encoder's
-            decoder["ffn_embed_dim"] = 77
-    width = encoder["embed_dim"]
-    key_dim = overrides.get("key_dim", width)
-    attention = f"heads={encoder['attention_heads']}, key_dim={key_dim}, head_dim={width // encoder['attention_heads']}"
-    for layers, name, inner in (
-        (encoder["layers"], "CollabEncoderLayer", encoder["ffn_embed_dim"]),
-        (decoder["layers"], "CollabDecoderLayer", decoder["ffn_embed_dim"]),
-    ):
-        printed = re.search(rf"\(0-{layers - 1}\): {layers} x {name}\((.*?)\(final_layer_norm\)", log, re.DOTALL)
-        assert printed is not None
-        assert attention in printed[1]
-        assert f"(fc1): Linear(in_features={width}, out_features={inner}" in printed[1]
-        assert f"(q_proj): Linear(in_features={width}, out_features={key_dim}" in printed[1]
-
 
 def options(**more):
     return {**SMALL, "key_dim": 6, **more}

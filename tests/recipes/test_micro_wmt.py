@@ -9,8 +9,6 @@ import pytest
 from data_prep import micro_wmt_corpus as corpus
 from tests.common import ROOT, run
 
-pytestmark = pytest.mark.integration
-
 
 def pairs(word, number):
     return [(f"The {word} number {n} runs.", f"Das {word.title()} Nummer {n} läuft.") for n in range(number)]
