@@ -121,16 +121,6 @@ def files(directory: Path):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_save_and_copy_leave_whole_files_only(tmp_path):
-    first, last = str(tmp_path / "checkpoint1.pt"), str(tmp_path / "checkpoint_last.pt")
-    checkpoint_utils.torch_persistent_save({"model": torch.arange(3)}, first)
-    assert checkpoint_utils.PathManager.copy(first, last, overwrite=True)
-    assert files(tmp_path) == ["checkpoint1.pt", "checkpoint_last.pt"]
-    assert Path(first).read_bytes() == Path(last).read_bytes()
-    assert torch.load(last)["model"].tolist() == [0, 1, 2]
-    assert not os.path.samefile(first, last)
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("size", [10, 1_000_000])
 def test_a_full_disk_is_one_clear_error(tmp_path, size):

@@ -85,18 +85,6 @@ def test_the_committed_manifest_is_that_of_the_corpus():
             assert hashlib.sha256(Path(source, name).read_bytes()).hexdigest() == digest
 
 
-def test_the_prepared_folder(prepared):
-    data = prepared / "data" / "mini"
-    for split in ("train", "valid", "test", "test1"):
-        for lang in ("en", "de"):
-            assert (data / "data-bin" / f"{split}.en-de.{lang}.bin").stat().st_size > 0
-    assert (data / "data-bin" / "dict.en.txt").read_bytes() == (data / "data-bin" / "dict.de.txt").read_bytes()
-    raw = gzip.decompress((prepared / "source" / "test_2017_flickr.de.gz").read_bytes())
-    assert (data / "raw" / "test_2017_flickr.de").read_bytes() == raw
-    assert not any(str(prepared).encode() in file for file in content(data).values())
-    assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
-
-
 def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
     data = prepared / "data" / "mini"
     before, time = content(data), (data / "prepared.txt").stat().st_mtime_ns
