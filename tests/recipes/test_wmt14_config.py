@@ -20,22 +20,8 @@ RECIPE = ROOT / "recipes" / "wmt14_en_de"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
 
 
-def shell_config(argv):
-    """As fairseq-train resolves its command line."""
-    parser = options.get_training_parser()
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
-
-
-def hydra_config(composed):
-    """As fairseq-hydra-train resolves what Hydra composed."""
-    cfg = OmegaConf.create(composed)
-    add_defaults(cfg)
-    return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
-
-
-@pytest.fixture(scope="module")
-def shell():
-    """The arguments of fairseq-train that train.sh would give it, for the first of the runs."""
+def shell_config():
+    """What train.sh would give fairseq-train for the first of the runs, as that resolves its command line."""
     machine = ["--device", "gpu", "--gpus", 4, "--precision", "fp16", "--data", "/data", "--output", "/run"]
     done = run(
         "bash", RECIPE / "train.sh", *machine, "--heads", "none", "--python", sys.executable, "--dry-run",
@@ -43,18 +29,20 @@ def shell():
     )  # fmt: skip
     words = shlex.split(done.stdout)
     program = next(number for number, word in enumerate(words) if word.endswith("fairseq-train"))
-    return words[program + 1 :]
+    args = options.parse_args_and_arch(options.get_training_parser(), words[program + 1 :])
+    return convert_namespace_to_omegaconf(args)
 
 
-@pytest.fixture(scope="module")
-def composed():
-    """What Hydra itself composes for fairseq-hydra-train."""
+def hydra_config():
+    """What Hydra itself composes, as fairseq-hydra-train resolves it."""
     done = run(
         "fairseq-hydra-train", "--config-dir", RECIPE / "conf", "--config-name", "wmt14_en_de", "--cfg", "job",
         f"common.user_dir={ROOT / 'collab_fairseq'}", "task.data=/data/data-bin",
         "checkpoint.save_dir=/run/checkpoints", "model.collaborative_heads=none",
     )  # fmt: skip
-    return yaml.safe_load(done.stdout)
+    cfg = OmegaConf.create(yaml.safe_load(done.stdout))
+    add_defaults(cfg)
+    return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
 
 
 def model_config(cfg):
@@ -66,9 +54,9 @@ def model_config(cfg):
     return resolve(model)
 
 
-@pytest.mark.parametrize("way", ["shell", "hydra"])
-def test_it_is_the_protocol_of_the_paper(shell, composed, way):
-    cfg = shell_config(shell) if way == "shell" else hydra_config(composed)
+@pytest.mark.parametrize("config", [shell_config, hydra_config])
+def test_it_is_the_protocol_of_the_paper(config):
+    cfg = config()
     assert (cfg.distributed_training.distributed_world_size, cfg.dataset.max_tokens) == (4, 3584)
     assert (cfg.optimization.update_freq, cfg.optimization.lr, cfg.optimization.max_update) == ([2], [7e-4], 100_000)
     assert (cfg.common.fp16, cfg.common.bf16, cfg.common.seed) == (True, False, 1)
