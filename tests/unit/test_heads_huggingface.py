@@ -23,7 +23,7 @@ from collab_fairseq.heads.huggingface import (  # noqa: E402
 )
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
-from tests.unit.huggingface_cases import CASES, HEADS, WIDTH, inputs, make, outputs  # noqa: E402
+from tests.unit.huggingface_cases import HEADS, WIDTH, inputs, make, outputs  # noqa: E402
 
 LABELLED = ("bert", "distilbert", "albert", "marian")
 

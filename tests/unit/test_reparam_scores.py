@@ -1,7 +1,6 @@
 """Fits of a layer's scores, with and without calibration: objective, biases and scale against whole layers."""
 
 import math
-from typing import List
 
 import pytest
 import torch
@@ -131,20 +130,6 @@ def test_the_scale_is_the_sources():
         assert 0 < 2 * kept < changed < 1
     odd = StandardAttention(12, 3, scale=0.123)
     assert fit_scores(scores_of(odd), 5).weights.scale == 0.123
-
-
-def test_all_layers_of_a_model(caplog):
-    sites = {"encoder.0": "self", "cross.0": "unequal"}
-    sources = {name: scores_of(build("standard", site)) for name, site in sites.items()}
-    told: List[str] = []
-    fits = fit_layers(sources, {"encoder.0": 5, "cross.0": 12}, progress=lambda name, fit: told.append(name))
-    assert told == list(sources)
-    assert [fit.weights.heads.rank for fit in fits.values()] == [5, 12]
-    alone = fit_scores(sources["encoder.0"], 5)
-    assert fits["encoder.0"].trace == alone.trace
-    with caplog.at_level("INFO"):
-        fit_layers(sources, 4)
-    assert "cross.0 (2 of 2): key dim 12 to 4, relative error" in caplog.text
 
 
 def test_bad_sources_are_refused_by_name():
