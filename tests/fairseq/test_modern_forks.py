@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fairseq_modern import amp, distributed, encoder_layer, expressions, saving
+from tests.common import FLOAT32
 
 C = 12
 
@@ -42,6 +43,7 @@ class Fast(Layer):
 
 def test_a_layer_with_the_fast_path_keeps_what_a_fork_has_added():
     encoder_layer.patch(SimpleNamespace(TransformerEncoderLayerBase=Fast, torch=torch))
+    torch.manual_seed(0)
     layer, other = Fast().eval(), Fast()
     x = torch.randn(2, C)
     assert torch.equal(layer(x), layer.adapter(x))
@@ -49,7 +51,7 @@ def test_a_layer_with_the_fast_path_keeps_what_a_fork_has_added():
     state = layer.state_dict()
     state["adapter_bias"] = state.pop("adapter.bias") + 1
     other.load_state_dict(state)
-    assert torch.allclose(other(x), layer(x) + 1)
+    assert (other(x) - layer(x) - 1).abs().max() < FLOAT32
 
 
 class Optimizer:
