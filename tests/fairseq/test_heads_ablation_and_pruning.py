@@ -109,15 +109,6 @@ def test_conditions_and_correlation():
     assert ablation.correlation(parts, ["a", "b"], "without") == pytest.approx({"all": 0.5, "E": 0.5})
 
 
-def test_steps_of_pruning():
-    ranks = {"E:1:1": 0.3, "E:1:2": 0.1, "A:1:1": 0.2, "D:1:1": 0.1}
-    assert pruning.ascending(ranks, ["encoder", "cross", "decoder"]) == ["E:1:2", "D:1:1", "A:1:1", "E:1:1"]
-    assert pruning.ascending(ranks, ["encoder"]) == ["E:1:2", "E:1:1"]
-    order = [f"E:1:{n}" for n in range(1, 11)]
-    assert [sum(map(len, pruning.least(order, p).values())) for p in (0, 10, 30, 90)] == [0, 1, 3, 9]
-    assert [sum(map(len, pruning.least(order[:7], p).values())) for p in (10, 50, 90)] == [1, 4, 7]
-
-
 def test_pruning_measures_the_masked_model(states, references, tiny_data):
     trained = load(states["collaborative"], tiny_data, double=False)
     test = TestSet("test", references, {"sentences": 12})

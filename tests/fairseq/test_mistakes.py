@@ -63,7 +63,6 @@ MISTAKES = {
     "Hydra without user_dir": (lambda s: s.hydra("common.user_dir=null"), NO_USER_DIR),
     "--user-dir not there": (lambda s: [*s.without_user_dir(s.train()), "--user-dir", "no"], "--user-dir .* no .*/no."),
     "generate without --path": (lambda s: s.load("fairseq-generate", path=None), "--path is missing, .*"),
-    "validate without --path": (lambda s: s.load("fairseq-validate", path=None), "--path is missing, .* --task .*"),
     "--path not there": (lambda s: s.load("fairseq-generate", path="no.pt"), "expected a .* there is no file no.pt."),
 
     "--path is a folder": (
@@ -79,10 +78,6 @@ MISTAKES = {
         lambda s: s.train(save_dir=s.folder / "run", key_dim=4),
         r".*/checkpoint_last.pt does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
         r".* and \d+ more; give the --key-dim \(6\) of its training.",
-    ),
-    "other --collaborative-heads": (
-        lambda s: s.train(save_dir=s.folder / "run", collaborative_heads="none"),
-        r".*\.mixing is only in the file.* give the --collaborative-heads .*",
     ),
     "other number of layers": (
         lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
@@ -103,19 +98,12 @@ MISTAKES = {
     "more than memory holds": (
         lambda s: s.train(key_dim=10**13), r"this machine has no memory for a tensor of \d{15} bytes; .*",
     ),
-    "--tokenizer moses without languages": (
-        lambda s: s.load("fairseq-interactive", "--tokenizer", "moses"),
-        "--source-lang is missing, which --tokenizer needs.",
-    ),
     "--bpe without its model": (
         lambda s: s.load("fairseq-interactive", "--bpe", "sentencepiece"), "--sentencepiece-model is missing.",
     ),
     "mistyped key of the model": (
         lambda s: s.hydra("+model.key_dimm=3"),
         "model.key_dimm is no setting of transformer_collab; the nearest is model.key_dim",
-    ),
-    "mistyped key of the task": (
-        lambda s: s.hydra("+task.sourc_lang=a"), "sourc_lang is not among the settings of TranslationConfig.",
     ),
 }  # fmt: skip
 
