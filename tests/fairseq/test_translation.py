@@ -31,8 +31,11 @@ def trained(checkpoint, tiny_data):
 
 def test_renaming_leaves_the_source_alone(checkpoint):
     state = checkpoints.load(checkpoint)
+    surplus = "encoder.layers.0.fc1_weight"  # of unmended fairseq
+    state["model"][surplus] = torch.zeros(32, 16)
     before = copy.deepcopy(state)
     made = as_transformer_collab(state)
+    assert before["model"].keys() - made["model"].keys() == {surplus}
     model_config(made)["attention_shapes"]["encoder.0"] = {"key_dim": 3}
     made["cfg"]["task"]["data"] = "elsewhere"
     assert state["cfg"] == before["cfg"]
