@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from unittest.mock import MagicMock
 
 import pytest
@@ -229,8 +228,6 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(two_rows, tmp_path, monke
     assert set(report.rows_of(record)) == {"layer/first", "layer/second"}
     assert "/home" not in record["command"]
 
-    with pytest.raises(RecordError, match=r"holds a result with another seed \(1 there, 2 asked for"):
-        runner.run("layer", replace(QUICK, seed=2), output=path)
     monkeypatch.setattr(environment, "commit", lambda folder: {"id": "other", "modified": False})
     with pytest.raises(RecordError, match="holds a result with another commit"):
         runner.run("layer", QUICK, output=path)
@@ -241,7 +238,7 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(two_rows, tmp_path, monke
 
 def test_tables_show_ratios_and_times():
     time = {name: spread([seconds]) for name, seconds in (("ours", 1.0), ("fairseq", 1.25), ("ours-bmm", 2.0))}
-    found = {"fairseq": {**spread([0.8, 0.8]), "q1": 0.75, "q3": 0.81}, "ours-bmm": spread([0.5])}
+    found = {"fairseq": spread([0.8, 0.8]), "ours-bmm": spread([0.5])}
     parts = {
         "peaks": {"copy": 1e9, "matmul": 1e12},  # of older records, as are limits
         "layer/a/train": {"unit": "s", "values": time, "ratios": found, "limits": {"ours": 0.5}},
@@ -254,7 +251,3 @@ def test_tables_show_ratios_and_times():
     full = report.full_table(record)
     assert "| layer/a/train | 1,250.000 ms (0.800) | 1,000.000 ms | 2,000.000 ms (0.500) |" in full
     assert "| layer/a/memory | – | 1.0 MiB | – |" in full
-    ratios = report.ratio_table([record], ["results/layer.json"], ".", ["*/train"])
-    assert "| layer/a/train | 0.800 ± 0.050 |\n" in ratios
-    assert "processor time" in ratios
-    assert "[layer](results/layer.json)" in ratios
