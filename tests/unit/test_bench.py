@@ -196,14 +196,12 @@ def test_steps_that_cannot_be_captured_are_left_out(monkeypatch, caplog):
     assert "waits cannot be captured in a CUDA graph: operation not permitted" in caplog.text
 
 
-@pytest.fixture
-def two_rows(monkeypatch):
-    """A benchmark of two rows whose second can be made to fail; the rows that were prepared."""
-    prepared, broken = [], [False]
+def test_an_interrupted_benchmark_goes_on_where_it_was(tmp_path, monkeypatch):
+    prepared, broken, path = [], ["layer/second"], tmp_path / "record.json"
 
     def case(name):
         def prepare(options):
-            if name == "layer/second" and broken[0]:
+            if name in broken:
                 raise KeyboardInterrupt
             prepared.append(name)
             return [{"ours": lambda: None, "fairseq": lambda: None}]
@@ -211,16 +209,10 @@ def two_rows(monkeypatch):
         return Case(name, prepare)
 
     monkeypatch.setitem(runner._CASES, "layer", lambda options: [case("layer/first"), case("layer/second")])
-    return prepared, broken
-
-
-def test_an_interrupted_benchmark_goes_on_where_it_was(two_rows, tmp_path, monkeypatch):
-    prepared, broken = two_rows
-    path, broken[0] = tmp_path / "record.json", True
     with pytest.raises(KeyboardInterrupt):
         runner.run("layer", QUICK, output=path, command="collab bench --output /home/me/x.json")
     first = load(path, "bench", "layer")["parts"]["layer/first"]
-    broken[0] = False
+    broken.clear()
     record = runner.run("layer", QUICK, output=path)
     assert prepared == ["layer/first", "layer/second"]
     assert json.loads(path.read_text()) == record

@@ -71,7 +71,7 @@ def test_widths_that_a_card_computes_slowly_are_refused(kernel):
     ("sizes", "content", "dropout", "cudnn"),
     [
         ({}, True, 0.0, True), ({"key_dim": 128, "dtype": torch.float16}, False, 0.0, True),
-        ({}, True, 0.1, False), ({}, "trained", 0.0, False),
+        ({}, True, 0.1, False),
         ({"dtype": SINGLE}, False, 0.0, False), ({"key_dim": 136}, False, 0.0, False),
         ({"key_dim": 100}, False, 0.0, False),
         ({"keys": 192}, True, 0.0, False), ({"keys": 192}, False, 0.0, True),
@@ -89,11 +89,19 @@ def test_cudnn_is_offered_what_it_can_and_one_key_only_there(sizes, content, dro
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", attention)
     with FakeTensorMode():
         query, mixing, entry = of_a_card(**sizes)
-        entry = entry._replace(content=entry.content.requires_grad_(content == "trained") if content else None)
+        entry = entry if content else entry._replace(content=None)
         for attend in (sdpa.attend, sdpa.attend_one_key):
             attend(query, mixing, entry, None, 0.7, dropout, False)
     own = (True, False, False, True, 1, True) if cudnn else (False, True, False, True, 3, False)
     assert offered == [(cudnn, True, False, True, 3, False), own]
+
+
+def test_cudnn_is_not_offered_a_bias_that_needs_a_gradient():
+    with FakeTensorMode():
+        query, _, entry = of_a_card()
+        for grad in (False, True):
+            bias = torch.empty(3, 3, 1, 5, dtype=HALF, device="cuda", requires_grad=grad)
+            assert sdpa.cudnn_can(query, entry.value, bias, 0.0) is not grad
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "sdpa_one_key"])

@@ -57,9 +57,9 @@ def test_curves_and_speed_of_a_training_log(train_log):
 
 
 @pytest.fixture
-def checkpoint():
+def record(tmp_path, train_log):
     embed = torch.zeros(5, 4)
-    return {
+    checkpoint = {
         "cfg": {
             "common": {"seed": 1, "user_dir": "/somewhere/collab_fairseq", "amp": True},
             "model": argparse.Namespace(
@@ -73,10 +73,6 @@ def checkpoint():
         "optimizer_history": [{"num_updates": 20}],
         "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
     }
-
-
-@pytest.fixture
-def record(tmp_path, train_log, checkpoint):
     write_text('{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 1}\n'
                '{"wall_seconds": 12.0, "peak_memory_bytes": 90, "exit_status": 0}\n', tmp_path / "usage")  # fmt: skip
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")

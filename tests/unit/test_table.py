@@ -48,10 +48,9 @@ def test_only_like_is_compared(records):
     found.update(references_sha256=digest, rows="; ".join([*rows[:-1], "4 4 4 3 2 1"]))
     with pytest.raises(RecordError, match=r"its sentence statistics add up to"):
         bootstrap.compare(one, other, "test_a")
-    for wrong, message in (("1 2 3", "rows must be of the form"), ("; ".join(rows[:-1]), "expected 120 rows, got 119")):
-        found["rows"] = wrong
-        with pytest.raises(RecordError, match=message):
-            validate(upgraded(other))
+    found["rows"] = "; ".join(rows[:-1])
+    with pytest.raises(RecordError, match="expected 120 rows, got 119"):
+        validate(upgraded(other))
     del other["scores"]["test_a"]["sentence_statistics"]
     validate(upgraded(other))
     assert bootstrap.compare(one, other, "test_a") is None
