@@ -20,7 +20,6 @@ from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TranslationError
-from collab_fairseq.translation.translator import Search
 from tests.fairseq.models import batch
 from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint
 
@@ -135,33 +134,6 @@ def test_ctranslate2_translates_the_same(source, name, tmp_path):
     greedy = {"beam": 1, "alignments": True, "max_length": 60}
     for (ours,), (theirs,) in zip(own.search(SOURCES, **greedy), translator.search(SOURCES, **greedy), strict=True):
         assert (ours.target, ours.alignment) == (theirs.target, theirs.alignment)
-
-
-@pytest.mark.parametrize(
-    ("name", "groups", "one_cache"),
-    [("shared keys and values", 1, True), ("grouped keys", 1, True), ("groups of two", 2, False)],
-)
-def test_ctranslate2_gets_no_copies_of_what_heads_share(source, name, groups, one_cache, tmp_path, monkeypatch):
-    given, search = source(name), Search(beam=3, nbest=3, max_length=20)
-    sources, targets = [["▁a"] * 5, ["▁o"] * 9, ["▁a"] * 9], [["▁a", "▁o"], ["▁a"] * 12, ["▁o", "▁a"]]
-    units, scores, sizes = [], [], []
-    for number, output in enumerate([tmp_path / "shared", tmp_path / "copies"]):
-        if number:
-            monkeypatch.setattr(ctranslate2, "_leave_out_copies", lambda layer: layer.num_heads)
-        ctranslate2.export(given, output)
-        engine = collab_fairseq.load(output).engine
-        ranked = [[(0.0, target)] for target in targets]
-        engine._score(sources, ranked, [0, 1, 2], search)  # of several lengths
-        hypotheses = [each for best in engine.search(sources, search) for each in best]
-        units.append([each.units for each in hypotheses])
-        scores.append([score for ((score, _),) in ranked] + [each.score for each in hypotheses])
-        sizes.append(os.path.getsize(output / "model.bin"))
-    assert units[0] == units[1]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
-    layer = attention_layers(given.model)["decoder.0"]
-    fewer = 2 * (layer.num_heads - groups) * layer.head_dim * (layer.embed_dim + 1)  # weights and biases, in a layer
-    assert sizes[1] - sizes[0] == pytest.approx(6 * 4 * fewer, abs=500)  # six layers; names take some bytes as well
-    assert ("One head of keys and values is cached" in (tmp_path / "shared" / "README.md").read_text()) == one_cache
 
 
 def test_precision_of_ctranslate2(source, tmp_path):
