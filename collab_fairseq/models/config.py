@@ -14,16 +14,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.heads import parse_heads
-from collab_fairseq.modules.settings import (
-    KERNELS,
-    MIXINGS,
-    SITES,
-    AttentionSettings,
-    ConfigurationError,
-    parse_shapes,
-    parse_sites,
-)
+from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError
 from collab_fairseq.modules.stock import SUB_CONFIGS
 
 from .checks import check_flags, check_sizes
@@ -163,24 +154,5 @@ def resolve(args: Any) -> TransformerCollabConfig:
             setattr(args, name, ",".join(map(str, keep)))
     cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(args)
     keep_layers(cfg)
-    check_sizes(cfg, attention_settings(cfg))
+    check_sizes(cfg)
     return cfg
-
-
-def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
-    """What the config says of attention."""
-    return AttentionSettings(
-        collaborative=parse_sites(cfg.collaborative_heads),
-        key_dim=cfg.key_dim,
-        value_heads=cfg.value_heads,
-        kv_heads=cfg.kv_heads,
-        kv_latent_dim=cfg.kv_latent_dim,
-        mixing=str(cfg.mixing_init),
-        content_bias=cfg.attention_content_bias,
-        dropout=cfg.attention_dropout,
-        kernel=str(cfg.attention_kernel),
-        shapes=parse_shapes(cfg.attention_shapes),
-        masked=parse_heads(cfg.mask_heads),
-        gated=parse_sites(cfg.head_gates, "--head-gates"),
-        gates_init=cfg.head_gates_init,
-    )
