@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a joint SentencePiece BPE model and apply it, reproducibly.
 
-    sentencepiece_bpe.py train  --vocab-size N --model FILE [--lines N] TEXT [TEXT ...]
+    sentencepiece_bpe.py train  --vocab-size N --model NAME.model [--lines N] TEXT [TEXT ...]
     sentencepiece_bpe.py encode --model FILE IN OUT [IN OUT ...]
 
 Training uses every line of the texts (with --lines about that many, evenly spread over them), one thread and full
@@ -13,31 +13,23 @@ the pieces of each line separated by blanks, exactly one output line per input l
 import argparse
 import fileinput
 import itertools
-import os
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 import sentencepiece
 
 
-def sample(texts: List[Path], lines: int, target: Path) -> None:
-    """Write every k-th line of the texts to `target`, k such that about `lines` remain."""
-    with fileinput.input(texts, mode="rb") as stream:
-        step = max(1, sum(1 for _ in stream) // lines)
-    with fileinput.input(texts, mode="rb") as stream, open(target, "wb") as out:
-        out.writelines(itertools.islice(stream, 0, None, step))
-
-
 def train(texts: List[Path], model: Path, vocab_size: int, lines: Optional[int] = None) -> None:
-    """Train BPE with `vocab_size` pieces jointly on `texts`; writes MODEL and, beside it, the pieces as .vocab."""
-    prefix = str(model.with_suffix(""))
-    if lines is not None:
-        sample(texts, lines, Path(f"{prefix}.sample"))
-        texts = [Path(f"{prefix}.sample")]
+    """Train BPE with `vocab_size` pieces jointly on `texts`; writes NAME.model and, beside it, the pieces as NAME.vocab."""
+    source: Dict[str, Any] = {"input": [str(text) for text in texts]}
+    if lines is not None:  # SentencePiece's own sample is another every time
+        with fileinput.input(texts, mode="rb") as stream:
+            step = max(1, sum(1 for _ in stream) // lines)
+        source = {"sentence_iterator": itertools.islice(fileinput.input(texts, mode="rb"), 0, None, step)}
     sentencepiece.SentencePieceTrainer.train(
-        input=[str(text) for text in texts],
-        model_prefix=prefix,
+        **source,
+        model_prefix=str(model.with_suffix("")),
         model_type="bpe",
         vocab_size=vocab_size,
         character_coverage=1.0,
@@ -46,8 +38,6 @@ def train(texts: List[Path], model: Path, vocab_size: int, lines: Optional[int] 
         num_threads=1,
         minloglevel=1,
     )
-    os.replace(f"{prefix}.model", model)
-    Path(f"{prefix}.sample").unlink(missing_ok=True)
 
 
 def encode(model: Path, source: Path, target: Path) -> None:
