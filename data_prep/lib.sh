@@ -128,8 +128,8 @@ begin() { # OPTION ARGUMENTS: reads them, and opens the corpus, which OPTION may
     open_corpus "${!corpus}"
 }
 
-pieces() { # ARGUMENTS of sentencepiece_bpe.py; the model stores the names of its texts: they are to be relative
-    "$python" "$here/sentencepiece_bpe.py" "$@" || give_up
+pieces() { # ARGUMENTS of pieces.py; the model stores the names of its texts: they are to be relative
+    "$python" "$here/pieces.py" "$@" || give_up
 }
 
 encode_pieces() { # LANG LANG LINES TEXT...: joint SentencePiece BPE of $work/raw/TEXT.LANG, that of $spm, else learnt on
@@ -150,8 +150,8 @@ encode_pieces() { # LANG LANG LINES TEXT...: joint SentencePiece BPE of $work/ra
     (cd "$work" && pieces encode --model sentencepiece.model "${pairs[@]}") || exit
 }
 
-clean_pairs() { # LANG LANG FLAGS of clean_pairs.py: $work/pieces/train -> $work/pieces/clean
-    (cd "$work" && "$python" "$here/clean_pairs.py" pieces/train pieces/clean "$@") || give_up
+clean_pairs() { # LANG LANG FLAGS of pieces.py clean: $work/pieces/train -> $work/pieces/clean
+    (cd "$work" && pieces clean pieces/train pieces/clean --langs "$@") || exit
     rm "$work"/raw/train.*
 }
 

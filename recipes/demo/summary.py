@@ -15,7 +15,9 @@ from collab_fairseq.records.files import write_text
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_generate_log
 
-COLUMNS = ("heads", "key_dim", "parameters", "valid_loss", "compound_split", "sacrebleu", "words_per_second", "wall_time")
+COLUMNS = (
+    "heads", "key_dim", "parameters", "valid_loss", "compound_split", "sacrebleu", "words_per_second", "wall_time",
+)  # fmt: skip
 _EXAMPLES = 4
 
 

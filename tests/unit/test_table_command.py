@@ -49,7 +49,7 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         ("--figure x.png --baseline x", "--baseline is of a table, and --figure draws instead"),
         ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
         ("bad.json", "cannot read bad.json as JSON"),
-        ("empty.json", "empty.json is not a valid record: the record must have name"),
+        ("empty.json", "empty.json is no record of kind training (schema 1)"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arguments, message):
