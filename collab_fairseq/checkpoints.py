@@ -222,12 +222,11 @@ def _place(tensor: torch.Tensor) -> Tuple[Any, ...]:
 
 def _check_same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor], path: str, other_path: str) -> None:
     """Raise CheckpointError unless two models have the same parameters."""
-    for missing, here, there in (
-        (one.keys() - other.keys(), other_path, path),
-        (other.keys() - one.keys(), path, other_path),
+    for names, here, there in (
+        (sorted(one.keys() - other.keys()), other_path, path),
+        (sorted(other.keys() - one.keys()), path, other_path),
     ):
-        if missing:
-            names = sorted(missing)
+        if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise CheckpointError(
                 f"{here} lacks {', '.join(names[:3])}{more}, which {there} has: they are different models"
