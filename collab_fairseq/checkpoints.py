@@ -43,10 +43,7 @@ def load(path: PathLike) -> Dict[str, Any]:
         raise CheckpointError(f"{name} is a directory, expected a checkpoint file")
     if not os.path.exists(name):
         raise CheckpointError(f"there is no checkpoint {name}")
-    state = loading.load(name, map_location="cpu")
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{name} holds a {type(state).__name__}, expected a dictionary as fairseq saves it")
-    return state
+    return loading.load_dictionary(name, map_location="cpu")  # type: ignore[no-any-return]
 
 
 def load_with_model(path: PathLike) -> Dict[str, Any]:
