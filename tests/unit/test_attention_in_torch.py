@@ -92,17 +92,6 @@ def test_layers_of_torchs_encoder_take_ours(cls, replace):
                 assert (got - expected).abs().max() < FLOAT64
 
 
-def test_layers_of_torchs_decoder_take_ours():
-    layer = nn.TransformerDecoderLayer(E, H, 20, dropout=0.0, batch_first=True, dtype=torch.float64)
-    query, memory, _ = inputs("cross")
-    for name in ("self_attn", "multihead_attn"):
-        expected = layer(query, memory)
-        ours = with_the_weights_of(getattr(layer, name), StandardAttention(E, H, dtype=torch.float64))
-        setattr(layer, name, ours)
-        for training in (True, False):
-            assert (layer.train(training)(query, memory) - expected).abs().max() < FLOAT64
-
-
 @pytest.mark.parametrize(("rows", "query_len", "key_len"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
 @pytest.mark.parametrize(
     ("cls", "kernel"),

@@ -44,15 +44,6 @@ class Command:
         return os.system, (self.line,)
 
 
-def test_load_reads_what_fairseq_saves(tmp_path):
-    path = write(tmp_path / "checkpoint.pt", random_model(0))
-    loaded = checkpoints.load(path)
-    assert loaded["cfg"]["model"].arch == "transformer"
-    assert float(loaded["extra_state"]["val_loss"]) == 3.5
-    np.testing.assert_array_equal(loaded["extra_state"]["curve"], np.arange(3.0))
-    assert torch.equal(loaded["model"]["a"], random_model(0)["a"])
-
-
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("place", ["model", "extra_state"])
 def test_a_checkpoint_that_carries_a_command_is_refused_and_nothing_runs(tmp_path, legacy, place):
@@ -88,15 +79,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     torch.save({"weights": torch.ones(1)}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match=r"holds no model parameters under 'model', .* it has: weights"):
         checkpoints.average([tmp_path / "other.pt"])
-
-
-def test_save_and_load_agree_and_keep_sharing(tmp_path):
-    shared = torch.randn(5)
-    checkpoints.save({"model": {"a": shared, "b": shared}}, tmp_path / "saved.pt")
-    model = checkpoints.load(tmp_path / "saved.pt")["model"]
-    assert torch.equal(model["a"], shared)
-    assert model["a"].data_ptr() == model["b"].data_ptr()
-    assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
 
 
 @pytest.mark.parametrize("failing", ["torch.save", "os.replace", "os.fsync"])
@@ -197,7 +179,6 @@ def test_the_result_is_the_newest_state_with_its_inputs_recorded(tmp_path, caplo
     [
         ({"a": 2, "c": 2}, r"other\.pt lacks b, which .*one\.pt has"),
         ({"a": 3, "b": 2}, r"a has shape \(3,\) in .*other\.pt, but \(2,\) in .*one\.pt"),
-        ({"a": 2, "b": 2, "d": 2}, r"one\.pt lacks d, which .*other\.pt has"),
     ],
 )
 def test_inputs_of_different_models_are_refused_by_name(tmp_path, sizes, message):
@@ -232,11 +213,9 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
-        ({"epochs": 2}, ["checkpoint11.pt", "checkpoint10.pt"]),
         ({"epochs": 2, "upper_bound": 10}, ["checkpoint10.pt", "checkpoint9.pt"]),
         ({"updates": 2}, ["checkpoint_2_1000.pt", "checkpoint_1_100.pt"]),
         ({"updates": 2, "upper_bound": 100}, ["checkpoint_1_100.pt", "checkpoint_1_50.pt"]),
-        ({"updates": 1, "upper_bound": 99}, ["checkpoint_1_50.pt"]),
     ],
 )
 def test_select_takes_the_newest_within_the_bound(folder, choice, expected):

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
-from collab_fairseq.heads import HeadsError  # noqa: E402
 from collab_fairseq.heads.folders import compare_answers, read_examples  # noqa: E402
 from collab_fairseq.heads.huggingface import (  # noqa: E402
     Encoded,
@@ -24,7 +23,7 @@ from collab_fairseq.heads.huggingface import (  # noqa: E402
 )
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
-from tests.unit.huggingface_cases import CASES, HEADS, WIDTH, inputs, make, outputs  # noqa: E402
+from tests.unit.huggingface_cases import HEADS, WIDTH, inputs, make, outputs  # noqa: E402
 
 LABELLED = ("bert", "distilbert", "albert", "marian")
 
@@ -222,22 +221,9 @@ def test_what_cannot_be_done_is_said(folders, tmp_path, capsys):
     transformers.BertModel(make("bert").config).save_pretrained(tmp_path / "bare")
     for given, message in (
         (["importance", bert], "needs --text FILE.jsonl"),
-        (["importance", "missing.pt", "--text", text], "but missing.pt is none"),
         (["importance", bert, "--text", text], "line 1: expected the field text, got premise, hypothesis, label"),
-        (["importance", bert, "--text", text, "--form", "token"], "--form is for checkpoints of fairseq"),
         (["ablate", bert, "--text", text, "--reference", "test=x"], "--reference is for checkpoints of fairseq"),
         (["importance", str(tmp_path / "bare"), "--text", text], "expected a model for sequence classification"),
-        (["importance", bert, "--text", str(folders / "bert" / "model.safetensors")], "as JSON objects, one a line"),
     ):
         assert main(["heads", *given]) == 1
         assert message in capsys.readouterr().err
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(HeadsError, match="has no examples"):
-        read_examples(tmp_path / "empty.jsonl", ["text"], "label")
-
-
-def test_places_of_a_decoder():
-    places = hf.head_places(make("bert-decoder"))
-    assert list(places) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
-    assert {place.num_heads for place in places.values()} == {HEADS}
-    assert CASES["bert-decoder"].layers[1].endswith("crossattention.self")

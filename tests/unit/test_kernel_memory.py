@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -48,22 +47,6 @@ def test_a_checkpointed_layer_keeps_its_output_only(name):
         assert kept.alive() > 3 * output.nbytes  # the control
 
 
-def saved_bytes(function, *arguments):
-    """Bytes that autograd keeps for the backward pass beyond the arguments, every storage once."""
-    own = {x.untyped_storage().data_ptr() for x in arguments}
-    kept = {}
-
-    def pack(x):
-        if x.untyped_storage().data_ptr() not in own:
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with saved_tensors_hooks(pack, lambda x: x):
-        alive = function(*arguments)  # while the graph lives no two storages share an address
-    del alive
-    return sum(kept.values())
-
-
 @pytest.mark.parametrize("key_dim", [6, 48])
 def test_what_is_kept_for_the_backward_pass_to_the_byte(key_dim):
     arguments = tensors(key_dim=key_dim, dtype=torch.float32)
@@ -71,7 +54,9 @@ def test_what_is_kept_for_the_backward_pass_to_the_byte(key_dim):
     weights = N * H * T * key_len
 
     def kept(kernel, dropout=0.0):
-        return saved_bytes(lambda *x: call(kernel, *x, dropout=dropout), *arguments)
+        with Allocations() as found:
+            context, _ = call(kernel, *arguments, dropout=dropout)
+        return found.alive() - context.nbytes
 
     assert kept("head_loop") == 4 * weights
     assert kept("head_loop", dropout=0.1) == 4 * weights + weights  # one byte for each

@@ -1,7 +1,7 @@
 """Training logs, measured commands and the fields of records."""
 
 import argparse
-import copy
+import functools
 import json
 import subprocess
 import sys
@@ -108,34 +108,20 @@ def test_a_record_gathers_everything_and_is_json(record):
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
-def changed(record, path, value):
-    """A copy with another value at a path; without one there where the value is None."""
-    place = copied = copy.deepcopy(record)
-    *folders, name = path.split(".")
-    for folder in folders:
-        place = place[folder]
-    place[name] = value
-    if value is None:
-        del place[name]
-    return copied
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("settings.seed", True, r"settings\.seed must be int or null, got bool"),
         ("settings.extra", 1, r"settings has unknown fields: extra"),
-        ("parts.scores", None, r"parts must have scores, but has only parameters, training, curves"),
-        ("settings.data", {"a": "12"}, r"settings\.data\.a must be of the form \[0-9a-f\]\{64\}, got '12'"),
         ("settings.config", {"model": {"data": "/home/x"}}, r"settings\.config\.model\.data holds a path of this"),
-        ("command", "python ~/run.py", "command holds a path"),
         ("parts.training.wall_seconds", "12", r"training\.wall_seconds must be int or float or null, got str"),
     ],
 )
 def test_validate_names_the_field(record, path, value, message):
     validate(record)
+    *folders, name = path.split(".")
+    functools.reduce(dict.__getitem__, folders, record)[name] = value
     with pytest.raises(RecordError, match=message):
-        validate(changed(record, path, value))
+        validate(record)
 
 
 def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch):
@@ -194,7 +180,6 @@ def test_absolute_paths_are_shortened(before, after):
     ("source", "text", "message"),
     [
         ("usage", "{", "cannot read .*bad as lines of JSON"),
-        ("data_sums", "{", "cannot read .*bad as written by sha256sum"),
         ("train_log", None, "cannot read the training log .*bad"),
         ("train_log", "train_inner | epoch 001: 10 / 50 loss=9.5", r"bad has no numbers in JSON; .* --log-format json"),
     ],

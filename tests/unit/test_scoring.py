@@ -51,13 +51,8 @@ def bleu_by_hand(hypotheses, references):
 def test_compound_split_of_the_protocol():
     for before, after in {
         "A-B-C": "A ##AT##-##AT## B-C", "a--b": "a ##AT##-##AT## -b", "c-": "c-", "-c - d": "-c - d", "": "",
-        "ab-cd ef": "ab ##AT##-##AT## cd ef", f"a-{NBSP}b": f"a ##AT##-##AT## {NBSP}b",
-        "für-über": "für ##AT##-##AT## über",
     }.items():  # fmt: skip
         assert bleu.split_compounds(before) == after
-
-
-def test_compound_split_equals_a_walk_over_the_bytes():
     chance = random.Random(1)
     for _ in range(3000):
         line = "".join(chance.choice(["a", "-", "-", " ", "ü", NBSP, "\t", THIN]) for _ in range(chance.randint(0, 12)))
@@ -97,12 +92,6 @@ def test_no_break_spaces_would_change_the_number():
     plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, [references])
     assert plain.sys_len == 8
     assert bleu.tokenised_bleu(hypotheses, references).hyp_len == 7
-
-
-def test_sacrebleu_has_its_signature():
-    score = bleu.sacrebleu(["Ein Hund läuft."], ["Ein Hund rennt."], "de")
-    assert re.fullmatch(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", score.signature)
-    assert score.score == pytest.approx(BLEU().corpus_score(["Ein Hund läuft."], [["Ein Hund rennt."]]).score)
 
 
 RAW = ["Ein Hund läuft über die Straße.", "Zwei Männer, die reden."]
@@ -170,9 +159,7 @@ def test_only_newlines_end_a_line_and_only_tabs_a_field(tmp_path, inside):
     ("lines", "message"),
     [
         (["S-0\tsource", "T-0\tref"], r"log: no hypotheses, expected the output of fairseq-generate"),
-        (log_lines(GUESS, RAW) + log_lines(GUESS, GUESS), "id 0 has two different T- lines"),
         (log_lines(GUESS, RAW) + log_lines(RAW, RAW), "id 0 was translated 2 times with different results"),
-        (log_lines(GUESS, RAW)[:-3], r"1 of 4 sentences have no D- lines \(ids 3\)"),
         ([*log_lines(GUESS, RAW), "H-4\t-0.5"], r"line 21: expected `H-4<tab>score<tab>text`, got 'H-4\\t-0.5'"),
         (log_lines(GUESS, RAW) + log_lines(GUESS[:1], start=9), r"5 of 10 sentences have no D- lines \(ids 4, 5, 6"),
     ],
@@ -226,12 +213,6 @@ def test_tokenised_text_is_detokenised_for_sacrebleu_only(tmp_path):
     assert any("--reference" in remark for remark in without.remarks)
 
 
-def test_the_users_word_counts_more_than_the_guess(log):
-    result = evaluate([log], tokenised=True)
-    assert (result.tokenised, result.tokenised_assumed) == (True, False)
-    assert scores_of(result)["tokenised BLEU"].score == pytest.approx(bleu_by_hand(GUESS, RAW)[0])
-
-
 def test_other_languages_have_no_compound_split(log):
     result = evaluate([log], target_lang="fr")
     assert "compound-split BLEU" not in scores_of(result)
@@ -260,12 +241,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path, marked):
         ("\n".join(RAW[:3]).encode(), r"other has 3 lines, expected 4"),
         ("\n".join(RAW[1:] + RAW[:1]).encode(), r"other has other sentences than the log's references"),
         (b"\x1f\x8b\x08\xff\xfe", "other are not UTF-8 text"),
-        (None, "cannot read the references .*other"),
     ],
 )
 def test_references_of_another_test_set_are_refused(log, tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "other").write_bytes(content)
+    (tmp_path / "other").write_bytes(content)
     with pytest.raises(ScoringError, match=message):
         evaluate([log], tmp_path / "other")
 

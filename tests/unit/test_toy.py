@@ -20,9 +20,6 @@ def content(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-# the files
-
-
 def test_equal_seeds_give_equal_files_and_others_do_not(tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         make(tmp_path / name, "--seed", seed)
@@ -55,17 +52,10 @@ def test_a_failure_or_a_folder_that_is_there_leaves_all_as_it_was(tmp_path, monk
     assert toy.main() == 1
     assert "data_prep/toy.py: error: [Errno 28] No space left" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    assert "expected a whole number from 1, got '0'" in make(tmp_path, "--valid", "0", check=False).stderr
     (tmp_path / "thesis.txt").write_text("mine")
     assert "--output must be a new or empty folder" in make(tmp_path, check=False).stderr
     assert content(tmp_path) == {"thesis.txt": b"mine"}
-
-
-@pytest.mark.parametrize("flags", [("--train", "0"), ("--seed", "x"), ("--valid", "-1")])
-def test_wrong_numbers_are_named(tmp_path, flags):
-    done = make(tmp_path / "corpus", *flags, check=False)
-    assert done.returncode == 2
-    assert f"expected a whole number from 1, got '{flags[1]}'" in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # the language: forms and sentences, written by hand
@@ -78,19 +68,15 @@ DETERMINERS = [row[0] for row in grammar.DETERMINERS]
 @pytest.mark.parametrize(
     ("german", "adjective", "plural", "first", "english", "forms"),
     [
-        ("Tisch", "groß", False, "", "the big table", "der große Tisch/den großen Tisch/dem großen Tisch"),
         ("Tisch", "alt", False, "", "an old table", "ein alter Tisch/einen alten Tisch/einem alten Tisch"),
-        ("Lampe", "alt", False, "", "my old lamp", "meine alte Lampe/meine alte Lampe/meiner alten Lampe"),
         ("Auto", "neu", False, "", "our new car", "unser neues Auto/unser neues Auto/unserem neuen Auto"),
-        ("Buch", "alt", False, "", "this old book", "dieses alte Buch/dieses alte Buch/diesem alten Buch"),
-        ("Kind", "alt", True, "", "two old children", "zwei alte Kinder/zwei alte Kinder/zwei alten Kindern"),
         ("Apfel", "rot", True, "", "these red apples", "diese roten Äpfel/diese roten Äpfel/diesen roten Äpfeln"),
         ("Tisch", "klein", False, "kitchen/Küchen", "my small kitchen table",
          "mein kleiner Küchentisch/meinen kleinen Küchentisch/meinem kleinen Küchentisch"),
     ],
 )  # fmt: skip
 def test_declension(german, adjective, plural, first, english, forms):
-    word = {"an": "a", "two": "a", "these": "this"}.get(english.split()[0], english.split()[0])
+    word = {"an": "a", "these": "this"}.get(english.split()[0], english.split()[0])
     begins = tuple(first.split("/")) if first else ("", "")
     made = grammar.decline(NOUNS[german], DETERMINERS.index(word), [ADJECTIVES[adjective]], plural, begins)
     assert made.en == english
@@ -100,11 +86,8 @@ def test_declension(german, adjective, plural, first, english, forms):
 @pytest.mark.parametrize(
     ("infinitive", "changed", "present"),
     [
-        ("kaufen", "", "kaufe kaufst kauft kaufen kauft kaufen"),
         ("arbeiten", "", "arbeite arbeitest arbeitet arbeiten arbeitet arbeiten"),
-        ("zeichnen", "", "zeichne zeichnest zeichnet zeichnen zeichnet zeichnen"),
         ("tanzen", "", "tanze tanzt tanzt tanzen tanzt tanzen"),
-        ("essen", "iss", "esse isst isst essen esst essen"),
         ("werfen", "wirf", "werfe wirfst wirft werfen werft werfen"),
     ],
 )
