@@ -8,8 +8,6 @@ import pytest
 
 from tests.common import TINY_MODEL, TINY_TRAINING, run
 
-pytest.importorskip("torch")
-
 WORDS = ["the", "a", "red", "green", "old", "dog", "cat", "house", "tree", "runs", "sleeps", "sees", "near", "under"]
 
 

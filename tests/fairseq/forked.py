@@ -3,28 +3,31 @@
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from tests import warm
 from tests.common import ROOT, free_port
 
 
-def train(jobs: List[Dict[str, Any]], timeout: float = 300) -> List[Dict[str, Any]]:
-    """Run jobs one after the other, with survival switched on unless their `env` says otherwise.
+def train(
+    folder: Path,
+    flags: List[Any],
+    processes: int = 1,
+    env: Optional[Dict[str, str]] = None,
+    copy: Optional[Path] = None,
+) -> Dict[str, Any]:
+    """Run fairseq-train, with survival switched on.
 
     Args:
-        jobs: each with `folder`, where checkpoints go; `flags` of fairseq-train; and where wanted `processes` (1 unless
-            it says so), `env` (THIS_RANK is set besides) and `copy`, a folder that this one begins as a copy of.
-        timeout: seconds for a process.
+        folder: where checkpoints go. flags: of fairseq-train. processes: how many.
+        env: more variables of each process, which has THIS_RANK besides.
+        copy: a folder that `folder` begins as a copy of.
 
     Returns:
-        For each job `statuses` and `outputs`, of each of its processes.
+        `statuses` and `outputs` of the processes.
     """
-    return [_train(timeout=timeout, **job) for job in jobs]
-
-
-def _train(folder, flags, timeout, processes=1, env=None, copy=None):
     if copy is not None:
         shutil.copytree(copy, folder)
     folder.mkdir(exist_ok=True)
@@ -40,8 +43,28 @@ def _train(folder, flags, timeout, processes=1, env=None, copy=None):
             ranks.append(
                 subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env={**common, **own}, cwd=ROOT)
             )
-    statuses = [process.wait(timeout) for process in ranks]
+    statuses = [process.wait(300) for process in ranks]
     return {"statuses": statuses, "outputs": [(folder / f"log.{rank}").read_text() for rank in range(processes)]}
+
+
+def wait_for(found: Callable[[], Any], process: subprocess.Popen, log: Optional[Path] = None) -> None:
+    """Wait until something is found; fail, with the end of the log, where the process ends before or takes too long."""
+    end = time.monotonic() + 300
+    while not found():
+        assert process.poll() is None and time.monotonic() < end, log and log.read_text()[-3000:]  # noqa: PT018
+        time.sleep(0.005)
+
+
+def descendants(parent: int) -> Dict[int, int]:
+    """Process id → process group of all at work that a process, or one of those that it has started, has started."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    running = [(int(pid), int(ppid), int(pgid)) for pid, ppid, pgid, state in rows if not state.startswith("Z")]
+    found = {parent: 0}
+    while new := {pid: pgid for pid, ppid, pgid in running if ppid in found and pid not in found}:
+        found.update(new)
+    del found[parent]
+    return found
 
 
 def user_dir(folder: Path, code: str) -> Path:

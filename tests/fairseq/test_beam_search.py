@@ -1,5 +1,7 @@
 """Beam search over shortlists against fairseq's own: the same hypotheses and scores."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fairseq import search
@@ -8,8 +10,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
 from collab_fairseq.models import beam_search
-from collab_fairseq.models.beam_search import Shortlist, ShortlistGenerator, largest
-from collab_fairseq.translation import batches, load_model
+from collab_fairseq.models.beam_search import Shortlist, ShortlistGenerator
 from tests.fairseq.models import KINDS, SMALL, Task, batch, build, model_of
 
 DICTIONARY = Task().target_dictionary
@@ -137,38 +138,10 @@ def test_what_needs_the_whole_vocabulary_gets_it(options, used):
 
 
 def test_tasks_use_it_for_our_models_alone():
-    task = FairseqTask.__new__(FairseqTask)
-    type(task).target_dictionary = property(lambda self: DICTIONARY)
-    try:
-        for models, expected in (
-            ([model_of("collaborative")], ShortlistGenerator),
-            ([build("transformer", **SMALL)], SequenceGenerator),
-            ([model_of("collaborative"), build("transformer", **SMALL)], SequenceGenerator),
-        ):
-            assert type(task.build_generator(models, OmegaConf.create({"beam": 3}))) is expected
-    finally:
-        del type(task).target_dictionary
-
-
-def test_a_trained_model_translates_as_before(tiny_run, tiny_data, used):
-    trained = load_model(tiny_run / "checkpoint_best.pt", tiny_data)
-    made = trained.task.build_generator([trained.model], OmegaConf.create({"beam": 5, "max_len_b": 15}))
-    assert type(made) is ShortlistGenerator
-    plain = SequenceGenerator([trained.model], trained.task.target_dictionary, beam_size=5, max_len_b=15)
-    for sample in batches(trained, "test", sentences=7):
-        assert same(made.generate([], sample), plain.generate([], sample))
-    assert used
-
-
-def test_the_largest_are_those_of_topk():
-    random = torch.Generator().manual_seed(0)
-    for width in (50, 51, 100):
-        values = torch.randn(9, width, generator=random)
-        values[3] = -torch.inf
-        values[4, 7] = float("nan")
-        for number in (1, 4):
-            ours, theirs = largest(values, number), values.topk(number)
-            assert torch.equal(ours[0].nan_to_num(7.0), theirs.values.nan_to_num(7.0))
-            assert torch.equal(values.gather(1, ours[1]).nan_to_num(7.0), ours[0].nan_to_num(7.0))
-            rows = [0, 1, 2, 4, 5, 6, 7, 8]
-            assert torch.equal(ours[1][rows], theirs.indices[rows])
+    task = SimpleNamespace(target_dictionary=DICTIONARY)
+    for models, expected in (
+        ([model_of("collaborative")], ShortlistGenerator),
+        ([build("transformer", **SMALL)], SequenceGenerator),
+        ([model_of("collaborative"), build("transformer", **SMALL)], SequenceGenerator),
+    ):
+        assert type(FairseqTask.build_generator(task, models, OmegaConf.create({"beam": 3}))) is expected

@@ -98,11 +98,6 @@ def test_heads_that_do_not_fit_are_named(source, tmp_path):
         fairseq.export(source("wide key dim"), tmp_path / "out")
     with pytest.raises(ExportError, match=r"^encoder.0: heads of 9 .* for its key dim 8 and its content bias, but"):
         huggingface.export(source("content bias, wide"), tmp_path / "out")
-    layer = attention_layers(source("standard").model)["encoder.0"]
-    with pytest.raises(ExportError, match=r"heads of 8 .* for its values, but they have 7"):
-        as_standard(layer, width=7)
-    with pytest.raises(ExportError, match="it has 2 heads, but there is room for 1"):
-        as_standard(layer, heads=1)
     assert not os.listdir(tmp_path)
 
 
@@ -120,14 +115,14 @@ def log_probability(trained, source, target):
 def test_ctranslate2_translates_the_same(source, name, tmp_path):
     given = source(name)
     ctranslate2.export(given, tmp_path / "out")
-    translator = collab_fairseq.load(tmp_path / "out")
-    found = translator.search(SOURCES, **SEARCH)
-    for (best,) in found:
-        total, length = log_probability(given.trained, best.source, best.target)
-        assert best.score == pytest.approx(total / math.log(2) / length**0.6, abs=1e-4)
-    assert len({best.score for (best,) in found}) > 6
     folder.export(given, tmp_path / "torch")
-    own = collab_fairseq.load(tmp_path / "torch")
+    own, translator = collab_fairseq.load(tmp_path / "torch"), collab_fairseq.load(tmp_path / "out")
+    for engine in (own, translator):
+        found = engine.search(SOURCES, **SEARCH)
+        for (best,) in found:
+            total, length = log_probability(given.trained, best.source, best.target)
+            assert best.score == pytest.approx(total / math.log(2) / length**0.6, abs=1e-4)
+        assert len({best.score for (best,) in found}) > 6
     # greedy: in a beam the two weigh </s> differently where it is probable in the first place, as in no trained model
     greedy = {"beam": 1, "alignments": True, "max_length": 60}
     for (ours,), (theirs,) in zip(own.search(SOURCES, **greedy), translator.search(SOURCES, **greedy), strict=True):
@@ -136,19 +131,15 @@ def test_ctranslate2_translates_the_same(source, name, tmp_path):
 
 def test_precision_of_ctranslate2(source, tmp_path):
     given = source("collaborative")
-    sizes, scores = {}, {}
+    sizes, found = {}, {}
     for name in ("float32", "int8"):
         ctranslate2.export(given, tmp_path / name, quantization=name)
         sizes[name] = os.path.getsize(tmp_path / name / "model.bin")
-        translator = collab_fairseq.load(tmp_path / name, precision=name, threads=1)
-        scores[name] = translator.engine._translator.score_batch([["▁a"] * 5], [["▁a", "▁o"]])[0].log_probs
+        found[name] = collab_fairseq.load(tmp_path / name, precision=name, threads=1).search(SOURCES, max_length=60)
     assert sizes["int8"] < 0.8 * sizes["float32"]
-    gap = max(abs(a - b) for a, b in zip(*scores.values(), strict=True))
-    assert 1e-6 < gap < 1
+    assert found["int8"] != found["float32"]
     with pytest.raises(TranslationError, match=r"CTranslate2 computes in float32, .* but int4 was asked for"):
         collab_fairseq.load(tmp_path / "int8", precision="int4")
-    with pytest.raises(ExportError, match=r"quantization must be one of .* but is int4"):
-        ctranslate2.export(given, tmp_path / "out", quantization="int4")
     (tmp_path / "int8" / "model.bin").write_bytes(b"damaged")
     with pytest.raises(TranslationError, match="CTranslate2 cannot use"):
         collab_fairseq.load(tmp_path / "int8")
@@ -183,7 +174,6 @@ def test_a_model_folder_is_converted_once(models, source, tmp_path, monkeypatch,
 def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
     for flags, match in (
         ({"decoder_normalize_before": True}, "--decoder-normalize-before alone, which CTranslate2 lacks"),
-        ({"no_token_positional_embeddings": True}, "the model has --no-token-positional-embeddings, which"),
         ({"activation_fn": "tanh"}, "the activation must be one of relu, gelu, but is tanh"),
     ):
         checkpoint = models.checkpoint("collaborative", **flags)
@@ -250,8 +240,6 @@ def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
     assert tokenizer("the red dog.").input_ids == ids
     assert units.split("the red dog.") == ["t@@", "h@@", "e", "red", "do@@", "g", "."]
     assert tokenizer.decode(ids, skip_special_tokens=True) == units.join(units.split("the red dog.")) == "the red dog."
-    with pytest.raises(TranslationError, match="is for huggingface, which does not translate here"):
-        collab_fairseq.load(tmp_path / "out")
     with pytest.raises(TranslationError, match="give the checkpoint or model folder it was made from"):
         read_source(tmp_path / "out")
 

@@ -11,9 +11,7 @@ from torch import nn
 
 from collab_fairseq.models.fused_adam import FusedAdam
 from collab_fairseq.modules.dropout import FastDropout, factors
-from tests.common import run
 from tests.fairseq.models import SMALL, batch, build
-from tests.fairseq.test_training import train_command
 
 
 def updates(optimizer, parameters, number, seed=0):
@@ -108,12 +106,3 @@ def test_the_flag_is_off_by_default_and_reaches_every_dropout_of_the_model():
     outputs = [model.train()(*batch())[0] for model in (fast, fast, torch.jit.script(fast))]
     assert (outputs[0] - outputs[1]).abs().max() > 1e-3
     assert torch.isfinite(outputs[2]).all()
-
-
-def test_the_command_line_trains_with_all_of_it(tiny_data, tmp_path):
-    options = {
-        "criterion": "label_smoothed_cross_entropy_chunked", "optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)",
-        "weight_decay": 0.001, "fast_dropout": True, "dropout": 0.2, "max_update": 4, "no_save": True, **SMALL,
-    }  # fmt: skip
-    log = run(*train_command(tiny_data, tmp_path, **options)).stdout
-    assert "num_updates 4" in log

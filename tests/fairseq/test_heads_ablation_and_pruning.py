@@ -5,13 +5,11 @@ import json
 
 import pytest
 import torch
-from sacrebleu.metrics import BLEU
-from sacrebleu.significance import PairedTest
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError, ablation, pruning
-from collab_fairseq.heads.evaluation import TestSet, compare, evaluate
+from collab_fairseq.heads.evaluation import TestSet, evaluate
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.taps import masked
 from collab_fairseq.modules.heads import describe, parse_heads
@@ -19,7 +17,7 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import loss, translate
-from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.common import run
 from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import (
     HEADS,
@@ -51,14 +49,14 @@ def references(states, tiny_data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1"])
+@pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1", "E:1:1,2 D:1:2"])
 def test_removed_is_masked(states, kind, heads, tiny_data):
     state = states[kind]
     before, trained = copy.deepcopy(state["model"]), load(state, tiny_data)
     whole, expected = logits(trained), logits_without(trained, parse_heads(heads))
     with masked(attention_layers(trained.model), parse_heads(heads)):
         translations = translate(trained, "test", max_len_b=20)
-    result = remove_heads(state, parse_heads(heads))
+    result = remove_heads(state, parse_heads(heads), empty_layers=True)
     smaller = load(result.state, tiny_data)
     assert (logits(smaller) - expected).abs().max() < 1e-10
     assert (expected - whole).abs().max() > 1e-3
@@ -69,7 +67,7 @@ def test_removed_is_masked(states, kind, heads, tiny_data):
     assert [result.parameters_before, result.parameters_after] == sizes
     assert sizes[1] < sizes[0]
     assert all(torch.equal(tensor, before[name]) for name, tensor in state["model"].items())
-    layer = attention_layers(smaller.model)[next(iter(result.removed))]
+    layer = attention_layers(smaller.model)[list(result.removed)[-1]]
     assert (layer.num_heads, layer.head_dim) == (1, 8)
     assert layer.q_proj.out_features == {"standard": 8, "collaborative": 11, "content-bias": 16}[kind]
 
@@ -86,22 +84,12 @@ def test_shared_dimensions_that_no_head_uses_go_too(states, tiny_data):
     assert attention_layers(load(twice.state, tiny_data).model)["cross.0"].key_dim == 13
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_layer_gives_its_output_bias(states, kind, tiny_data):
-    heads = parse_heads("E:1:1,2 D:1:2")
-    expected = logits_without(load(states[kind], tiny_data), heads)
-    smaller = load(remove_heads(states[kind], heads, empty_layers=True).state, tiny_data)
-    assert (logits(smaller) - expected).abs().max() < 1e-10
-    assert sum(p.numel() for p in attention_layers(smaller.model)["encoder.0"].parameters()) < 120
-
-
 @pytest.mark.parametrize(
     ("heads", "kind", "message"),
     [
         ("", HeadsError, "there are no heads to remove"),
         ("E:1:1,2", HeadsError, "E:1 would lose all heads; leave one, or allow it with --empty-layers"),
         ("E:1:1,2 A:1:1,2 D:1:1,2", HeadsError, "all heads of the model would be removed"),
-        ("E:2:1", ConfigurationError, "E:2 names layer 2 of encoder attention, but the model has 1 there"),
         ("D:1:3", ConfigurationError, "D:1:3 names head 3, but D:1 has 2 heads"),
     ],
 )
@@ -110,45 +98,15 @@ def test_removals_that_cannot_be(states, heads, kind, message):
         remove_heads(states["standard"], parse_heads(heads))
 
 
-def test_the_bootstrap_is_sacrebleus(states, references, tiny_data):
-    trained = load(states["standard"], tiny_data, double=False)
-    heads = parse_heads("E:1:1 A:1:1")
-    whole, other = (evaluate(trained, TestSet("test", references, {}), gone) for gone in (None, heads))
-    found = compare(other, whole)
-    texts = {"whole": translate(trained, "test")}
-    with masked(attention_layers(trained.model), heads):
-        texts["other"] = translate(trained, "test")
-    metrics, lines = {"BLEU": BLEU(trg_lang="tgt")}, references.read_text(encoding="utf-8").splitlines()
-    _, results = PairedTest([*texts.items()], metrics, [lines], "bs", n_samples=1000)()
-    first, second = results["BLEU"]
-    assert whole["score"] == pytest.approx(first.score)
-    assert found["difference"] == pytest.approx(second.score - first.score)
-    assert found["difference"] != 0
-    assert found["p_value"] == second.p_value
-    assert compare(whole, whole)["p_value"] == 1.0
-
-
 def test_conditions_and_correlation():
     counts = {"encoder.0": 3, "cross.0": 1}
-    assert ablation.conditions(counts, "without") == {
-        "E:1:1": {"encoder.0": (0,)}, "E:1:2": {"encoder.0": (1,)}, "E:1:3": {"encoder.0": (2,)},
-        "A:1:1": {"cross.0": (0,)},
-    }  # fmt: skip
-    assert ablation.conditions(counts, "only", ["encoder", "cross"])["E:1:2"] == {"encoder.0": (0, 2)}
+    assert ablation.conditions(counts, "without")["E:1:2"] == {"encoder.0": (1,)}
+    assert ablation.conditions(counts, "only")["E:1:2"] == {"encoder.0": (0, 2)}
     assert "A:1:1" not in ablation.conditions(counts, "only")
     values = [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]
     parts = {f"{split}/without/E:1:{n}": {"difference": pair[side]}
              for n, pair in enumerate(values, 1) for side, split in enumerate(("a", "b"))}  # fmt: skip
     assert ablation.correlation(parts, ["a", "b"], "without") == pytest.approx({"all": 0.5, "E": 0.5})
-
-
-def test_steps_of_pruning():
-    ranks = {"E:1:1": 0.3, "E:1:2": 0.1, "A:1:1": 0.2, "D:1:1": 0.1}
-    assert pruning.ascending(ranks, ["encoder", "cross", "decoder"]) == ["E:1:2", "D:1:1", "A:1:1", "E:1:1"]
-    assert pruning.ascending(ranks, ["encoder"]) == ["E:1:2", "E:1:1"]
-    order = [f"E:1:{n}" for n in range(1, 11)]
-    assert [sum(map(len, pruning.least(order, p).values())) for p in (0, 10, 30, 90)] == [0, 1, 3, 9]
-    assert [sum(map(len, pruning.least(order[:7], p).values())) for p in (10, 50, 90)] == [1, 4, 7]
 
 
 def test_pruning_measures_the_masked_model(states, references, tiny_data):
@@ -163,14 +121,16 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     found = pruning.curve(record.parts, "all")
     assert found[50]["heads"] == "E:1:1,2 A:1:1"
     assert found[50]["left"] == 3
-    assert found[0]["tests"]["test"]["p_value"] == 1.0
+    half, whole = (found[percent]["tests"]["test"] for percent in (50, 0))
+    assert whole["p_value"] == 1.0
+    assert half["difference"] == pytest.approx(half["bleu"] - whole["bleu"]) != 0
     with masked(attention_layers(trained.model), parse_heads(found[50]["heads"])):
         expected = loss(trained, "valid")
-        assert found[50]["tests"]["test"]["bleu"] == evaluate(trained, test)["score"]
+        assert half["bleu"] == evaluate(trained, test)["score"]
     assert found[50]["loss"] == expected.loss != found[0]["loss"]
 
 
-def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_data, tmp_path, capsys):
+def test_the_commands_prune_profile_and_remove(states, references, tiny_data, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     checkpoint, pruned = tmp_path / "model.pt", tmp_path / "pruned.pt"
     checkpoints.save(states["standard"], checkpoint)
@@ -181,20 +141,8 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
         assert main(["heads", *map(str, words)]) == 0
         return capsys.readouterr().out
 
-    result, picture = tmp_path / "ablation.json", tmp_path / "ablation.svg"
-    command = ["ablate", checkpoint, *test, *few, "--json", result, "--figure", picture]
-    printed = collab(*command)
-    assert "of 6 differences have p < 0.05" in printed
-    record = json.loads(result.read_text(encoding="utf-8"))
-    assert set(record["parts"]) == {"whole/test", *(f"test/{m}/{h}" for m in ("without", "only") for h in HEADS)}
-    assert "only that head" in picture.read_text(encoding="utf-8")
-    for part in ("test/only/D:1:2", "test/without/A:1:1"):
-        del record["parts"][part]
-    result.write_text(json.dumps(record), encoding="utf-8")
-    assert collab(*command) == printed  # the missing ones are measured again
-
-    result, picture = tmp_path / "pruning.json", tmp_path / "pruning.svg"
-    printed = collab("prune", checkpoint, *test, *few, "--by-site", "--json", result, "--figure", picture)
+    result = tmp_path / "pruning.json"
+    printed = collab("prune", checkpoint, *test, *few, "--by-site", "--json", result)
     assert printed.count("\n") == 2 + 4 * 10
     printed = collab("prune", checkpoint, *test[:2], *few, "--remove", 40, "--output", pruned)
     assert "removed " in printed
@@ -218,16 +166,6 @@ def test_the_commands_ablate_prune_profile_and_remove(states, references, tiny_d
     assert rows[0] == rows[1]
     assert "BLEU of all heads" in picture.read_text(encoding="utf-8")
 
-    half = tmp_path / "half.tgt"
-    half.write_text("a\n", encoding="utf-8")
-    for words, message in (
-        (["prune", "--remove", "40"], "--remove and --output go together"),
-        (["prune"], "--reference SPLIT=FILE is needed"),
-        (["ablate", "--data", tiny_data, "--reference", f"test={half}"], "half.tgt has 1 lines, expected 20"),
-    ):
-        assert main(["heads", words[0], str(checkpoint), *map(str, words[1:])]) == 1
-        assert message in capsys.readouterr().err
-
 
 def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tmp_path):
     pruned = tmp_path / "pruned.pt"
@@ -240,18 +178,3 @@ def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tm
     theirs = {int(line.split("\t")[0][2:]): line.split("\t")[2] for line in log.splitlines() if line.startswith("H-")}
     assert [theirs[n] for n in sorted(theirs)] == ours
     assert set(PLACES) >= set(checkpoints.load(pruned)["cfg"]["model"].attention_shapes)
-
-
-def test_training_goes_on_from_a_pruned_checkpoint(states, tiny_data, tmp_path):
-    pruned = tmp_path / "pruned.pt"
-    checkpoints.save(remove_heads(states["standard"], parse_heads("E:1:2 D:1:1")).state, pruned)
-    run(
-        "fairseq-train", tiny_data, "--arch", "transformer_collab", *TINY_MODEL[2:], *TINY_TRAINING, "--user-dir",
-        USER_DIR, "--attention-from", pruned, "--finetune-from-model", pruned, "--max-update", 30, "--seed", 1,
-        "--no-epoch-checkpoints", "--save-dir", tmp_path / "run",
-    )  # fmt: skip
-    before, after = (load(checkpoints.load(path), tiny_data, double=False)
-                     for path in (pruned, tmp_path / "run" / "checkpoint_last.pt"))  # fmt: skip
-    assert attention_layers(after.model)["encoder.0"].num_heads == 1
-    assert attention_layers(after.model)["cross.0"].num_heads == 2
-    assert loss(after, "valid").loss < loss(before, "valid").loss - 0.1

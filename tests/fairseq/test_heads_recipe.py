@@ -49,18 +49,3 @@ def test_agreement_by_hand():
     ranks = {head: {"raw": n**3, "normalised": -value} for n, (head, value) in enumerate(lost.items())}
     told = page.agreement(ranks, {"whole/t": {}, **parts})
     assert told.endswith(": -1.00 (normalised, t), 0.63 (raw, t).")  # 3 / √(4.5 · 5)
-
-
-def test_wrong_options_are_one_sentence(tmp_path):
-    script = ROOT / "recipes" / "heads" / "run.sh"
-    for options, message in (
-        (["--model", "x"], "--reference is needed"),
-        (["--model", "x", "--reference", f"test={__file__}"], "--model, --data and --name are needed"),
-        (["--reference", "nothing"], "--reference must be SPLIT=FILE, got 'nothing'"),
-        (["--sentences", "0"], "--sentences must be at least 1"),
-        (["--what", "0"], "unknown argument '--what'"),
-    ):
-        done = run("bash", script, *options, check=False, cwd=tmp_path)
-        assert done.returncode == 1
-        assert message in done.stderr
-    assert "usage: recipes/heads/run.sh" in run("bash", script, "--help").stdout

@@ -1,5 +1,6 @@
 """Roles of heads: planted attention is recognised, parses are aligned, relevance is conserved."""
 
+import itertools
 import json
 
 import pytest
@@ -45,26 +46,19 @@ def test_attention_is_what_every_head_computes_alone(trained):
     assert "_contexts" not in vars(layer)
 
 
-def planted(number, head_of):
-    """N words whose head h looks at key ``head_of(h, t)`` from query t with weight 0.6, at </s> with the rest."""
-    weights = torch.zeros(1, 2, number + 1, number + 1, dtype=torch.float64)
-    for head in range(2):
-        for step in range(number + 1):
-            key = head_of(head, step)
-            within = 0 <= key < number
-            weights[0, head, step, number] = 0.4 if within else 1.0
-            if within:
-                weights[0, head, step, key] = 0.6
-    return weights, torch.tensor([[True] * number + [False]])
-
-
 def plant(monkeypatch, module, trained, head_of):
+    """Head h looks at word ``head_of(sentence, h, t)`` from query t with weight 0.6, at </s> with the rest."""
     dictionary = trained.task.source_dictionary
 
     def attention(_, sample):
         (number,) = sample["id"].tolist()
         words = valid_words()[number]
-        weights, real = planted(len(words), lambda head, step: head_of(number, head, step))
+        weights = torch.zeros(1, 2, len(words) + 1, len(words) + 1, dtype=torch.float64)
+        weights[..., -1] = 0.4
+        for head, step in itertools.product(range(2), range(len(words) + 1)):
+            key = head_of(number, head, step)
+            weights[0, head, step, key if 0 <= key < len(words) else -1] += 0.6
+        real = torch.tensor([[True] * len(words) + [False]])
         tokens = torch.tensor([[dictionary.index(word) for word in words] + [dictionary.eos()]])
         return {"encoder.0": roles.Seen(weights, real, real, tokens)}
 
@@ -179,9 +173,7 @@ def test_parses_are_aligned_to_subwords(tmp_path):
     ("text", "message"),
     [
         ("", "has no sentences, expected CoNLL-U"),
-        ("1\tA\t0\n", "line 1: expected 10 fields between tabs, got 3"),
         (SAMPLE.replace("\n2\t", "\n4\t"), "line 4: expected word 2 and its head's number, got 4, '3'"),
-        (SAMPLE.replace("\t0\troot", "\t9\troot"), "a head beyond the 7 words"),
         (SAMPLE, "none of the 1 parses has the text of its sentence in valid"),
     ],
 )
@@ -262,7 +254,7 @@ def test_a_head_without_output_has_no_relevance(trained):
     assert found.lost < 1e-9
 
 
-def test_the_command_prints_draws_and_continues(tiny_run, tiny_data, parses, tmp_path, capsys):
+def test_the_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     checkpoint, result, ranks = tmp_path / "model.pt", tmp_path / "roles.json", tmp_path / "importance.json"
     checkpoints.save(standard_state(tiny_run), checkpoint)
@@ -280,12 +272,5 @@ def test_the_command_prints_draws_and_continues(tiny_run, tiny_data, parses, tmp
     shown = (tmp_path / "attention-4-cross.svg").read_text(encoding="utf-8")
     assert all(f">{word}<" in shown for word in valid_words()[4])  # labels of the keys
     assert len(list(tmp_path.glob("attention-*.svg"))) == 6
-    assert main(command) == 0
-    assert capsys.readouterr().out == printed
-    for wrong, message in (
-        (["--maps", "1"], "--maps and --maps-folder go together"),
-        (["--maps", "x", "--maps-folder", str(tmp_path)], "numbers of sentences such as 0,17, got 'x'"),
-        (["--maps", "99", "--maps-folder", str(tmp_path)], "valid has sentences 0 to 19, but not 99"),
-    ):
-        assert main([*command, *wrong]) == 1
-        assert message in capsys.readouterr().err
+    assert main([*command, "--maps", "99", "--maps-folder", str(tmp_path)]) == 1
+    assert "valid has sentences 0 to 19, but not 99" in capsys.readouterr().err

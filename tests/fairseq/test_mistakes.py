@@ -60,11 +60,9 @@ NO_USER_DIR = r'fairseq has no (model )?transformer_collab; add --user-dir "\$\(
 #: mistake -> the command that makes it, and the sentence
 MISTAKES = {
     "generate without --user-dir": (lambda s: s.without_user_dir(s.load("fairseq-generate")), NO_USER_DIR),
-    "train without --user-dir": (lambda s: s.without_user_dir(s.train()), NO_USER_DIR),
     "Hydra without user_dir": (lambda s: s.hydra("common.user_dir=null"), NO_USER_DIR),
     "--user-dir not there": (lambda s: [*s.without_user_dir(s.train()), "--user-dir", "no"], "--user-dir .* no .*/no."),
     "generate without --path": (lambda s: s.load("fairseq-generate", path=None), "--path is missing, .*"),
-    "validate without --path": (lambda s: s.load("fairseq-validate", path=None), "--path is missing, .* --task .*"),
     "--path not there": (lambda s: s.load("fairseq-generate", path="no.pt"), "expected a .* there is no file no.pt."),
 
     "--path is a folder": (
@@ -81,16 +79,9 @@ MISTAKES = {
         r".*/checkpoint_last.pt does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
         r".* and \d+ more; give the --key-dim \(6\) of its training.",
     ),
-    "other --collaborative-heads": (
-        lambda s: s.train(save_dir=s.folder / "run", collaborative_heads="none"),
-        r".*\.mixing is only in the file.* give the --collaborative-heads .*",
-    ),
     "other number of layers": (
         lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
         r".* encoder.layers.2.\S+ is only in the model.* give the --arch and sizes of its training.",
-    ),
-    "mistyped --collaborative-heads": (
-        lambda s: s.train(collaborative_heads="encoder_cros"), ".*'cros' in 'encoder_cros' is not a site.*",
     ),
 
     "no data folder": (lambda s: s.train(data="nowhere"), "nowhere: No such file or directory; expected a folder .*"),
@@ -107,20 +98,12 @@ MISTAKES = {
     "more than memory holds": (
         lambda s: s.train(key_dim=10**13), r"this machine has no memory for a tensor of \d{15} bytes; .*",
     ),
-    "--tokenizer moses without languages": (
-        lambda s: s.load("fairseq-interactive", "--tokenizer", "moses"),
-        "--source-lang is missing, which --tokenizer needs.",
-    ),
     "--bpe without its model": (
         lambda s: s.load("fairseq-interactive", "--bpe", "sentencepiece"), "--sentencepiece-model is missing.",
     ),
-    "no batch size": (lambda s: s.load("fairseq-validate"), "Must specify .* --max-tokens or --batch-size"),
     "mistyped key of the model": (
         lambda s: s.hydra("+model.key_dimm=3"),
         "model.key_dimm is no setting of transformer_collab; the nearest is model.key_dim",
-    ),
-    "mistyped key of the task": (
-        lambda s: s.hydra("+task.sourc_lang=a"), "sourc_lang is not among the settings of TranslationConfig.",
     ),
 }  # fmt: skip
 
@@ -148,9 +131,8 @@ def test_validate_takes_the_task_of_the_checkpoint(scene):
 @pytest.mark.parametrize(
     "error",
     [
-        KeyError(None), IndexError("Replacement index 1"), FileNotFoundError(2, "No such file", "x"),
-        ValueError("cannot mmap an empty file"), AssertionError("--flag of somebody else"), StopIteration(),
-        ZeroDivisionError(), FloatingPointError("Fatal error: gradients are inconsistent between workers."),
+        KeyError(None), IndexError("Replacement index 1"), FileNotFoundError(2, "No such file", "x"), StopIteration(),
+        FloatingPointError("Fatal error: gradients are inconsistent between workers."),
     ],
     ids=repr,
 )  # fmt: skip
@@ -172,7 +154,7 @@ def test_divergence_in_half_precision_is_told_like_any_other():
     assert mistakes.sentence(failed).startswith("the training diverged (Minimum loss scale reached); lower --lr")
 
 
-@pytest.mark.parametrize(("part", "size"), [("bin", 100), ("bin", 0), ("idx", 300)])
+@pytest.mark.parametrize(("part", "size"), [("bin", 0), ("idx", 300)])
 def test_data_that_are_not_whole_are_refused_when_opened(scene, tmp_path, part, size):
     for suffix in ("bin", "idx"):
         shutil.copy(scene.data / f"train.src-tgt.src.{suffix}", tmp_path / f"data.{suffix}")
@@ -193,13 +175,10 @@ def test_data_without_sentences_are_whole(tmp_path):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"key_dimm": 3}, r"model\.key_dimm is no setting of transformer_collab; the nearest is model\.key_dim$"),
         ({"encoder": {"layerss": 3}}, r"model\.encoder_layerss is no .*; the nearest is model\.encoder_layers$"),
         ({"qqqqqqqq": 3}, r"model\.qqqqqqqq is no setting of transformer_collab$"),
         ({"key_dim": "abc"}, r"model\.key_dim must be of type int, but is 'abc'"),
-        ({"key_dim": 2.5}, r"model\.key_dim must be of type int, but is 2\.5"),
         ({"decoder": {"layerdrop": "abc"}}, r"model\.decoder_layerdrop must be of type float, but is 'abc'"),
-        ({"share_all_embeddings": "yes please"}, "must be of type bool, but is 'yes please'"),
     ],
 )
 def test_hydra_keys_are_fields_of_the_model(given, expected):

@@ -5,8 +5,11 @@ import importlib
 
 import pytest
 import torch
+from fairseq import models
+from fairseq.dataclass.initialize import add_defaults
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from omegaconf import OmegaConf
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, masks
 from collab_fairseq.models import transformer_collab
@@ -15,26 +18,58 @@ from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.modules.stock import SURPLUS
 from tests.common import FLOAT32
-from tests.fairseq.models import KINDS, SMALL, TINY, batch, build, same_model
+from tests.fairseq.commands import nested
+from tests.fairseq.models import KINDS, SMALL, TINY, Task, batch, build, same_model
 
-#: parameters of the paper's eight WMT14 models: vocabulary 32,768, shared embeddings, query and key biases
-PAPER = {
-    (512, "none"): 60_915_712,
-    (512, "encoder_cross_decoder"): 60_989_440,
-    (256, "none"): 56_187_904,
-    (256, "encoder_cross_decoder"): 56_224_768,
-    (128, "none"): 53_824_000,
-    (128, "encoder_cross_decoder"): 53_842_432,
-    (64, "none"): 52_642_048,
-    (64, "encoder_cross_decoder"): 52_651_264,
+BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
+PRESETS = {
+    "transformer_collab": BASE,
+    "transformer_collab_big": {**BASE, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
+    "transformer_collab_iwslt_de_en": {**BASE, "ffn_embed_dim": 1024, "attention_heads": 4},
+    "transformer_collab_tiny": {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4},
 }
 
 
-@pytest.mark.parametrize(("key_dim", "heads"), PAPER)
-def test_parameter_counts_of_the_paper(key_dim, heads):
+def build_as_hydra(arch, **flags):
+    """A model as fairseq-hydra-train with these settings builds it."""
+    cfg = OmegaConf.create({"model": {"_name": arch, "share_all_embeddings": True, **nested(flags)}})
+    add_defaults(cfg)
+    OmegaConf.set_struct(cfg, True)
+    return models.build_model(cfg.model, Task())
+
+
+@pytest.mark.parametrize("flags", [{}, {"encoder_layers": 2, "encoder_ffn_embed_dim": 77, "key_dim": 24}])
+@pytest.mark.parametrize("way", [build, build_as_hydra])
+@pytest.mark.parametrize("arch", PRESETS)
+def test_presets_have_their_sizes_but_for_what_flags_change(arch, way, flags):
+    with torch.device("meta"):
+        model = way(arch, **flags)
+    encoder, decoder = dict(PRESETS[arch]), dict(PRESETS[arch])
+    if flags:
+        encoder.update(layers=2, ffn_embed_dim=77)
+        if arch == "transformer_collab":  # as in fairseq's transformer, the decoder's FFN follows the encoder's
+            decoder["ffn_embed_dim"] = 77
+    for side, sizes in ((model.encoder, encoder), (model.decoder, decoder)):
+        width, heads, inner = sizes["embed_dim"], sizes["attention_heads"], sizes["ffn_embed_dim"]
+        assert len(side.layers) == sizes["layers"]
+        for layer in side.layers:
+            assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (heads, width // heads)
+            assert layer.self_attn.q_proj.weight.shape == (flags.get("key_dim", width), width)
+            assert layer.fc1.weight.shape == (inner, width)
+
+
+@pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
+@pytest.mark.parametrize("key_dim", [512, 256, 128, 64])
+def test_parameter_counts_of_the_papers_models(key_dim, heads):
+    """Counted by hand: a shared vocabulary of 32,768 types; query and key biases are kept."""
+    width, inner = 512, 2048
+    mixing = 0 if heads == "none" else 8 * key_dim
+    attention = 2 * (width + 1) * key_dim + 2 * (width + 1) * width + mixing
+    feed_forward = (width + 1) * inner + (inner + 1) * width
     with torch.device("meta"):
         model = build(vocabulary=32768, key_dim=key_dim, collaborative_heads=heads)
-    assert sum(p.numel() for p in model.parameters()) == PAPER[key_dim, heads]
+    counted = 32768 * width + 6 * (3 * attention + 2 * feed_forward + 5 * 2 * width)
+    assert sum(p.numel() for p in model.parameters()) == counted
 
 
 @pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
@@ -63,21 +98,11 @@ def test_none_is_fairseqs_transformer_with_the_same_seed():
     assert (control(*batch())[0] - theirs.eval()(*batch())[0]).abs().max() > 0.1
 
 
-def test_a_state_dict_of_unmended_fairseq_gives_its_logits():
-    theirs = build("transformer", **TINY, seed=5).eval()
-    surplus = {f"encoder.layers.{layer}.{name}": torch.zeros(1) for layer in range(4) for name in SURPLUS}
-    assert len(surplus) == 8 * 4
-    state = {**theirs.state_dict(), **surplus}
-    ours = build("transformer_collab_tiny", collaborative_heads="none").eval()
-    ours.load_state_dict(state, strict=True)
-    assert (ours(*batch())[0] - theirs(*batch())[0]).abs().max() < FLOAT32
-    with pytest.raises(RuntimeError, match="something_else"):
-        ours.load_state_dict({**state, "encoder.layers.0.something_else": torch.zeros(1)}, strict=True)
-
-
-def test_fused_projections_of_old_checkpoints_are_split():
+def test_state_dicts_of_published_fairseq_give_its_logits():
+    """With the surplus of its encoder layers, or with the projections of attention in one, as it once saved them."""
     theirs = build("transformer", **SMALL).eval()
     state = theirs.state_dict()
+    state.update({f"encoder.layers.{layer}.{name}": torch.zeros(1) for layer in (0, 1) for name in SURPLUS})
     for prefix in [name for name, module in theirs.named_modules() if isinstance(module, MultiheadAttention)]:
         for kind in ("weight", "bias"):
             parts = [state.pop(f"{prefix}.{part}_proj.{kind}") for part in "qkv"]
@@ -85,6 +110,8 @@ def test_fused_projections_of_old_checkpoints_are_split():
     ours = build(**SMALL, collaborative_heads="none").eval()
     ours.load_state_dict(state, strict=True)
     assert (ours(*batch())[0] - theirs(*batch())[0]).abs().max() < FLOAT32
+    with pytest.raises(RuntimeError, match="something_else"):
+        ours.load_state_dict({**state, "encoder.layers.0.something_else": torch.zeros(1)}, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -179,16 +206,6 @@ def test_alignment_is_the_cross_attention_of_the_last_layer():
         assert attention.shape == (3, 6, 7)
         assert (attention.sum(-1) - 1).abs().max() < FLOAT32
         assert (attention[1, :, 0] == 0).all()  # padding
-
-
-def test_cross_self_attention_sees_the_source():
-    flags = {**SMALL, "key_dim": 6, "no_cross_attention": True, "cross_self_attention": True}
-    model = build(**flags).eval()
-    assert model.decoder.layers[0].encoder_attn is None
-    source, lengths, target = batch()
-    other = source.clone()
-    other[:, -1] = (other[:, -1] - 3) % 40 + 4
-    assert (model(source, lengths, target)[0] - model(other, lengths, target)[0]).abs().max() > 1e-3
 
 
 def test_retained_dropout_reaches_attention():

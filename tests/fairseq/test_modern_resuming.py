@@ -166,20 +166,14 @@ def test_the_newest_checkpoint_is_printed_for_scripts(tmp_path):
     assert "nowhere is not a directory" in printed(tmp_path / "nowhere")[1]
 
 
-def trainer_that_loads(loaded, cfg):
-    """A trainer, as far as loading goes, that appends to `loaded` what it goes on from."""
+def test_a_restore_file_that_is_not_there_is_refused_where_survival_is_on(tmp_path, monkeypatch):
     module = SimpleNamespace(PathManager=os.path, Trainer=type("Trainer", (), {}))
     module.Trainer.load_checkpoint = lambda self, filename: loaded.append(filename)
     resuming.patch_trainer(module)
     trainer = module.Trainer()
-    trainer.cfg, trainer.checkpoint_suffix = cfg, ""
-    return trainer
-
-
-def test_a_restore_file_that_is_not_there_is_refused_where_survival_is_on(tmp_path, monkeypatch):
+    trainer.cfg, trainer.checkpoint_suffix = forked.training_config(tmp_path), ""
     loaded, typo, default = [], str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
     there = str(checkpoint(tmp_path, "checkpoint1.pt", 10))
-    trainer = trainer_that_loads(loaded, forked.training_config(tmp_path))
     monkeypatch.setattr(survival, "is_on", lambda: True)
     with pytest.raises(CheckpointError, match=r"expected a checkpoint to go on from, but there is no file .*typo.pt"):
         trainer.load_checkpoint(typo)

@@ -10,6 +10,8 @@ import torch
 
 from fairseq_modern import errors, quiet
 from tests.common import run
+from tests.fairseq.commands import hydra_command
+from tests.fairseq.models import SMALL
 
 
 def hypotheses(output):
@@ -46,42 +48,14 @@ def test_validate_gives_the_loss_that_training_gave(tiny_data, tiny_run):
     assert 0 < loss < 5  # log2 of the 32 types of the dictionary is 5
 
 
-HYDRA = """
-common: {{cpu: true, log_format: simple}}
-task: {{_name: translation, data: {data}, source_lang: src, target_lang: tgt}}
-criterion: {{_name: label_smoothed_cross_entropy, label_smoothing: 0.1}}
-optimizer: {{_name: adam}}
-lr_scheduler: {{_name: fixed}}
-dataset: {{max_tokens: 400, num_workers: 0}}
-optimization: {{max_update: 3}}
-distributed_training: {{distributed_world_size: 1}}
-checkpoint: {{no_epoch_checkpoints: true}}
-model:
-  _name: transformer
-  share_all_embeddings: true
-  encoder: {{layers: 1, embed_dim: 16, ffn_embed_dim: 32, attention_heads: 2}}
-  decoder: {{layers: 1, embed_dim: 16, input_dim: 16, output_dim: 16, ffn_embed_dim: 32, attention_heads: 2}}
-"""
-
-
 def test_every_job_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp_path):
-    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + HYDRA.format(data=tiny_data))
-    config = ["--config-dir", tmp_path, "--config-name", "tiny"]
+    tool, *config = hydra_command(tiny_data, "checkpoints", tmp_path, optimization={"max_update": 3}, **SMALL)
     # the second job is worse than the first: it must not inherit the first one's best score
     sweep = ["optimization.lr=[0.005],[0.00001]", f"hydra.sweep.dir={tmp_path}/jobs"]
-    run("fairseq-hydra-train", "--multirun", *config, *sweep, cwd=tmp_path)
+    run(tool, "--multirun", *config, *sweep, cwd=tmp_path)
     best = [torch.load(f, weights_only=False)["extra_state"] for f in sorted(tmp_path.glob("jobs/*/*/*_best.pt"))]
     assert len(best) == 2
     assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
-
-
-def test_hydra_shows_errors_for_the_user_as_one_line(tiny_data, tmp_path):
-    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + HYDRA.format(data=tiny_data))
-    config = ["--config-dir", tmp_path, "--config-name", "tiny", "distributed_training.distributed_world_size=2"]
-    done = run("fairseq-hydra-train", *config, cwd=tmp_path, check=False)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("fairseq-hydra-train: error: 2 workers asked for")
-    assert "Traceback" not in done.stderr
 
 
 # --- who sees which errors -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from fairseq import options
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.cli.main import build_parser
-from tests.common import BIN, ROOT, run
+from tests.common import ROOT, run
 
 PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 README, TEXT = PAGES[ROOT / "README.md"], "\n".join(PAGES.values())
@@ -118,10 +118,6 @@ def test_paths_and_links_exist(page):
     assert named or linked
 
 
-def test_the_first_page_is_one_that_people_read():
-    assert len(README.splitlines()) <= 150
-
-
 def flags_of_training():
     """fairseq-train --help leaves out what its parser learns only from --arch, --optimizer and the like."""
     parser = options.get_training_parser()
@@ -131,18 +127,12 @@ def flags_of_training():
 
 
 def test_flags_are_known():
+    tools = [["fairseq-generate"], ["fairseq-hydra-train"], ["bash", ROOT / "recipes/multi30k/run.sh"]]
+    for command in ("average", "score", "doctor", "reparam", "export", "translate", "heads prune"):
+        tools.append(["collab", *command.split()])
     helps = [
         flags_of_training(),
-        run("fairseq-generate", "--help").stdout,
-        run("fairseq-hydra-train", "--help").stdout,
-        run("collab", "average", "--help").stdout,
-        run("collab", "score", "--help").stdout,
-        run("collab", "doctor", "--help").stdout,
-        run("collab", "reparam", "--help").stdout,
-        run("collab", "export", "--help").stdout,
-        run("collab", "translate", "--help").stdout,
-        run("collab", "heads", "prune", "--help").stdout,
-        run("bash", ROOT / "recipes/multi30k/run.sh", "--help").stdout,
+        *(run(*tool, "--help").stdout for tool in tools),
         "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
     ]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", re.sub("<!--.*?-->", "", TEXT)))
@@ -152,18 +142,14 @@ def test_flags_are_known():
 
 
 def test_make_targets_and_pins():
-    makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^    make (\w+)", TEXT, re.MULTILINE):
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
     setup = (ROOT / "setup.py").read_text()
     for requirement in re.findall(r'"([\w-]+[<>=][^"]*)"', block("bash", "--no-deps fairseq")):
         assert f'"{requirement}"' in setup
-    assert "--no-deps fairseq==0.12.2" in makefile
-    assert "fairseq==0.12.2" in (ROOT / "constraints.txt").read_text()
     assert 'python_requires=">=3.10,<3.14"' in setup
     assert "Python 3.10–3.13" in README
     assert "Python 3.10–3.13" in PAGES[ROOT / "docs" / "install.md"]
-    assert (BIN / "collab").exists()
 
 
 def test_tables_are_those_of_the_records():

@@ -1,12 +1,10 @@
 """Model folders and what translates with them: fairseq, Python, `collab translate`."""
 
-import math
 import os
 import resource
 import shutil
 
 import pytest
-import torch
 
 import collab_fairseq
 from collab_fairseq import checkpoints, translation
@@ -17,7 +15,7 @@ from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.translation import TranslationError, load_model
 from collab_fairseq.translation.translator import batches
 from tests.common import run
-from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint, write_data
+from tests.fairseq.serving_cases import SOURCES, cases, write_data
 
 SEARCH = {"beam": 3, "lenpen": 0.6, "max_length": 12}
 FLAGS = ["--beam", "3", "--lenpen", "0.6", "--max-length", "12"]
@@ -78,25 +76,6 @@ def test_raw_text_goes_the_way_of_fairseq(exported, translator):
     assert translator.units.join(translator.units.split("the red  dog")) == "the red dog"
     # two readings of one file: its own settings name no folder of this machine
     assert str(exported.parent) not in repr(checkpoints.load(exported / "model.pt")["cfg"])
-
-
-def test_scores_are_those_of_the_hypotheses(translator):
-    """Score and alignment of the best hypothesis, computed again from the whole target at once."""
-    trained = translator.engine.trained
-    source, target = trained.task.source_dictionary, trained.task.target_dictionary
-    for best in translator.search(SOURCES[:4], nbest=2, alignments=True, **SEARCH):
-        assert best[0].score >= best[1].score
-        for found in best:
-            tokens = torch.tensor([[*map(source.index, found.source), source.eos()]])
-            prefix = torch.tensor([[target.eos(), *map(target.index, found.target)]])
-            for layer in trained.model.decoder.layers:
-                layer.need_attn = True
-            with torch.no_grad():
-                logits, extra = trained.model(tokens, torch.tensor([tokens.size(1)]), prefix)
-            wanted = torch.cat([prefix[:, 1:], torch.tensor([[target.eos()]])], dim=1)
-            logprobs = logits.log_softmax(-1).gather(2, wanted[..., None]).sum()
-            assert found.score == pytest.approx(float(logprobs) / math.log(2) / wanted.size(1) ** 0.6, abs=1e-4)
-            assert found.alignment == extra["attn"][0][0, :-1, :-1].argmax(1).tolist()
 
 
 def test_order_empty_lines_and_batches(translator):
@@ -168,12 +147,7 @@ def test_half_precision_keeps_what_is_shared(models, exported, tmp_path):
         assert low.search(SOURCES[:1], **SEARCH)[0][0].score == pytest.approx(exact[0][0].score, abs=0.2)
 
 
-class Hostile:
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
-def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfdbinary, tiny_run, tiny_data):
+def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfdbinary):
     def refused(checkpoint, *flags, to="folder"):
         argv = ["export", str(checkpoint), "--to", to, "--output", str(tmp_path / "out"), *map(str, flags)]
         assert main.main(argv) == 1
@@ -184,17 +158,8 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
 
     good = models.checkpoint("collaborative")
     other = write_data(tmp_path / "other")
-    state = checkpoints.load(good)
-    state["cfg"]["model"].update(_name="lstm", arch="lstm")
-    checkpoints.save(state, tmp_path / "lstm.pt")
-    torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
     (tmp_path / "taken").mkdir()
     there = sorted(os.listdir(tmp_path))
-    assert "expected a checkpoint of fairseq's transformer" in refused(tmp_path / "lstm.pt")
-    assert "posix.system" in refused(tmp_path / "hostile.pt")
-    assert "there is no checkpoint" in refused(tmp_path / "nothing.pt")
-    assert "has no dictionaries" in refused(good, "--data", tmp_path / "taken")
-    assert "the data of another model" in refused(good, "--data", tiny_data)
     lines = (other / "dict.src.txt").read_text().replace("▁", "▁x")
     for lang in ("src", "tgt"):
         (other / f"dict.{lang}.txt").write_text(lines)
@@ -215,7 +180,7 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
     assert "there is already something" in capfdbinary.readouterr().err.decode()
 
 
-def test_folders_that_are_not_whole(exported, models, tmp_path):
+def test_folders_that_are_not_whole(exported, tmp_path):
     def broken(change, match):
         copy = shutil.copytree(exported, tmp_path / "copy")
         change(copy)
@@ -228,25 +193,21 @@ def test_folders_that_are_not_whole(exported, models, tmp_path):
     broken(lambda path: (path / "dict.src.txt").write_text("other 1\n"), "dict.src.txt is not the file that the model")
     broken(lambda path: os.remove(path / "translation.json"), "has no translation.json: expected a folder that")
     broken(lambda path: (path / "translation.json").write_text("[]"), "does not describe an exported model")
-    broken(lambda path: os.remove(path / "model.pt"), "there is no checkpoint")
-    broken(lambda path: write_checkpoint(path / "model.pt", models.data, encoder_layers=1, decoder_layers=1)
-           and (path / "dict.src.txt").write_text("x 1\n"), "dict.src.txt is not")  # fmt: skip
     with pytest.raises(TranslationError, match="nothing is not there"):
         collab_fairseq.load(tmp_path / "nothing")
-    translator = collab_fairseq.load(exported)
-    for given, match in (
-        ({"beam": 2, "nbest": 3}, "nbest between 1 and beam"), ({"beams": 2}, "but beams was given"),
-    ):  # fmt: skip
-        with pytest.raises(TranslationError, match=match):
-            translator.translate(["the"], **given)
-    with pytest.raises(TranslationError, match="got one string"):
-        translator.translate("the")
-    with pytest.raises(TranslationError, match="sentence 2: it has 1100 units"):
-        translator.translate(["the", " ".join(["the"] * 1100)])
     with pytest.raises(TranslationError, match="the engine must be one of"):
         collab_fairseq.load(exported, engine="marian")
-    with pytest.raises(TranslationError, match="but int4 was asked for"):
-        collab_fairseq.load(exported, precision="int4")
+
+
+def test_requests_that_cannot_be_met(translator):
+    for lines, search, match in (
+        (["the"], {"beam": 2, "nbest": 3}, "nbest between 1 and beam"),
+        (["the"], {"beams": 2}, "but beams was given"),
+        ("the", {}, "got one string"),
+        (["the", " ".join(["the"] * 1100)], {}, "sentence 2: it has 1100 units"),
+    ):
+        with pytest.raises(TranslationError, match=match):
+            translator.translate(lines, **search)
 
 
 def test_moses_and_lower_case(models, tmp_path):
@@ -255,6 +216,3 @@ def test_moses_and_lower_case(models, tmp_path):
     units = collab_fairseq.load(tmp_path / "out").units
     assert "".join(units.split("The RED dog's")).replace("▁", " ").strip() == "the red dog &apos; s"
     assert units.join(["▁the", "▁", "o", "g", "▁."]) == "the og."
-    text = (tmp_path / "out" / "README.md").read_text()
-    assert "--tokenizer moses" in text
-    assert "lower-cased" in text

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Dict, List
 
@@ -15,6 +14,7 @@ import pytest
 
 from collab_fairseq.records.rows import load_run
 from tests.common import BIN, ROOT, run
+from tests.fairseq import forked
 
 RECIPE = ROOT / "recipes" / "demo" / "run.sh"
 MODELS = [f"{model}-s1-u14" for model in ("none-dk64", "none-dk16", "encoder_cross_decoder-dk16")]
@@ -87,17 +87,6 @@ def test_a_second_run_changes_no_file(finished):
     assert "is complete, nothing to do" in done.stderr
 
 
-def groups_below(parent):
-    """Process groups of a process and of all that it has started."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True).stdout
-    rows = [[int(number) for number in line.split()] for line in listed.splitlines()]
-    found, groups = {parent}, {parent}
-    while new := {pid for pid, ppid, _ in rows if ppid in found} - found:
-        found |= new
-        groups |= {group for pid, _, group in rows if pid in new}
-    return groups
-
-
 def kill_in_training(folder, model):
     """Start the demo and kill it, and all it has started, when the model has a checkpoint; whether it was in time."""
     with subprocess.Popen(
@@ -105,13 +94,9 @@ def kill_in_training(folder, model):
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + 120
-        while not list((model / "checkpoints").glob("checkpoint_*_[2-9].pt")):
-            assert process.poll() is None, "the demo ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        forked.wait_for(lambda: list((model / "checkpoints").glob("checkpoint_*_[2-9].pt")), process)
         # the trainings have groups of their own, which end a second after the demo; here that would be too late
-        for group in groups_below(process.pid):
+        for group in {process.pid, *forked.descendants(process.pid).values()}:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
     return not list((model / "checkpoints").glob("checkpoint_*_1[34].pt"))
@@ -133,8 +118,9 @@ def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
     done = demo(folder)
     assert results(done.stdout) == results(first.stdout)
     assert "training: resuming from checkpoint_" in (model / "messages.txt").read_text(encoding="utf-8")
-    curves = [load_run(f / model.name / "record.json")["curves"]["valid"] for f in (whole, folder)]
-    assert [(p["updates"], p["loss"]) for p in curves[0]] == [(p["updates"], p["loss"]) for p in curves[1]]
+    old, new = (load_run(f / model.name / "record.json") for f in (whole, folder))
+    losses = [[(point["updates"], point["loss"]) for point in record["curves"]["valid"]] for record in (old, new)]
+    assert losses[0] == losses[1]
     assert not [name for name in content(folder) if name.endswith((".tmp", ".partial"))]
 
 

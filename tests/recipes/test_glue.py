@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 from collab_fairseq.records.record import RecordError
 from tests.common import ROOT
+from tests.fairseq import forked
 
 for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
@@ -76,11 +76,7 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, rehearse, caplo
         killed = subprocess.Popen(command, stderr=log, stdout=log, env=env)
         checkpoints = tmp_path / "killed" / "toy" / "standard" / "checkpoints"
         state = checkpoints / "checkpoint-10" / "trainer_state.json"  # the last file of a checkpoint
-        end = time.monotonic() + 240
-        while not (state.exists() and state.read_text().endswith("}\n")):
-            assert killed.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        forked.wait_for(lambda: state.exists() and state.read_text().endswith("}\n"), killed, tmp_path / "log")
         killed.kill()
         killed.wait()
         (checkpoints / "checkpoint-11").mkdir()  # as a kill within the write of a checkpoint leaves it

@@ -9,8 +9,6 @@ import pytest
 from data_prep import micro_wmt_corpus as corpus
 from tests.common import ROOT, run
 
-pytestmark = pytest.mark.integration
-
 
 def pairs(word, number):
     return [(f"The {word} number {n} runs.", f"Das {word.title()} Nummer {n} läuft.") for n in range(number)]
@@ -92,14 +90,6 @@ def test_other_sources_leave_nothing(sources, file, line, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert not (folder / "corpus").exists()
-
-
-def test_the_recipe_trains_with_the_settings_of_the_main_table():
-    done = run("bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--heads", "none", "--threads", "1", "--dry-run")
-    assert "--max-update 6000" in done.stdout
-    assert "--lr-scheduler cosine" in done.stdout
-    assert "data/micro_wmt/data-bin" in done.stdout
-    assert "--arch transformer_collab_tiny" in done.stdout
 
 
 def test_a_sweep_names_runs_by_their_flags():

@@ -36,10 +36,6 @@ def labelled(case, rows=3, seed=1):
     return Encoded(batch, rows, int(batch["attention_mask"].sum()), counted)
 
 
-def collaborative(case):
-    return to_collaborative(make(case, dtype=torch.float64), 12)
-
-
 def scaled(model, place, head, factor):
     """The same model with a head's values multiplied, which multiplies its context."""
     made = copy.deepcopy(model)
@@ -61,7 +57,9 @@ def loss_of(model, batch, row=None):
 @pytest.mark.parametrize("heads", ["standard", "collaborative"])
 @pytest.mark.parametrize("case", LABELLED)
 def test_gradients_are_finite_differences(case, heads):
-    model = make(case, dtype=torch.float64) if heads == "standard" else collaborative(case)
+    model = make(case, dtype=torch.float64)
+    if heads == "collaborative":
+        model = to_collaborative(model, 12)
     places, batch = hf.head_places(model), labelled(case)
     assert {name.split(".")[0] for name in places} == (
         {"encoder", "cross", "decoder"} if case == "marian" else {"encoder"}

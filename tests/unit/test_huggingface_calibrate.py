@@ -18,9 +18,13 @@ def spread(keys, attention):
     return torch.stack(of_heads).mean(0)
 
 
-def assert_calibrated(result, queries, spreads):
-    """Every query counting as far as its attention is spread, as in the text of `reparam.calibrate`."""
-    x, spreads = torch.cat(queries).double(), torch.cat(spreads)
+def assert_calibrated(result, sentences):
+    """Every query counting as far as its attention is spread, as in the text of `reparam.calibrate`.
+
+    `sentences`: inputs (S, D), attention (H, S, S) and which positions are no padding (S).
+    """
+    x = torch.cat([row[mask] for row, _, mask in sentences]).double()
+    spreads = torch.cat([spread(row[mask], attention[:, mask][:, :, mask]) for row, attention, mask in sentences])
     weights = spreads.diagonal(dim1=1, dim2=2).sum(1)
     assert result.queries == len(x)
     torch.testing.assert_close(result.query_mean, (weights[:, None] * x).sum(0) / weights.sum(), rtol=0, atol=1e-4)
@@ -35,15 +39,13 @@ def test_calibration_leaves_padding_out_and_counts_every_use_of_a_shared_layer()
         model, batches = make(case), [inputs(case, 5, 3), inputs(case, 4, 4)]
         found = calibrate(model, batches, CASES[case].layers)
         assert set(found) == set(CASES[case].layers)
-        queries, spreads = [], []
+        sentences = []
         for batch in batches:
             states = outputs(model, batch, output_hidden_states=True, output_attentions=True)
             for use in uses:
                 given = states.hidden_states[use], states.attentions[use], batch["attention_mask"].bool()
-                for row, attention, mask in zip(*given, strict=True):
-                    queries.append(row[mask])
-                    spreads.append(spread(row[mask], attention[:, mask][:, :, mask]))
-        assert_calibrated(next(iter(found.values())), queries, spreads)
+                sentences += zip(*given, strict=True)
+        assert_calibrated(next(iter(found.values())), sentences)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -57,11 +59,7 @@ def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
     for _, attention, _ in given:
         assert not attention.triu(1).any()
     own = found["decoder.layers.1.self_attn"]
-    assert_calibrated(
-        own,
-        [row[mask] for row, _, mask in given],
-        [spread(row[mask], attention[:, mask][:, :, mask]) for row, attention, mask in given],
-    )
+    assert_calibrated(own, given)
     assert {r.queries for name, r in found.items() if name.startswith("encoder.")} == {words}
     assert {r.queries for name, r in found.items() if name.startswith("decoder.")} == {int(kept.sum())}
     # the decoder's text given as such: the last word before the padding, which no label follows, counts too

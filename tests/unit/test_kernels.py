@@ -1,7 +1,5 @@
 """Every way to compute attention against the reference; what the fast ones fall back to and refuse."""
 
-import copy
-
 import pytest
 import torch
 
@@ -179,16 +177,11 @@ def test_the_choice_for_standard_heads_on_a_cpu():
 def test_an_impossible_choice_says_why():
     with pytest.raises(KernelError, match=r"on a CPU, bfloat16, but got torch\.float16 on cpu"):
         choose("head_loop", *entry_of(torch.float16), None, False)
-    query, mixing, entry = entry_of(torch.bfloat16)
-    with pytest.raises(KernelError, match=r"but got torch\.bfloat16, torch\.float64 on cpu"):
-        choose("head_loop", query, mixing.double(), entry, None, False)
     with pytest.raises(KernelError, match="no gradient for the mask"):
         choose("head_loop", *entry_of(), torch.zeros(T, 5, requires_grad=True), False)
     query, mixing, entry = entry_of()
     with pytest.raises(KernelError, match=r"one type for all, but got torch\.float16, torch\.float32"):
         choose("sdpa", query.half(), mixing, entry, None, False)
-    with pytest.raises(KernelError, match="auto or one of bmm, head_loop, sdpa, sdpa_one_key, but is 'fast'"):
-        choose("fast", query, mixing, entry, None, False)
 
 
 def test_a_trainable_mask_gets_its_gradient():
@@ -208,11 +201,7 @@ def test_transformations_of_torch_take_the_plain_way(kernel):
 
     expected, derivative = torch.autograd.functional.jvp(function, query, tangent)
     assert derivative.abs().max() > 0.1
-    for got in (
-        torch.func.jvp(function, (query,), (tangent,))[1],
-        forward_mode(function, query, tangent),
-    ):
-        assert (got - derivative).abs().max() < 1e-10
+    assert (torch.func.jvp(function, (query,), (tangent,))[1] - derivative).abs().max() < 1e-10
     single = torch.func.vmap(lambda x, k, v: layer(x[None], k[None], v[None], need_weights=False)[0][0])
     assert (single(query, key, value) - expected).abs().max() < FLOAT64
     for convert in (torch.jit.trace, lambda *arguments: torch.export.export(*arguments).module()):
@@ -227,11 +216,6 @@ class Wrapped(torch.nn.Module):
 
     def forward(self, query, key, value):
         return self.layer(query, key, value, need_weights=False)[0]
-
-
-def forward_mode(function, x, tangent):
-    with torch.autograd.forward_ad.dual_level():
-        return torch.autograd.forward_ad.unpack_dual(function(torch.autograd.forward_ad.make_dual(x, tangent))).tangent
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -256,19 +240,12 @@ def test_autocast_takes_a_way_that_can(kernel):
     assert 0 < (low.float() - layer(query, query, query)[0]).abs().max() < 0.02
 
 
-def test_layers_with_hooks_or_of_another_class_are_called_one_by_one():
-    layer = build("collaborative")
-    query = inputs("self")[0]
-    expected = layer(query, query, query)[0]
-    hooked = copy.deepcopy(layer)
-    seen = []
-    hooked.k_proj.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
-    assert (hooked(query, query, query)[0] - expected).abs().max() < FLOAT64
-    assert seen == [query.shape]
-
+def test_projections_of_another_class_are_called_one_by_one():
     class Doubled(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) * 2
 
+    layer, query = build("collaborative"), inputs("self")[0]
+    expected = layer(query, query, query)[0]
     layer.v_proj.__class__ = Doubled
     assert (layer(query, query, query)[0] - expected).abs().max() > 1e-2

@@ -6,34 +6,29 @@ import pytest
 import torch
 
 from collab_fairseq.attention.kernels import head_loop_half
-from tests.unit.attention_cases import call
+from tests.unit.attention_cases import H, N, T, call, tensors
 from tests.unit.test_kernels import seq_first
 
-ROWS, HEADS, QUERIES, KEYS, KEY_DIM, VALUE_DIM = 5, 4, 12, 9, 24, 8
+KEYS = 9
 
 
 def arguments(content, mixing_dtype=torch.bfloat16, laid_out=torch.clone):
     """query, mixing, key, value and content in bfloat16, and the same numbers in float64."""
-    random = torch.Generator().manual_seed(3)
-    shapes = [
-        (ROWS, QUERIES, KEY_DIM), (HEADS, KEY_DIM), (ROWS, KEYS, KEY_DIM), (ROWS, HEADS, KEYS, VALUE_DIM),
-        (ROWS, HEADS, KEYS),
-    ]  # fmt: skip
-    half = [torch.randn(shape, generator=random).bfloat16() for shape in shapes]
+    half = tensors(KEYS, 24, 8, False, torch.bfloat16)
     half[0], half[1] = laid_out(half[0]), half[1].to(mixing_dtype)
-    exact = [x.double().requires_grad_() for x in half]
-    half = [x.requires_grad_() for x in half]
-    return (half, exact) if content else ([*half[:4], None], [*exact[:4], None])
+    found = [x.double().requires_grad_() for x in half], [x.requires_grad_() for x in half]
+    exact, half = (x if content else [*x[:4], None] for x in found)
+    return half, exact
 
 
 def mask_of(name):
     if name == "none":
         return None
     if name == "padding":
-        mask = torch.zeros(ROWS, 1, 1, KEYS)
+        mask = torch.zeros(N, 1, 1, KEYS)
         mask[1, ..., 5:] = mask[2, ..., :4] = -math.inf
         return mask
-    return -1e4 + torch.randn(ROWS, HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(4))
+    return -1e4 + torch.randn(N, H, T, KEYS, generator=torch.Generator().manual_seed(4))
 
 
 def everything(kernel, inputs, mask, dropout, seed=7):
@@ -60,7 +55,7 @@ def errors(found, exact):
 @pytest.mark.parametrize("content", [False, True])
 @pytest.mark.parametrize("mask", ["none", "padding", "finite"])
 def test_at_most_twice_as_wrong_as_the_plain_way(mask, content, dropout, laid_out, monkeypatch):
-    monkeypatch.setattr(head_loop_half, "GROUP_BYTES", 16_000)  # two sentences at a time, then one
+    monkeypatch.setattr(head_loop_half, "GROUP_BYTES", 3_000)  # two sentences at a time, then one
     half, exact = arguments(content, laid_out=laid_out)
     truth = everything("bmm", exact, mask_of(mask), dropout)
     found = everything("head_loop", half, mask_of(mask), dropout)

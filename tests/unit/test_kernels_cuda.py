@@ -45,20 +45,16 @@ def test_the_device_is_asked_for_first(key_dim, dtype, weights, expected, compil
 
 
 def test_transformations_take_the_plain_way_on_a_card_too():
-    seen = []
-
-    def function(query, mixing, key, value):
-        entry = KeyValue(key, value)
-        seen.extend(
-            [choose("auto", query, mixing, entry, None, False), choose_standard("auto", value, entry, 0, False)]
-        )
-        return query
-
     with FakeTensorMode():
         query, mixing, entry = of_a_card()
-        torch.func.vmap(lambda x: function(x, mixing, entry.key, entry.value))(query.unsqueeze(0))
-        function(query, mixing, entry.key, entry.value)
-    assert seen == [packed_bmm.attend, packed_bmm.attend_standard, sdpa.attend, sdpa.attend_standard]
+
+        def ways(query):
+            plain = choose_standard("auto", entry.value, entry, 0, False)
+            return choose("auto", query, mixing, entry, None, False), plain
+
+        seen = [ways(query)]
+        torch.func.vmap(lambda x: seen.append(ways(x)) or x)(query.unsqueeze(0))
+    assert seen == [(sdpa.attend, sdpa.attend_standard), (packed_bmm.attend, packed_bmm.attend_standard)]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "sdpa_one_key"])

@@ -5,19 +5,18 @@ import math
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention
+from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.reparam import (
     Calibrator,
     HeadFactors,
     ReparamError,
-    ScoreWeights,
     collaborative_layer,
     fit_layers,
     fit_scores,
     scores_of,
 )
 from tests.common import FLOAT64
-from tests.unit.attention_cases import E, N, S, T, build, coloured, normal
+from tests.unit.attention_cases import E, N, S, T, build, coloured
 
 NAMES = ["standard", "collaborative", "collaborative-content", "collaborative-pruned"]
 
@@ -81,55 +80,6 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
         gap = scores(made, query, key) - scores(layer, query, key)
         at_mean = scores(made, mean[None, None], key[:1]) - scores(layer, mean[None, None], key[:1])
         assert at_mean.abs().max() < 1e-9 < gap.abs().max()
-
-
-def attention_error(layer, weights: ScoreWeights, inputs, scale=None) -> float:
-    """Relative error of the layer's output, with the keys and queries given."""
-    made = collaborative_layer(layer, weights)
-    if scale is not None:
-        made.scale = scale
-    with torch.no_grad():
-        true, got = (each(inputs, inputs, inputs, need_weights=False)[0] for each in (layer, made))
-    return float((got - true).norm() / true.norm())
-
-
-def trained_like(dtype=torch.float64, strength: float = 1.0) -> StandardAttention:
-    """Eight heads of width 8 in 64 dimensions that overlap in part; ``strength`` scales the scores."""
-    torch.manual_seed(0)
-    layer = StandardAttention(64, 8).double()
-    common = [normal(24, 64, seed=seed) for seed in (11, 12)]
-    with torch.no_grad():
-        for number, (projection, shared) in enumerate(zip((layer.q_proj, layer.k_proj), common, strict=True)):
-            own = normal(64, 64, seed=30 + number)
-            projection.weight.copy_(0.04 * normal(64, 24, seed=20 + number) @ shared + 0.1 * own)
-            projection.bias.copy_(normal(64, seed=40 + number))
-        layer.q_proj.weight.mul_(strength)
-        layer.q_proj.bias.mul_(strength)
-    return layer.to(dtype).eval()
-
-
-def test_calibration_lowers_the_error_of_the_output():
-    layer, source = trained_like(), scores_of(trained_like())
-    seen, unseen = coloured(20, 9, 64, seed=1), coloured(8, 9, 64, seed=2)
-    for key_dim in (32, 16):
-        plain, aware = fit_scores(source, key_dim), fit_scores(source, key_dim, calibrated_on(seen))
-        assert plain.weighted_error is None
-        assert aware.weighted_error < plain.error < aware.error < 1
-        before, after = (attention_error(layer, fit.weights, unseen) for fit in (plain, aware))
-        assert 0.01 * before < after < 0.7 * before
-
-
-def test_the_scale_is_the_sources():
-    """The paper's own code divides the scores by (R/H)^½ where the layer divided by dk^½."""
-    layer, inputs = trained_like(strength=0.3), coloured(8, 9, 64, seed=2)
-    for key_dim in (48, 32, 16):
-        weights = fit_scores(scores_of(layer), key_dim, calibrated_on(inputs)).weights
-        assert weights.scale == layer.scale == 8**-0.5
-        kept = attention_error(layer, weights, inputs)
-        changed = attention_error(layer, weights, inputs, scale=(key_dim / 8) ** -0.5)
-        assert 0 < 2 * kept < changed < 1
-    odd = StandardAttention(12, 3, scale=0.123)
-    assert fit_scores(scores_of(odd), 5).weights.scale == 0.123
 
 
 def test_bad_sources_are_refused_by_name():

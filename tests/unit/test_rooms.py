@@ -99,18 +99,14 @@ def test_fairseq_modern_knows_nothing_of_the_project(path):
     assert not [name for name in imported(path) if name.split(".")[0] == "collab_fairseq"]
 
 
-def modules_after(statement: str) -> Set[str]:
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("import collab_fairseq.cli.main", {"torch", "fairseq", "numpy"}),
+        ("import collab_fairseq.attention; import torch", {"fairseq", "hydra", "omegaconf"}),
+    ],
+)
+def test_importing_is_cheap(statement, unwanted):
     code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(done.stdout.split())
-
-
-def test_importing_the_package_is_free():
-    assert not {"torch", "fairseq", "numpy"} & modules_after("import collab_fairseq")
-    assert not {"torch", "fairseq", "numpy"} & modules_after("import collab_fairseq.cli.main")
-
-
-def test_the_layer_needs_no_fairseq():
-    modules = modules_after("import collab_fairseq.attention")
-    assert "torch" in modules
-    assert not {"fairseq", "hydra", "omegaconf"} & modules
+    assert not unwanted & set(done.stdout.split())

