@@ -3,11 +3,18 @@
 Heads become standard ones (:mod:`.standard_heads`), with a width of their own (``head_dim``) and the layer's scale
 (``queries_scale``) in every layer: key dims above E / H too are exact, with values that zeros make as wide.
 CTranslate2's converter of fairseq models does the rest.
+
+The copies that heads have of shared keys and values are left out where all of them share both: CTranslate2 then caches
+one head in the decoder's self-attention (its flag ``multi_query``), if heads are E / H wide, and copies them itself
+elsewhere. Groups of heads are projected once, but cached as copies.
 """
 
-from typing import Any, Optional
+from typing import Any, List, Optional
+
+import torch
 
 from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.attention import IncrementalStandardAttention
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.units import require
@@ -36,11 +43,36 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
         spec.save(folder)
         write_text_side(
             source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization or 'float32'})",
-            "Its attention is written as standard heads; scores are those of the model that it was made from. What is",
-            "given up: the small key cache that collaborative heads share.\n",
+            "Its attention is written as standard heads; scores are those of the model that it was made from.",
+            *_about_cache(spec),
             "    collab translate DIR FILE\n",
             "`ctranslate2.Translator(\"DIR\")` takes and gives units of the dictionaries.",
         )  # fmt: skip
+
+
+def _about_cache(spec: Any) -> List[str]:
+    if not any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
+        return ["What is given up: the small cache of keys (and values) that heads share.\n"]
+    return [
+        "One head of keys and values is cached in the decoder's self-attention. CTranslate2 cannot score targets of",
+        "different lengths in one call of `score_batch` then.\n",
+    ]
+
+
+def _leave_out_copies(layer: IncrementalStandardAttention) -> int:
+    """Keep one copy of keys and values for each group of heads that have the same; returns the number of groups."""
+    of_heads = {
+        name: parameter.data.unflatten(0, (layer.num_heads, -1))
+        for name, parameter in layer.named_parameters()
+        if name.startswith(("k_proj.", "v_proj."))
+    }
+    for groups in range(1, layer.num_heads):
+        members, rest = divmod(layer.num_heads, groups)
+        if not rest and all(torch.equal(t, t[::members].repeat_interleave(members, dim=0)) for t in of_heads.values()):
+            for name, heads in of_heads.items():
+                layer.get_parameter(name).data = heads[::members].flatten(0, 1)
+            return groups
+    return layer.num_heads
 
 
 def _specification(source: Source) -> Any:
@@ -68,16 +100,20 @@ def _specification(source: Source) -> Any:
     ):  # fmt: skip
         for number, layer in enumerate(side.layer):
             own = layers[f"{site}.{number}"]
-            made = attention_spec.MultiHeadAttentionSpec(self_attention=site != "cross", head_dim=own.head_dim)
+            groups = _leave_out_copies(own)
+            made = attention_spec.MultiHeadAttentionSpec(
+                self_attention=site != "cross", head_dim=own.head_dim,
+                num_heads_kv=groups if groups < own.num_heads else None,
+            )  # fmt: skip
             made.queries_scale = numpy.float32(own.scale)
+            # read, though its class does not list it; the encoder would fail on padding, cross-attention copies anyhow
+            if groups == 1 < own.num_heads and site == "decoder" and own.num_heads * own.head_dim == own.embed_dim:
+                vars(made)["multi_query"] = True
             setattr(layer, attribute, made)
             side.num_heads = numpy.int16(own.num_heads)
-    with swapped(model, layers):
-        import torch
-
-        with torch.no_grad():
-            converter.set_transformer_encoder(spec.encoder, model.encoder)
-            converter.set_transformer_decoder(spec.decoder, model.decoder)
+    with swapped(model, layers), torch.no_grad():
+        converter.set_transformer_encoder(spec.encoder, model.encoder)
+        converter.set_transformer_decoder(spec.decoder, model.decoder)
     for register, dictionary in (
         (spec.register_source_vocabulary, source.trained.task.source_dictionary),
         (spec.register_target_vocabulary, source.trained.task.target_dictionary),

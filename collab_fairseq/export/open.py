@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine", "onnx": "OnnxEngine"}
 #: changes with what a conversion writes
-_VERSION = "1"
+_VERSION = "2"
 
 
 def open_folder(

@@ -3,7 +3,7 @@
 import itertools
 import math
 import os
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 from .translator import Hypothesis, Search
 from .units import PathLike, TranslationError, require
@@ -58,11 +58,18 @@ class CTranslate2Engine:
 
     def _score(self, sentences: Sequence[Sequence[str]], ranked: List[Any], rows: List[int], search: Search) -> None:
         """Put the model's own scores in the place of the search's, in these rows."""
-        pairs = [(row, number) for row in rows for number in range(len(ranked[row]))]
-        made = [ranked[row][number][1] for row, number in pairs]
-        scored = self._translator.score_batch([list(sentences[row]) for row, _ in pairs], made, max_input_length=0)
-        for (row, number), units, each in zip(pairs, made, scored, strict=True):
-            ranked[row][number] = (sum(each.log_probs) / len(each.log_probs) ** search.lenpen, units)
+
+        def length(pair: Tuple[int, int]) -> int:
+            return len(ranked[pair[0]][pair[1]][1])
+
+        pairs = ((row, number) for row in rows for number in range(len(ranked[row])))
+        # where heads share keys and values, CTranslate2 takes only targets of one length at a time
+        for _, group in itertools.groupby(sorted(pairs, key=length), key=length):
+            alike = list(group)
+            made = [ranked[row][number][1] for row, number in alike]
+            scored = self._translator.score_batch([list(sentences[row]) for row, _ in alike], made, max_input_length=0)
+            for (row, number), units, each in zip(alike, made, scored, strict=True):
+                ranked[row][number] = (sum(each.log_probs) / len(each.log_probs) ** search.lenpen, units)
 
     def _align(self, sentences: Sequence[Sequence[str]], ranked: List[Any]) -> List[List[int]]:
         """Of each hypothesis; a beam search of several sentences mixes up those of the first units."""

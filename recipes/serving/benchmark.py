@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import file_setting
@@ -57,7 +57,7 @@ def processor_seconds(*command: Any) -> Tuple[float, str]:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, done.stdout
 
 
-def make_random(folder: Path, path: Path) -> None:
+def make_random(folder: Path, path: Path, value_heads: Optional[int]) -> None:
     """A new collaborative base model, half of the head width as key dim, with the folder's dictionaries."""
     import torch
     from fairseq import models
@@ -67,7 +67,7 @@ def make_random(folder: Path, path: Path) -> None:
 
     trained = load_model(folder / "model.pt", folder)
     torch.manual_seed(1)
-    args = argparse.Namespace(arch="transformer_collab", share_all_embeddings=True, key_dim=32)
+    args = argparse.Namespace(arch="transformer_collab", share_all_embeddings=True, key_dim=32, value_heads=value_heads)
     models.ARCH_CONFIG_REGISTRY[args.arch](args)
     model = models.build_model(args, trained.task)
     config = {**trained.state["cfg"], "model": {**vars(args), "_name": args.arch}}
@@ -125,7 +125,8 @@ def run(args: argparse.Namespace, work: Path) -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of all programs
     folder, lines = Path(args.folder), Path(args.source).read_text(encoding="utf-8").splitlines()[: args.sentences]
     settings = {
-        "model": file_setting(folder / "model.pt"), "random": args.random, "source": file_setting(args.source),
+        "model": file_setting(folder / "model.pt"), "random": args.random, "value_heads": args.value_heads,
+        "source": file_setting(args.source),
         "sentences": len(lines), "beam": args.beam, "max_length": args.max_length, "rounds": args.rounds,
     }  # fmt: skip
     record = Record(
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace, work: Path) -> None:
         return place
 
     if args.random and not (work / "random").exists():
-        make_random(folder, work / "random.pt")
+        make_random(folder, work / "random.pt", args.value_heads)
         pieces = ["--sentencepiece", folder / "sentencepiece.bpe.model"]
         export(work / "random.pt", work / "random", "--to", "folder", "--data", folder, *pieces)
     checkpoint = work / "random" if args.random else folder
@@ -217,6 +218,7 @@ def main() -> int:
         return 0
     add("folder", metavar="FOLDER", help="model folder")
     add("--random", choices=["base"], help="take FOLDER's dictionaries only, with a new model of this size")
+    add("--value-heads", type=options.positive, metavar="N", help="of the random model (default: as many as heads)")
     add("--source", required=True, metavar="FILE", help="raw text")
     add("--reference", metavar="FILE", help="its translation, for BLEU")
     add("--json", required=True, metavar="FILE", help="the record; one that is there is continued")
@@ -227,6 +229,8 @@ def main() -> int:
     ):  # fmt: skip
         add(f"--{name}", type=options.positive, default=default, metavar="N", help=f"{what} (default: {default})")
     args = parser.parse_args()
+    if args.value_heads and not args.random:
+        parser.error("--value-heads belongs to --random")
     for name in filter(None, (args.source, args.reference)):
         if not Path(name).is_file():
             parser.error(f"there is no file {name}")

@@ -20,10 +20,11 @@ from tests.fairseq import forked
 
 @pytest.fixture
 def default_action():
-    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    previous = {number: signal.signal(number, usual) for number, usual in stopping.USUAL.items()}
     yield
     stopping.forget()
-    signal.signal(signal.SIGTERM, previous)
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 def load_and_look(monkeypatch, on, program="/usr/bin/fairseq-train", main=None):

@@ -1,12 +1,16 @@
-"""Models whose heads share keys or values, saved and loaded, converted, and what analyses make of them."""
+"""Models whose heads share keys or values, saved and loaded, converted, served, and what analyses make of them."""
 
+import os
 from argparse import Namespace
 
 import pytest
 import torch
 from fairseq import models
 
+import collab_fairseq
 from collab_fairseq import checkpoints
+from collab_fairseq.export import ctranslate2
+from collab_fairseq.export.source import read_source
 from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.heads.relevance import steps
@@ -18,8 +22,10 @@ from collab_fairseq.reparam import ReparamError
 from collab_fairseq.reparam.fairseq import convert
 from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
+from collab_fairseq.translation.translator import Search
 from tests.fairseq.heads_cases import load, standard_state
 from tests.fairseq.models import KINDS
+from tests.fairseq.serving_cases import cases
 
 SHARED = ["shared-values", "multi-query", "latent"]
 
@@ -97,3 +103,34 @@ def test_relevance_is_conserved(saved, kind):
     for top, heads, returned in steps(trained, first_batch(trained)):
         assert abs(float(returned) - float(top.sum())) < 1e-3 * float(top.abs().sum())
         assert heads["encoder.0"].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "one_cache"),
+    [("collaborative", 1, True), ("standard", 1, True), ("standard", 2, False)],
+)
+def test_ctranslate2_gets_no_copies_of_what_heads_share(kind, groups, one_cache, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    flags = {"key_dim": 4, "value_heads": groups} if kind == "collaborative" else {"kv_heads": groups}
+    given = read_source(cases(tmp_path / "made").checkpoint(kind, **heads, **flags))
+    search = Search(beam=3, nbest=3, max_length=20)
+    sources, targets = [["▁a"] * 5, ["▁o"] * 9, ["▁a"] * 9], [["▁a", "▁o"], ["▁a"] * 12, ["▁o", "▁a"]]
+    units, scores, sizes = [], [], []
+    for number, output in enumerate([tmp_path / "shared", tmp_path / "copies"]):
+        if number:
+            monkeypatch.setattr(ctranslate2, "_leave_out_copies", lambda layer: layer.num_heads)
+        ctranslate2.export(given, output)
+        engine = collab_fairseq.load(output).engine
+        ranked = [[(0.0, target)] for target in targets]
+        engine._score(sources, ranked, [0, 1, 2], search)  # of several lengths
+        hypotheses = [each for best in engine.search(sources, search) for each in best]
+        units.append([each.units for each in hypotheses])
+        scores.append([score for ((score, _),) in ranked] + [each.score for each in hypotheses])
+        sizes.append(os.path.getsize(output / "model.bin"))
+    assert units[0] == units[1]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    layer = attention_layers(given.model)["decoder.0"]
+    fewer = 2 * (layer.num_heads - groups) * layer.head_dim * (layer.embed_dim + 1)  # weights and biases, in a layer
+    assert sizes[1] - sizes[0] == pytest.approx(6 * 4 * fewer, abs=500)  # six layers; names take some bytes as well
+    assert ("One head of keys and values is cached" in (tmp_path / "shared" / "README.md").read_text()) == one_cache
