@@ -61,7 +61,7 @@ def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
     def compute() -> Any:
         if folder:
             return importance.as_json(huggingface.importance(loaded.model, loaded.places, loaded.batches))
-        asked = {name: getattr(args, name) for name in ("form", "max_tokens", "sentences")}
+        asked = {"tokens": args.form == "token", "max_tokens": args.max_tokens, "sentences": args.sentences}
         return importance.as_json(importance.importance(trained, args.split, **asked))
 
     if not first:  # the sums need every process, unless the result is there already

@@ -9,13 +9,14 @@ import numpy
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import Heads, head_name, in_model
 from collab_fairseq.modules.settings import SITES
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 
 from .evaluation import TestSet, compare, evaluate, whole_model
 from .figures import DIVERGING, draw_grids
-from .taps import counts, layers_of
+from .taps import counts
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def ablate(
         def measure(heads: Heads, test: TestSet = test, whole: Mapping[str, Any] = whole) -> Dict[str, Any]:
             return compare(evaluate(trained, test, heads), whole, samples)
 
-        measure_all(record, test.split, counts(layers_of(trained)), measure, **options)
+        measure_all(record, test.split, counts(attention_layers(trained.model)), measure, **options)
 
 
 def measure_all(

@@ -3,11 +3,12 @@
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.bootstrap import paired_bootstrap, rows_of
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import Score, TrainedModel, score
 
-from .taps import layers_of, masked
+from .taps import masked
 
 
 class TestSet(NamedTuple):
@@ -30,7 +31,7 @@ def evaluate(
     Raises:
         ScoringError: another number of references than sentences.
     """
-    with masked(layers_of(trained), without or {}):
+    with masked(attention_layers(trained.model), without or {}):
         return result(score(trained, test.split, test.references, **test.search))
 
 

@@ -39,13 +39,8 @@ def multiplied(model: Any, places: Mapping[str, Any], factors: Mapping[str, Tens
         stack.callback(model.train, model.training)
         model.eval()
         for name, factor in factors.items():
-            place = places[name]
-            if place.output is None:
-                handle = place.layer.register_forward_hook(
-                    lambda _, __, result, f=factor: (scale(result[0], f), *result[1:])
-                )
-            else:
-                handle = place.output.register_forward_pre_hook(lambda _, given, f=factor: (scale(given[0], f),))
+            output = places[name].output
+            handle = output.register_forward_pre_hook(lambda _, given, f=factor: (scale(given[0], f),))
             stack.callback(handle.remove)
         yield
 

@@ -26,15 +26,14 @@ from torch import Tensor
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import Attended, Read, counts, frozen, layers_of, multiplied, reading
+from .taps import Attended, Read, counts, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
-
-FORMS = ("sentence", "token")
 
 #: place → gradients of the heads' multipliers, and of those of shared key dimensions
 Gradients = Tuple[Dict[str, Tensor], Dict[str, Tensor]]
@@ -79,10 +78,10 @@ class Sums:
         if os.environ.get("RANK", "0") == "0":  # of torchrun
             logger.info("%d sentences", self.seen[0])
 
-    def means(self, form: str = "sentence") -> Importance:
-        """Over sentences, or with ``token`` the heads' over tokens."""
+    def means(self, tokens: bool = False) -> Importance:
+        """Over sentences; ``tokens``: the heads' over tokens."""
         sentences, source, target = self.seen.tolist()
-        per = {"encoder": source, "cross": target, "decoder": target} if form == "token" else {}
+        per = {"encoder": source, "cross": target, "decoder": target} if tokens else {}
         return Importance(
             {place: total / per.get(place.split(".")[0], sentences) for place, total in self.heads.items()},
             {place: total / sentences for place, total in self.dims.items()},
@@ -97,46 +96,40 @@ class Sums:
             total.copy_(moved)
 
 
-def importance(trained: TrainedModel, split: str, *, form: str = "sentence", **text: Any) -> Importance:
+def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Importance:
     """Importance of all heads on the text of a split.
 
     Under ``torch.distributed`` every process takes its share of the batches, and all get the whole result.
 
     Args:
-        form: ``sentence`` or ``token``, see the top of this file.
+        tokens: the form ``token``, see the top of this file.
         split, text: of :func:`collab_fairseq.translation.batches`.
-
-    Raises:
-        HeadsError: an unknown form.
     """
-    if form not in FORMS:
-        raise HeadsError(f"the form of the importance must be one of {', '.join(FORMS)}, got {form!r}")
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-    layers = layers_of(trained)
+    layers = attention_layers(trained.model)
     dims = {place: layer.key_dim for place, layer in layers.items() if isinstance(layer, CollaborativeAttention)}
     sums = Sums(counts(layers), dims)
     for number, sample in enumerate(batches(trained, split, **text)):
         if number % processes == rank:
             source_tokens = int(sample["net_input"]["src_lengths"].sum())
-            found = gradients(trained, sample, trained.criterion, tokens=form == "token")
+            found = gradients(trained, sample, tokens=tokens)
             sums.add(found, (sample["nsentences"], source_tokens, sample["ntokens"]))
     if several:
         sums.over_processes(trained.device)
-    return sums.means(form)
+    return sums.means(tokens)
 
 
-def gradients(trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False) -> Gradients:
+def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool = False) -> Gradients:
     """∂L/∂ξ and ∂L/∂δ of every sentence of a batch, in one backward pass.
 
     Args:
-        sample: N sentences, on the model's device. criterion: sums over them.
-        tokens: ∂L/∂ξ of every token apart.
+        sample: N sentences, on the model's device. tokens: ∂L/∂ξ of every token apart.
 
     Returns:
         place → (N, H), or (N, T, H) of T query positions with ``tokens``; place → (N, D̃k) of collaborative layers.
     """
-    model, layers, inputs = trained.model, layers_of(trained), sample["net_input"]
+    model, layers, inputs = trained.model, attention_layers(trained.model), sample["net_input"]
     rows, target_len = inputs["prev_output_tokens"].shape
     ones: Dict[str, Tensor] = {}
     deltas: Dict[str, Tensor] = {}
@@ -156,7 +149,7 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, 
         for context in (torch.enable_grad(), frozen(model), multiplied(layers, ones)):
             stack.enter_context(context)
         stack.enter_context(reading({place: layers[place] for place in deltas}, scaled))
-        return of_factors(criterion(model, sample)[0], ones, deltas)
+        return of_factors(trained.criterion(model, sample)[0], ones, deltas)
 
 
 def of_factors(loss: Tensor, ones: Dict[str, Tensor], deltas: Dict[str, Tensor]) -> Gradients:

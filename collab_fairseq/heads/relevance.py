@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Layers, Read, frozen, layers_of, multiplied, reading
+from .taps import Attended, Layers, Read, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def _values_only(
 
 def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
     """Relevances at every generation step of a batch, one after the other."""
-    model, layers = trained.model, layers_of(trained)
+    model, layers = trained.model, attention_layers(trained.model)
     rows = sample["net_input"]["src_tokens"].size(0)
     like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
     ones = {p: torch.ones(rows, layer.num_heads, **like) for p, layer in layers.items() if p.startswith("encoder")}

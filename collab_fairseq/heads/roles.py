@@ -17,9 +17,10 @@ from torch import Tensor
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Read, layers_of, reading
+from .taps import Attended, Read, reading
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
@@ -55,7 +56,7 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
         found[place] = kept
         return context, kept
 
-    with reading(layers_of(trained), keep):
+    with reading(attention_layers(trained.model), keep):
         trained.model(**sample["net_input"])
     dictionary = trained.task.target_dictionary  # both dictionaries have these symbols at the same places
     inputs = sample["net_input"]
@@ -135,7 +136,8 @@ def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str,
         split, text: of :func:`collab_fairseq.translation.batches`.
     """
     frequency = frequencies(trained)
-    sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers_of(trained).items()}
+    layers = attention_layers(trained.model)
+    sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers.items()}
     for sample in batches(trained, split, **text):
         for place, seen in attention(trained, sample).items():
             sums[place].add(seen, frequency)

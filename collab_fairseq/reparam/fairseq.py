@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator
@@ -119,9 +119,7 @@ def output_errors(
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
     """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
 
-    Tensors are shared, types kept. There is no optimizer state: it belongs to parameters that are gone. Epoch, best
-    loss and meters begin anew, so that fairseq-train can start from it, by ``--finetune-from-model`` or
-    ``--restore-file``.
+    Tensors are shared, types kept. fairseq-train starts anew from it (:func:`.begin_anew`).
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
@@ -143,11 +141,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
             query_bias=scores.query_bias is not None, content_bias=scores.content_bias is not None,
         )  # fmt: skip
     config["attention_shapes"] = shapes
-    state["last_optimizer_state"] = None
-    state["extra_state"] = {
-        "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
-        "converted": {place: scores.heads.rank for place, scores in weights.items()},
-    }
+    begin_anew(state, converted={place: scores.heads.rank for place, scores in weights.items()})
     return state
 
 

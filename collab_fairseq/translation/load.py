@@ -113,8 +113,7 @@ def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
 
     def dictionary(side: str) -> Dictionary:
         made = Dictionary()
-        for number in range(len(made), parameters[f"{side}.embed_tokens.weight"].size(0)):
-            made.add_symbol(f"word{number}")
+        made.pad_to_multiple_(parameters[f"{side}.embed_tokens.weight"].size(0))
         return made
 
     return tasks.get_task(cfg._name)(cfg, dictionary("encoder"), dictionary("decoder"))

@@ -50,8 +50,8 @@ def slope(ends, step=1e-5):
 def test_gradients_are_finite_differences(trained):
     sample = next(iter(batches(trained, "valid", sentences=3)))
     layers = attention_layers(trained.model)
-    found, dims = gradients(trained, sample, trained.criterion)
-    tokens, _ = gradients(trained, sample, trained.criterion, tokens=True)
+    found, dims = gradients(trained, sample)
+    tokens, _ = gradients(trained, sample, tokens=True)
 
     def with_head(alone, place, head, factor):
         factors = torch.ones(layers[place].num_heads, dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):
     assert result.sentences == 7
     for place in PLACES:
         assert torch.allclose(result.heads[place], sums[place] / 7, rtol=1e-9, atol=0)
-    signed = importance(trained, "valid", max_tokens=60, sentences=7, form="token")
+    signed = importance(trained, "valid", max_tokens=60, sentences=7, tokens=True)
     assert all((signed.heads[place] - result.heads[place]).abs().max() > 1e-4 for place in PLACES)
     assert all(parameter.requires_grad for parameter in trained.model.parameters())
     assert all(layer.head_multiplier is None for layer in attention_layers(trained.model).values())
@@ -103,14 +103,14 @@ def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):
 
 def test_the_token_form_averages_over_the_tokens_of_the_queries(trained):
     """One sentence a batch, so that no padding is there."""
-    result = importance(trained, "valid", max_tokens=60, sentences=4, form="token")
+    result = importance(trained, "valid", max_tokens=60, sentences=4, tokens=True)
     sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
     lengths = [0, 0]
     for number in range(4):
         sample = single(trained, number)
         lengths[0] += sample["net_input"]["src_tokens"].numel()
         lengths[1] += sample["target"].numel()
-        for place, gradient in gradients(trained, sample, trained.criterion, tokens=True)[0].items():
+        for place, gradient in gradients(trained, sample, tokens=True)[0].items():
             sums[place] += gradient[0].abs().sum(0)
     assert (result.source_tokens, result.target_tokens) == tuple(lengths)
     for place in PLACES:
