@@ -15,8 +15,7 @@ from collab_fairseq.records.record import Record
 from collab_fairseq.translation import score_text
 
 from . import HeadsError
-from .ablation import measure_all
-from .evaluation import compare, result
+from .ablation import compare, measure_all, result
 from .huggingface import Encoded, answers, without
 from .redundancy import HeadWeights
 from .taps import counts

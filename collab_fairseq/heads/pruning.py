@@ -15,7 +15,7 @@ from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
-from .evaluation import TestSet, compare, evaluate, whole_model
+from .ablation import TestSet, compare, evaluate, whole_model
 from .taps import masked
 
 logger = logging.getLogger(__name__)

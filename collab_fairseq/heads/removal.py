@@ -81,6 +81,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
         made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
     if not closed and not config.get("mask_heads"):
         total = _attention_parameters(model, head_counts(made))
+        begin_anew(made)
         return Removal(made, {}, total, total)
     return remove_heads(made, closed, empty_layers=empty_layers)
 

@@ -149,20 +149,18 @@ def convert(
     trained: TrainedModel,
     key_dims: Union[int, Mapping[str, int]],
     calibrations: Optional[Mapping[str, Calibration]] = None,
-    *,
-    sites: str = "_".join(SITES),
     **options: Any,
 ) -> Tuple[Dict[str, Any], Dict[str, ScoreFit]]:
     """Fit collaborative heads to the attention of a model.
 
     Args:
-        key_dims: of all layers at ``sites``, or ``site.layer`` → key dim of exactly those layers.
+        key_dims: of all layers, or ``site.layer`` → key dim of exactly those layers.
         calibrations: of :func:`calibrate`; None: a plain fit, which loses more.
         options: of :func:`.fit_layers`, which also says what it raises.
 
     Returns:
         The checkpoint (see :func:`converted`) and the fits, by ``site.layer``.
     """
-    names = places(trained, sites) if isinstance(key_dims, int) else list(key_dims)
+    names = None if isinstance(key_dims, int) else list(key_dims)
     fits = fit_layers(sources(trained, names), key_dims, calibrations, **options)
     return converted(trained, {name: fit.weights for name, fit in fits.items()}), fits

@@ -173,11 +173,11 @@ def _layer(
     """What the record says of one layer; ``before`` and ``after`` are the checkpoints."""
     own = tuple(parameter_prefix(name) + part for part in fairseq.SCORE_PARAMETERS)
     sizes = [sum(t.numel() for key, t in state["model"].items() if key.startswith(own)) for state in (before, after)]
-    found = {"start": fit.start, "sweeps": fit.sweeps, "seconds": fit.seconds}
     return {
         "layer": name, "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
         "relative_error": fit.error, "weighted_error": fit.weighted_error, "output_error": error,
-        "parameters": dict(zip(("before", "after"), sizes, strict=True)), **found,
+        "parameters": dict(zip(("before", "after"), sizes, strict=True)),
+        "start": fit.start, "sweeps": fit.sweeps, "seconds": fit.seconds,
     }  # fmt: skip
 
 
