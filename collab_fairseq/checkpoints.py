@@ -43,10 +43,7 @@ def load(path: PathLike) -> Dict[str, Any]:
         raise CheckpointError(f"{name} is a directory, expected a checkpoint file")
     if not os.path.exists(name):
         raise CheckpointError(f"there is no checkpoint {name}")
-    state = loading.load(name, map_location="cpu")
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{name} holds a {type(state).__name__}, expected a dictionary as fairseq saves it")
-    return state
+    return loading.load_dictionary(name, map_location="cpu")  # type: ignore[no-any-return]
 
 
 def load_with_model(path: PathLike) -> Dict[str, Any]:
@@ -222,12 +219,11 @@ def _place(tensor: torch.Tensor) -> Tuple[Any, ...]:
 
 def _check_same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor], path: str, other_path: str) -> None:
     """Raise CheckpointError unless two models have the same parameters."""
-    for missing, here, there in (
-        (one.keys() - other.keys(), other_path, path),
-        (other.keys() - one.keys(), path, other_path),
+    for names, here, there in (
+        (sorted(one.keys() - other.keys()), other_path, path),
+        (sorted(other.keys() - one.keys()), path, other_path),
     ):
-        if missing:
-            names = sorted(missing)
+        if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise CheckpointError(
                 f"{here} lacks {', '.join(names[:3])}{more}, which {there} has: they are different models"

@@ -4,7 +4,7 @@
 # `vocab_size`, and `url` where its files can be had one by one.
 
 source=${!variable:-}
-spm='' dict='' workers=1
+dict='' workers=1
 
 splits() { # TEXT<tab>SPLIT of the manifest
     awk -F '\t' '!/^#/ { sub(/\.[^.]*\.gz$/, "", $1); print $1 "\t" $4 }' "$manifest" | uniq
@@ -49,25 +49,16 @@ open_output
 open_corpus "$source"
 prepared_from >"$work/prepared.txt"
 
-if [ -n "$spm" ]; then
-    cp "$spm" "$work/sentencepiece.model"
-else
-    say "training SentencePiece BPE with $vocab_size pieces"
-    (cd "$work/raw" && pieces train --vocab-size "$vocab_size" --model ../sentencepiece.model train.en train.de) || exit
-fi
-
-say "encoding"
-mkdir "$work/bpe"
 texts=() train='' valids='' tests=''
 while IFS=$'\t' read -r base split; do
-    for lang in en de; do texts+=("raw/$base.$lang" "bpe/$base.$lang"); done
+    texts+=("$base")
     case $split in
-        train) train=bpe/$base ;;
-        valid*) valids+=${valids:+,}bpe/$base ;;
-        test*) tests+=${tests:+,}bpe/$base ;;
+        train) train=pieces/$base ;;
+        valid*) valids+=${valids:+,}pieces/$base ;;
+        test*) tests+=${tests:+,}pieces/$base ;;
         *) die "$manifest: unknown split '$split' (train, valid, valid1, ..., test, test1, ...)" ;;
     esac
 done < <(splits)
-(cd "$work" && pieces encode --model sentencepiece.model "${texts[@]}") || exit
-keep_output bpe --source-lang en --target-lang de --trainpref "$train" --validpref "$valids" --testpref "$tests" \
+encode_pieces en de '' "${texts[@]}"
+keep_output pieces --source-lang en --target-lang de --trainpref "$train" --validpref "$valids" --testpref "$tests" \
     ${dict:+--srcdict "$dict"}

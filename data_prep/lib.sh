@@ -11,7 +11,7 @@ title=$(basename "$script" .sh)
 manifest=$here/$title.tsv
 output=$root/data/$title
 python=${PYTHON:-python}
-url='' workers='' force=''
+url='' workers='' force='' spm=''
 
 common_usage() { # WHAT: the options of all scripts, and what OUTPUT holds besides data-bin/ and records
     cat <<END
@@ -128,26 +128,30 @@ begin() { # OPTION ARGUMENTS: reads them, and opens the corpus, which OPTION may
     open_corpus "${!corpus}"
 }
 
-pieces() { # ARGUMENTS of sentencepiece_bpe.py; the model stores the names of its texts: they are to be relative
-    "$python" "$here/sentencepiece_bpe.py" "$@" || give_up
+pieces() { # ARGUMENTS of pieces.py; the model stores the names of its texts: they are to be relative
+    "$python" "$here/pieces.py" "$@" || give_up
 }
 
-encode_pieces() { # LANG LANG LINES TEXT...: joint SentencePiece BPE of $work/raw/TEXT.LANG, learnt on about LINES of train
+encode_pieces() { # LANG LANG LINES TEXT...: joint SentencePiece BPE of $work/raw/TEXT.LANG, that of $spm, else learnt on
+    # about LINES of train
     local langs=("$1" "$2") lines=$3 text lang pairs=()
-    shift 3
-    for text; do
+    for text in "${@:4}"; do
         for lang in "${langs[@]}"; do pairs+=("raw/$text.$lang" "pieces/$text.$lang"); done
     done
     mkdir "$work/pieces"
-    say "training SentencePiece BPE with $vocab_size pieces"
-    (cd "$work" && pieces train --vocab-size "$vocab_size" ${lines:+--lines "$lines"} --model sentencepiece.model \
-        "raw/train.${langs[0]}" "raw/train.${langs[1]}") || exit
+    if [ -n "$spm" ]; then
+        cp "$spm" "$work/sentencepiece.model"
+    else
+        say "training SentencePiece BPE with $vocab_size pieces"
+        (cd "$work/raw" && pieces train --vocab-size "$vocab_size" ${lines:+--lines "$lines"} \
+            --model ../sentencepiece.model "train.${langs[0]}" "train.${langs[1]}") || exit
+    fi
     say "encoding"
     (cd "$work" && pieces encode --model sentencepiece.model "${pairs[@]}") || exit
 }
 
-clean_pairs() { # LANG LANG FLAGS of clean_pairs.py: $work/pieces/train -> $work/pieces/clean
-    (cd "$work" && "$python" "$here/clean_pairs.py" pieces/train pieces/clean "$@") || give_up
+clean_pairs() { # LANG LANG FLAGS of pieces.py clean: $work/pieces/train -> $work/pieces/clean
+    (cd "$work" && pieces clean pieces/train pieces/clean --langs "$@") || exit
     rm "$work"/raw/train.*
 }
 

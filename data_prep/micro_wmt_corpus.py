@@ -34,10 +34,6 @@ NEWS = (
 )
 
 
-class CorpusError(Exception):
-    """The sources are not those that the corpus was made from."""
-
-
 def sum_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
@@ -48,7 +44,7 @@ def read_pairs(testsets: Path, stem: str) -> List[Pair]:
     for codes in (("en", "eng"), ("de", "deu")):
         found = [path for code in codes for path in sorted(testsets.glob(f"**/{stem}.{code}")) if path.is_file()]
         if not found:
-            raise CorpusError(f"{testsets} lacks {stem}.{codes[0]} and {stem}.{codes[1]}")
+            raise ValueError(f"{testsets} lacks {stem}.{codes[0]} and {stem}.{codes[1]}")
         sides.append([line.strip() for line in found[0].read_text(encoding="utf-8").split("\n")[:-1]])
     return list(zip(*sides, strict=True))
 
@@ -78,7 +74,7 @@ def texts(archive: Path, testsets: Path, chosen: Path) -> Dict[str, List[Pair]]:
     for line in chosen.read_text(encoding="utf-8").splitlines():
         base, digest = line.split("\t")
         if digest not in by_sum:
-            raise CorpusError(f"Tatoeba's test set in {testsets} lacks a pair of {base}: it is not v2021-08-07")
+            raise ValueError(f"Tatoeba's test set in {testsets} lacks a pair of {base}: it is not v2021-08-07")
         result.setdefault(base, []).append(by_sum[digest])
     return result
 
@@ -93,9 +89,8 @@ def write(pairs: Dict[str, List[Pair]], rows: Iterable[str], output: Path) -> No
             base, lang = name.split(".")
             text = "".join(pair[lang == "de"] + "\n" for pair in pairs[base])
             if sum_of(text) != expected:
-                raise CorpusError(
-                    f"{name} has {len(pairs[base])} lines and the sum {sum_of(text)}, not {lines}, {expected}"
-                )
+                got = f"{len(pairs[base])} lines and the sum {sum_of(text)}"
+                raise ValueError(f"{name} has {got}, not {lines}, {expected}")
             packed = gzip.compress(text.encode("utf-8"), mtime=0)
             (folder / f"{name}.gz").write_bytes(packed)
             manifest.append(f"{name}.gz\t{hashlib.sha256(packed).hexdigest()}\t{lines}\t{split}\n")
@@ -113,10 +108,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         if args.output.exists():
-            raise CorpusError(f"{args.output} exists; name a new folder")
+            raise ValueError(f"{args.output} exists; name a new folder")
         rows = [line for line in args.sums.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
         write(texts(args.tatoeba, args.testsets, args.held_out), rows, args.output)
-    except (CorpusError, OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         sys.stderr.write(f"data_prep/micro_wmt_corpus.py: error: {error}\n")
         return 1
     return 0

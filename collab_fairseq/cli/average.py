@@ -21,7 +21,6 @@ HELP = "average checkpoints"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of fairseq's own script."""
     add = parser.add_argument
     add("--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or the folder that holds them")
     add("--output", required=True, metavar="FILE", help="where the averaged checkpoint is written")
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Select, average, save; progress goes to standard error, the result's path and inputs to standard output."""
     by_number = args.num_epoch_checkpoints is not None or args.num_update_checkpoints is not None
     if not by_number:
         refuse(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")

@@ -47,7 +47,6 @@ _WHAT = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subcommand for each thing that is measured, and the table."""
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for what, (about, seconds, least) in _WHAT.items():
         measure = commands.add_parser(what, help=about, description=about)

@@ -19,14 +19,12 @@ HELP = "can this machine run a recipe?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a recipe is going to ask of the machine."""
     parser.add_argument("--data", metavar="DATA_BIN", help="also check this folder of fairseq-preprocess")
     parser.add_argument("--no-trial", action="store_true", help="leave the trial run out")
     parser.add_argument("--json", metavar="FILE", help="also write the findings to FILE")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each finding as it is made; 1 where any fails."""
     check_targets(args.json)
     found = []
     for finding in doctor.examine(args.data, updates=not args.no_trial):

@@ -30,7 +30,6 @@ TARGETS = ("folder", "ctranslate2", "fairseq", "huggingface", "onnx")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Source, target, text side."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq, or a model folder")
     add("--to", required=True, choices=TARGETS, help="what for")
@@ -50,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the source, write the target."""
     owners = {"half": ("folder", "fairseq"), "quantization": ("ctranslate2",)}
     others = [name for name, targets in owners.items() if args.to not in targets]
     options.refuse(args, others, f"does not go with --to {args.to}")

@@ -22,5 +22,4 @@ COMMANDS = ("redundancy", "importance", "ablate", "prune", "gates", "roles")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subcommand for each analysis."""
     add_commands(parser, "what", {name: f"heads_{name}" for name in COMMANDS})

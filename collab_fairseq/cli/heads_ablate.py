@@ -23,7 +23,6 @@ HELP = "BLEU without each head, or with it alone"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the test sets and what is masked."""
     shared.add_model(parser, None)
     shared.add_tests(parser)
     options.add_sites(parser)
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate again and again, print, draw."""
     shared.check_output(args)
     from collab_fairseq.heads import ablation, folders, taps
 

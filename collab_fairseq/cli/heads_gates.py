@@ -19,14 +19,12 @@ HELP = "show what gates have closed, and remove it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The gated checkpoint, and what to make of it."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates")
     shared.add_output(parser, "draw P(open) as heat maps", "where the checkpoint without gates and closed heads goes")
     parser.add_argument("--finalise", action=options.Renamed, const="--output")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the gates, and write the finalised checkpoint."""
     shared.check_output(args)
     if not args.output:
         options.refuse(args, ("empty_layers",), "needs --output")

@@ -21,7 +21,6 @@ HELP = "rank heads by the gradient of the loss"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the text and the form."""
     shared.add_model(parser, "valid")
     parser.add_argument("--form", choices=("sentence", "token"), default="sentence", help="default: sentence")
     shared.add_output(parser, "draw heat maps")

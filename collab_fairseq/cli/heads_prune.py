@@ -26,7 +26,6 @@ HELP = "prune heads in the order of their importance"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The models, how they are scored, and the cut."""
     shared.add_model(parser, "valid", several=True)
     add = parser.add_argument
     add("--importance", metavar="FILE", help="result of collab heads importance for this checkpoint")
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prune step by step, or remove."""
     shared.check_output(args)
     if (args.remove is None) != (args.output is None):
         raise options.UsageError("--remove and --output go together; the record of a measurement goes to --json")

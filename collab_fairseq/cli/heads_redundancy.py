@@ -16,14 +16,12 @@ HELP = "what heads share"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and where its picture goes."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="of fairseq, or a Hugging Face model's folder")
     shared.add_output(parser, "draw the captured energy")
     parser.add_argument("--overlap", metavar="FILE", help="draw how far mixing vectors overlap: FILE.svg or FILE.png")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decompose, print, draw."""
     shared.check_output(args)
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import folders, redundancy

@@ -23,7 +23,6 @@ HELP = "tell what heads do"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the text, and what else is known of it."""
     shared.add_model(parser, "valid")
     add = parser.add_argument
     add("--parses", metavar="FILE", help="CoNLL-U of the first sentences, for syntactic heads")
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, print, draw."""
     shared.check_output(args)
     if (args.maps is None) != (args.maps_folder is None):
         raise options.UsageError("--maps and --maps-folder go together")

@@ -8,7 +8,7 @@ of its own, `run(args) -> int`. It imports what is slow (torch, fairseq, sacrebl
 import argparse
 import logging
 import sys
-from typing import List, Optional
+from typing import Any, Callable, List, Optional
 
 import collab_fairseq
 
@@ -30,27 +30,33 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    """Run a subcommand; returns the exit status.
+def guarded(name: str, run: Callable[[], Any]) -> int:
+    """The exit status of `run`, which may give none; also for the scripts of recipes.
 
     An error whose class has a true attribute `user_error`, and any error of the operating system, is shown as one line
     on standard error with status 1. Other errors are faults of the program and keep their traceback.
     """
-    args = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format=f"collab {args.command}: %(message)s", stream=sys.stderr)
-    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # tells of every bootstrap
     try:
-        return int(args.run(args))
+        return int(run() or 0)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         sys.stderr.close()
         return 1
     except Exception as error:
         if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
             raise
-        sys.stderr.write(f"collab {args.command}: error: {error}\n")
+        sys.stderr.write(f"{name}: error: {' '.join(str(error).split())}\n")
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run a subcommand; returns the exit status."""
+    args = build_parser().parse_args(argv)
+    name = f"collab {args.command}"
+    logging.basicConfig(level=logging.INFO, format=f"{name}: %(message)s", stream=sys.stderr)
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # tells of every bootstrap
+    return guarded(name, lambda: args.run(args))
 
 
 if __name__ == "__main__":

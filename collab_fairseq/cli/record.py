@@ -19,7 +19,6 @@ _SOURCES = ("checkpoint", "train_log", "usage", "data_sums", "scores")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the record is gathered from."""
     add = parser.add_argument
     add("--name", required=True, help="name of the run, unique within a results folder")
     add("--output", required=True, metavar="FILE", help="where the record goes")
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Gather, validate, write."""
     if not any(getattr(args, name) for name in _SOURCES):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in _SOURCES)
         raise UsageError(f"there is nothing to record: give at least one of {flags}")

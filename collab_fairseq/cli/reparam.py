@@ -31,7 +31,6 @@ HELP = "collaborative heads for a trained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Source, size, text, result."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq")
     add("--output", required=True, metavar="FILE", help="the converted checkpoint; whole or not at all")
@@ -65,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, report."""
     check_targets(args.json)
     if args.json:
         options.check_distinct(args.json, args.checkpoint)

@@ -18,7 +18,6 @@ HELP = "BLEU of a generate log, three ways"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Logs, references and how to read them."""
     add = parser.add_argument
     add("logs", nargs="+", metavar="LOG", help="output of fairseq-generate (or fairseq-interactive)")
     text = "raw, never tokenised references, line i for sentence id i (default: the log's own)"
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one labelled line per score, with what was compared below it."""
     check_targets(args.json)
     from collab_fairseq.scoring.evaluation import evaluate
 

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Records, what is shown of them and where it goes."""
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
     add("--columns", type=_names, metavar="A,B,...",
@@ -55,7 +54,6 @@ def _names(text: str) -> List[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the table, check it, or draw."""
     if args.figure:
         refuse(args, ("output", "columns", "baseline"), "is of a table, and --figure draws instead of one")
     else:

@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the text, the search, what computes it."""
     add = parser.add_argument
     add("model", metavar="DIR", help="folder that `collab export` made")
     add("file", metavar="FILE", nargs="?", help="raw text, a sentence a line (default: standard input)")
@@ -54,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate line by line."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     import collab_fairseq
 

@@ -17,6 +17,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the absolute path of the installed package."""
     sys.stdout.write(os.path.dirname(os.path.abspath(collab_fairseq.__file__)) + "\n")
     return 0

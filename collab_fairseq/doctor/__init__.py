@@ -1,9 +1,5 @@
 """Can this machine run a recipe? Checks that each give a `Finding`: what was found, and what to do where it is bad.
 
->>> from collab_fairseq import doctor
->>> for finding in doctor.examine(data="data/multi30k/data-bin"):  # doctest: +SKIP
-...     print(finding)
-
 Importing this needs the standard library alone: torch and fairseq are looked at in a Python of their own (`probe.py`).
 """
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict
 
-from collab_fairseq.records.record import SCHEMA, RecordError, refuse_paths
+from collab_fairseq.records.record import RecordError, refuse_paths
 
 _NULL = type(None)
 _NUMBER = (int, float, _NULL)
@@ -24,13 +24,6 @@ _SCORES: Dict[str, Any] = {
 #: field → its type, or a pattern for texts, or [what each item is], or {name: what}; a `name?` may be absent or null,
 #: and `*` stands for any name. Files are named without their folders
 TRAINING: Dict[str, Any] = {
-    "schema": int,
-    "kind": str,
-    "name": str,  # of the run, unique within a results folder
-    "command": str,
-    "created": str,
-    "versions": dict,
-    "commit": {"id": object, "modified": object},
     "hardware": dict.fromkeys(("cpu", "cores", "memory_bytes", "gpus", "threads", "device"), object),
     "settings": {
         "seed": (int, _NULL),
@@ -54,28 +47,14 @@ TRAINING: Dict[str, Any] = {
 }
 
 
-def upgraded(record: Any) -> Any:
-    """A record of a training as it was written before all records had one envelope, in that envelope."""
-    if not isinstance(record, dict) or "kind" in record:
-        return record
-    rest, moved = dict(record), {}
-    for place in ("settings", "parts"):
-        names = [name.rstrip("?") for name in TRAINING[place]]
-        moved[place] = {name: rest.pop(name) for name in names if name in rest}
-    return {"kind": "training", **rest, **moved}
-
-
-def validate(record: Any) -> None:
-    """Check a training record's fields and that it holds no absolute path.
+def validate(record: Dict[str, Any]) -> None:
+    """Check what a training's record holds in its envelope, and that there is no absolute path in it.
 
     Raises:
         RecordError: names the field, what was expected and what was found.
     """
-    _check(record, TRAINING, "")
-    if (record["schema"], record["kind"]) != (SCHEMA, "training"):
-        raise RecordError(
-            f"schema and kind must be {SCHEMA} and 'training', got {record['schema']!r} and {record['kind']!r}"
-        )
+    for field, expected in TRAINING.items():
+        _check(record[field], expected, field)
     for test, scores in record["parts"]["scores"].items():
         rows = ((scores.get("sentence_statistics") or {}).get("rows", "")).count(";") + 1
         if scores.get("sentence_statistics") and rows != scores.get("sentences"):
@@ -85,15 +64,14 @@ def validate(record: Any) -> None:
 
 def _check(value: Any, expected: Any, field: str) -> None:
     """See that ``value`` is as one of :data:`TRAINING` is described there."""
-    shown = field.lstrip(".") or "the record"
     if isinstance(expected, dict):
         _check(value, dict, field)
         missing = [name for name in expected if name[-1] not in "?*" and name not in value]
         unknown = [name for name in value if not {name, f"{name}?", "*"} & expected.keys()]
         if missing:
-            raise RecordError(f"{shown} must have {', '.join(missing)}, but has only {', '.join(value) or 'nothing'}")
+            raise RecordError(f"{field} must have {', '.join(missing)}, but has only {', '.join(value) or 'nothing'}")
         if unknown:
-            raise RecordError(f"{shown} has unknown fields: {', '.join(unknown)}")
+            raise RecordError(f"{field} has unknown fields: {', '.join(unknown)}")
         for name, item in value.items():
             kind = expected.get(name, expected.get(f"{name}?", expected.get("*")))
             if item is not None or f"{name}?" not in expected:
@@ -104,9 +82,9 @@ def _check(value: Any, expected: Any, field: str) -> None:
             _check(item, expected[0], field)
     elif isinstance(expected, re.Pattern):
         if not expected.fullmatch(str(value)):
-            raise RecordError(f"{shown} must be of the form {expected.pattern}, got {str(value)[:40]!r}")
+            raise RecordError(f"{field} must be of the form {expected.pattern}, got {str(value)[:40]!r}")
     # to Python a bool is an int; no field of a number is meant to be one
     elif not isinstance(value, expected) or (isinstance(value, bool) and expected is not object):
         kinds = expected if isinstance(expected, tuple) else (expected,)
         names = " or ".join("null" if kind is _NULL else kind.__name__ for kind in kinds)
-        raise RecordError(f"{shown} must be {names}, got {type(value).__name__}")
+        raise RecordError(f"{field} must be {names}, got {type(value).__name__}")

@@ -11,7 +11,8 @@ from typing import Any, Dict, Optional
 
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, RecordError, read_json, reading, without_paths
-from collab_fairseq.records.schema import upgraded, validate
+from collab_fairseq.records.record import load as load_record
+from collab_fairseq.records.schema import validate
 from collab_fairseq.records.train_log import read_train_log
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
@@ -117,12 +118,12 @@ def make_record(
 
 
 def load(path: PathLike) -> Dict[str, Any]:
-    """Read and check the record of a training, also one from before all records had one envelope.
+    """Read and check the record of a training.
 
     Raises:
         RecordError: the file cannot be read or is not a valid record.
     """
-    record: Dict[str, Any] = upgraded(read_json(path))
+    record = load_record(path, "training")
     try:
         validate(record)
     except RecordError as error:

@@ -30,9 +30,9 @@ except ImportError as error:
     sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
 
 from collab_fairseq.checkpoints import sha256
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.records.files import write_text
-from collab_fairseq.records.record import Record, RecordError, without_paths
-from collab_fairseq.reparam import ReparamError
+from collab_fairseq.records.record import Record
 
 logger = logging.getLogger("glue")
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ class Study:
         }  # fmt: skip
         self.record = Record(
             "study", f"glue-{Path(args.model).name}-{name}-s{args.seed}",
-            without_paths(shlex.join(["recipes/glue/run.py", *sys.argv[1:]])), settings,
+            shlex.join(["recipes/glue/run.py", *sys.argv[1:]]), settings,
             args.output / name / "record.json", device="cpu" if self.cpu else "gpu", threads=torch.get_num_threads(),
         )  # fmt: skip
 
@@ -168,21 +168,18 @@ def main() -> None:
         args.model, args.data, args.tasks = str(made / args.rehearse), made / "data", "toy"
         rehearsal(made, args.rehearse, args.sentences, args.seed)
     records = []
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # of the Trainer
-            for task in args.tasks.split(","):
-                fetch(task, args.data)
-                study = Study(task, args)
-                study.stage("standard")
-                for key_dim in key_dims:
-                    study.stage(f"converted/{key_dim}")
-                    study.stage(f"tuned/{key_dim}")
-                records.append(study.record.content)
-    except (ReparamError, RecordError, OSError) as error:
-        sys.exit(f"recipes/glue/run.py: error: {' '.join(str(error).split())}")
+    with contextlib.redirect_stdout(sys.stderr):  # of the Trainer
+        for task in args.tasks.split(","):
+            fetch(task, args.data)
+            study = Study(task, args)
+            study.stage("standard")
+            for key_dim in key_dims:
+                study.stage(f"converted/{key_dim}")
+                study.stage(f"tuned/{key_dim}")
+            records.append(study.record.content)
     write_text(table(records), args.output / "table.md")
     sys.stdout.write(table(records))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("recipes/glue/run.py", main))

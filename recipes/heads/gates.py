@@ -18,6 +18,7 @@ import torch
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.cli import options
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import compare, evaluate, whole_model
 from collab_fairseq.modules.heads import LETTERS
@@ -98,14 +99,9 @@ def main() -> None:
     add("--figure", required=True, metavar="FILE")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    try:
-        score(args)
-        show(args.json, args.figure)
-    except Exception as error:
-        if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
-            raise
-        sys.exit(f"gates.py: error: {error}")
+    score(args)
+    show(args.json, args.figure)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("gates.py", main))

@@ -12,6 +12,7 @@ from typing import Any, Dict, List
 
 import pandas
 
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import HeadsError, ablation
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import load
@@ -72,11 +73,8 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="OUTPUT of recipes/heads/run.sh")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE.md", help="the page")
     args = parser.parse_args()
-    try:
-        write_text("\n".join(section(folder, args.output) for folder in args.folders), args.output)
-    except (ValueError, OSError) as error:
-        sys.exit(f"page.py: error: {error}")
+    write_text("\n".join(section(folder, args.output) for folder in args.folders), args.output)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("page.py", main))

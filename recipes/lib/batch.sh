@@ -63,34 +63,28 @@ choose_precision() { # sets precision to fp16, bf16 or fp32
     esac
 }
 
-divides_batch() { # PROCESSES MAX_TOKENS: whether that many give the effective batch in whole updates
-    [ $((batch_tokens % ($1 * $2))) -eq 0 ] && [ "$2" -ge "$longest" ]
-}
-
-largest_share() { # PROCESSES: the largest max-tokens within $largest_tokens that divides the batch; nothing if none
-    local times=$(((batch_tokens + $1 * largest_tokens - 1) / ($1 * largest_tokens))) share
-    for (( ; batch_tokens / ($1 * times) >= longest; times++)); do
+shares() { # PROCESSES MOST: the max-tokens up to MOST that give the batch in whole updates, the largest first
+    local times share
+    for ((times = 1; batch_tokens / ($1 * times) >= longest; times++)); do
         share=$((batch_tokens / ($1 * times)))
-        [ $(($1 * times * share)) -ne "$batch_tokens" ] || { echo "$share" && return; }
+        [ $(($1 * times * share)) -ne "$batch_tokens" ] || [ "$share" -gt "$2" ] || echo "$share"
     done
 }
 
 split_batch() { # sets max_tokens and update_freq, so that processes × max_tokens × update_freq = $batch_tokens
-    local processes=$((gpus * nodes)) number possible=
+    local processes=$((gpus * nodes)) number possible=''
     if [ -z "$max_tokens" ]; then
-        max_tokens=$(largest_share "$processes")
+        max_tokens=$(shares "$processes" "$largest_tokens" | sed -n 1p)
         if [ -z "$max_tokens" ]; then
-            for number in {1..64}; do [ -z "$(largest_share "$number")" ] || possible="$possible, $number"; done
+            for number in {1..64}; do [ -z "$(shares "$number" "$largest_tokens")" ] || possible+=", $number"; done
             die "$batch_tokens tokens per update cannot be divided evenly among $processes processes with at least" \
                 "$longest each (the longest sentence); possible numbers: ${possible#, }"
         fi
-    elif ! divides_batch "$processes" "$max_tokens"; then
-        for ((number = 1; batch_tokens / (processes * number) >= longest; number++)); do
-            [ $((batch_tokens % (processes * number))) -ne 0 ] ||
-                possible="$possible, $((batch_tokens / (processes * number)))"
-        done
-        die "--max-tokens $max_tokens on $processes processes does not give $batch_tokens tokens per update;" \
-            "possible with --max-tokens ${possible#, }"
+    else
+        for number in $(shares "$processes" "$batch_tokens"); do possible+=", $number"; done
+        [[ "$possible," = *", $max_tokens,"* ]] ||
+            die "--max-tokens $max_tokens on $processes processes does not give $batch_tokens tokens per update;" \
+                "possible with --max-tokens ${possible#, }"
     fi
     update_freq=$((batch_tokens / (processes * max_tokens)))
     say "$processes $([ "$device" = gpu ] && echo GPU || echo 'CPU process')(s) x $max_tokens tokens x update-freq" \

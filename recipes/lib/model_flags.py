@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """fairseq-train's flags for a model of the sizes of a checkpoint, one per line: model_flags.py CHECKPOINT"""
 
-import argparse
 import logging
 import sys
-from pathlib import Path
 from typing import Any, List, Mapping
 
 from collab_fairseq import checkpoints
@@ -16,7 +14,7 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def flags(path: Path) -> List[str]:
+def flags(path: str) -> List[str]:
     """fairseq-train's flags for a model of the sizes of a checkpoint."""
     config: Mapping[str, Any] = model_config(as_transformer_collab(checkpoints.load(path)))
     found = ["--arch", "transformer_collab"]
@@ -31,14 +29,6 @@ def flags(path: Path) -> List[str]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="of fairseq's transformer or of transformer_collab")
-    args = parser.parse_args()
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    sys.stdout.write("\n".join(flags(args.checkpoint)) + "\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    sys.stdout.write("\n".join(flags(sys.argv[1])) + "\n")

@@ -4,7 +4,6 @@
 Prints two numbers, GFLOP/s of the threads that OMP_NUM_THREADS allows; the second is 0 without units for bfloat16.
 """
 
-import argparse
 import sys
 import time
 from argparse import Namespace
@@ -29,20 +28,14 @@ def rate(dtype: torch.dtype, tokens: int, width: int, inner: int) -> float:
     return 4e-9 * tokens * width * inner / best
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "arch", metavar="ARCH", choices=sorted(ARCH_CONFIG_REGISTRY), help="a preset of fairseq or ours"
-    )
-    parser.add_argument("tokens", metavar="TOKENS", nargs="?", type=int, default=2048, help="rows (default: 2048)")
-    args = parser.parse_args()
-    sizes = Namespace(arch=args.arch)
-    ARCH_CONFIG_REGISTRY[args.arch](sizes)
-    shape = (args.tokens, sizes.encoder_embed_dim, sizes.encoder_ffn_embed_dim)
+def main() -> None:
+    sizes = Namespace(arch=sys.argv[1])
+    ARCH_CONFIG_REGISTRY[sizes.arch](sizes)
+    tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 2048
+    shape = (tokens, sizes.encoder_embed_dim, sizes.encoder_ffn_embed_dim)
     half = rate(torch.bfloat16, *shape) if processor.bfloat16_units() else 0.0
     sys.stdout.write(f"{rate(torch.float32, *shape):.0f} {half:.0f}\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

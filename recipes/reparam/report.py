@@ -3,10 +3,10 @@
 
     report.py RECORD... [--table FILE [--marker NAME]] [--time FILE.svg] [--quality FILE.svg]
 
-Records are NAME.json of study.py and that of benchmark.py; several models may be given. --time
-draws the CPU time of the decomposition against the rank (Figure 4 of the paper), --quality the validation loss against
-the rank with and without fine-tuning (Figure 5). Without files the table is printed; with --marker it takes the
-place of what stands between <!-- NAME --> and <!-- /NAME --> in its file.
+Records are NAME.json of study.py, of one model or several. --time draws the CPU time of the decomposition against the
+rank (Figure 4 of the paper), --quality the validation loss against the rank with and without fine-tuning (Figure 5).
+Without files the table is printed; with --marker it takes the place of what stands between <!-- NAME --> and
+<!-- /NAME --> in its file.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pandas
 
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import load
@@ -58,28 +59,6 @@ def grid(frame: pandas.DataFrame, value: str, digits: int) -> str:
     ranks = sorted(cells, reverse=True)
     rows = [[METHODS[method], *row] for method, row in zip(cells.index, cells[ranks].values.tolist(), strict=True)]
     return pages.table([["method", *(f"R = {part}" for part in ranks)], *rows], numbers=True) + "\n\n"
-
-
-def solver(record: Record) -> str:
-    """What benchmark.py measured."""
-    settings, parts = record["settings"], record["parts"]
-    layers, errors = parts["layers"], pandas.DataFrame(parts["errors"])
-    size = f"{settings['heads']}×{settings['width']}×{settings['width']}"
-    rows = [["what", "measured"]]
-    for kind in sorted({race["heads"] for race in parts["race"]}):
-        races = [race for race in parts["race"] if race["heads"] == kind]
-        reached = all(race["ours"]["error"] <= race["tensorly"]["error"] + 1e-6 for race in races)
-        least = f"at least {min(race['ratio'] for race in races):.0f} times less in {len(races)} runs"
-        what = f"CPU time to TensorLy's error after {settings['iterations']} iterations, {size}, "
-        rows.append([f"{what}R = {races[0]['key_dim']}, {kind} heads", least if reached else "not reached"])
-    below = errors["ours"] <= errors["tensorly"] + 1e-5
-    memory = f"{layers['cpu_seconds']:.1f} CPU s, {layers['peak_memory_bytes'] / 1e6:.0f} MB"
-    rows += [
-        ["error at every tested R not above TensorLy's", f"in {below.sum()} of {len(below)}"],
-        [f"{layers['layers']} layers of {size} at R = {layers['key_dim']}", memory],
-    ]
-    title = f"### The solver\n\nAgainst TensorLy {settings['tensorly']}, one CPU thread, generated heads.\n\n"
-    return title + pages.table(rows, numbers=True) + "\n\n"
 
 
 def study(record: Record) -> str:
@@ -178,12 +157,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE")
     parser.add_argument("--marker", metavar="NAME", help="only the part of the page --table between these is written")
     args = parser.parse_args()
-    records = [load(path, "study") for path in args.records]
-    benchmarks = [record for record in records if "race" in record["parts"]]
-    studies = [record for record in records if "source" in record["parts"]]
-    if not studies and (args.time or args.quality or not benchmarks):
-        parser.error("no record of a study was given")
-    text = "".join([*map(solver, benchmarks), *map(study, studies)])
+    studies = [load(path, "study") for path in args.records]
+    if not all("source" in record["parts"] for record in studies):
+        parser.error("expected records of study.py, got another study's")
+    text = "".join(map(study, studies))
     if args.table:
         pages.publish(text, str(args.table), args.marker)
     for path, quality in ((args.time, False), (args.quality, True)):
@@ -194,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("report.py", main))

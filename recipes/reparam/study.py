@@ -22,6 +22,7 @@ seed stay in OUTPUT as NAME-calibrated-1of2.pt and so on, the unchanged model wi
 import argparse
 import functools
 import importlib.metadata
+import importlib.util
 import logging
 import shlex
 import sys
@@ -31,13 +32,13 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 import torch
-from parafac import parafac
 
 from collab_fairseq import checkpoints, translation
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import pair
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
-from collab_fairseq.reparam import ScoreWeights, fit_layers, relative_error
+from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import Distilled, distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
@@ -54,6 +55,17 @@ Weights = Dict[str, ScoreWeights]
 
 def slug(part: Fraction) -> str:
     return f"{part.numerator}of{part.denominator}"
+
+
+def parafac(heads: HeadFactors, rank: int, seed: int) -> HeadFactors:
+    """The paper's decomposition: TensorLy's on the dense tensor of the heads' products, from a random start."""
+    import tensorly
+    from tensorly.decomposition import parafac as decomposition
+
+    tensorly.set_backend("pytorch")
+    dense = torch.einsum("hk,kd,ke->hde", heads.mixing, heads.query, heads.key)
+    sizes, (mixing, query, key) = decomposition(dense, rank, n_iter_max=100, init="random", tol=1e-6, random_state=seed)
+    return HeadFactors(query.T, key.T, mixing * sizes)
 
 
 class Study:
@@ -118,7 +130,7 @@ class Study:
         for name, rank in self.ranks(part).items():
             source = self.origin[name]
             content = None if source.query_bias is None else source.heads.content(source.query_bias)
-            found[name] = ScoreWeights(parafac(source.heads, rank, seed)[0], source.scale, None, content)
+            found[name] = ScoreWeights(parafac(source.heads, rank, seed), source.scale, None, content)
         return found, time.process_time() - began
 
     def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float, Optional[Distilled]]:
@@ -194,7 +206,7 @@ class Study:
             self.record.part(f"finetuned/{checkpoint.parent.name}", lambda c=checkpoint: self.finetuned(c))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", required=True)
     parser.add_argument("--model", type=Path, required=True, metavar="CHECKPOINT")
@@ -213,20 +225,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    try:
-        # fairseq has set up logging of its own by now
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
-        logging.getLogger("fairseq").setLevel(logging.WARNING)
-        torch.set_num_threads(args.threads)
-        Study(args).run()
-    except importlib.metadata.PackageNotFoundError:
-        parser.exit(1, "study.py: error: TensorLy is not installed: pip install 'collab_fairseq[reparam]'\n")
-    except Exception as error:
-        if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
-            raise
-        parser.exit(1, f"study.py: error: {error}\n")
-    return 0
+    if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
+        parser.error("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
+    # fairseq has set up logging of its own by now
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    torch.set_num_threads(args.threads)
+    Study(args).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded("study.py", main))

@@ -44,7 +44,7 @@ def content(folder: Path) -> Dict[str, tuple]:
 
 def results(text: str) -> List[str]:
     """The summary without the two columns that depend on the clock."""
-    lines = text[text.index("| model") : text.index("This text")] if "This text" in text else text
+    lines = text[text.index("| heads") : text.index("This text")] if "This text" in text else text
     return [line.rsplit("|", 3)[0] if line.startswith("|") else line for line in lines.strip().split("\n")]
 
 
@@ -53,7 +53,8 @@ def test_it_ends_with_the_table_the_figure_and_translations(finished):
     lines = [line.strip("|") for line in done.stdout.split("\n") if line.startswith("|")]
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     assert rows[0] == [
-        "model", "key dim", "parameters", "validation loss", "compound-split BLEU", "sacreBLEU", "words/s", "time",
+        "heads", "key dim", "parameters", "validation loss", "compound-split BLEU test", "sacreBLEU test", "words/s",
+        "training (h)",
     ]  # fmt: skip
     assert [(row[0], row[1]) for row in rows[2:]] == [("standard", "64"), ("standard", "16"), ("collaborative", "16")]
     for name, row in zip(MODELS, rows[2:], strict=True):
@@ -63,10 +64,10 @@ def test_it_ends_with_the_table_the_figure_and_translations(finished):
         assert record["curves"]["valid"][-1]["updates"] == 14
         assert [entry["num_updates"] for entry in record["averaged_from"]] == [14, 13]
         assert record["seed"] == 1
-        assert re.fullmatch(r"\d+:\d\d", row[7])
+        assert re.fullmatch(r"\d\.\d\d", row[7])
         translation = re.search(rf"^    {name} +(\S.*)?$", done.stdout, re.MULTILINE)
         assert translation
-    assert "sacreBLEU signature: nrefs:1|case:mixed" in done.stdout
+    assert "sacreBLEU: `nrefs:1|case:mixed" in done.stdout
     assert done.stdout.count("    reference") == 4
     assert (folder / "summary.md").read_text(encoding="utf-8") in done.stdout
     drawing = (folder / "validation.svg").read_text(encoding="utf-8")
@@ -133,4 +134,4 @@ def test_a_failing_model_is_named(finished, tmp_path):
     assert done.returncode == 1
     assert f"recipes/toy/sweep.sh: error: not finished: {MODELS[1]}" in done.stderr
     assert "recipes/demo/run.sh: error: not all models are finished" in done.stderr
-    assert "| model" not in done.stdout
+    assert "| heads" not in done.stdout

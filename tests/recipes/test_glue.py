@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from collab_fairseq.records.record import RecordError
 from tests.common import ROOT
 from tests.fairseq import forked
 
@@ -97,5 +98,5 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, rehearse, caplo
 
     assert rehearse(tmp_path / "whole") == done.stdout
     assert sum(message.endswith("done before") for message in caplog.messages) == 3
-    with pytest.raises(SystemExit, match="holds a result with another batch_size"):
+    with pytest.raises(RecordError, match="holds a result with another batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")

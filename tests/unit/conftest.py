@@ -7,7 +7,6 @@ import pytest
 
 from collab_fairseq.records.files import write_json
 from collab_fairseq.records.rows import load_run
-from collab_fairseq.records.schema import upgraded
 from collab_fairseq.scoring.evaluation import evaluate
 
 WORDS = ["der", "die", "das", "Hund", "Katze", "läuft,", "springt.", "ein", "T-Shirt", "und", "rot", "3,5"]
@@ -70,12 +69,21 @@ def record(name, kind, dim, seed, scores):
     }  # fmt: skip
 
 
+def in_envelope(run):
+    """The record of a run."""
+    settings = ("seed", "config", "data", "averaged_from", "published")
+    parts = ("parameters", "training", "curves", "scores")
+    rest = {name: value for name, value in run.items() if name not in (*settings, *parts)}
+    moved = [{name: run[name] for name in names if name in run} for names in (settings, parts)]
+    return {"kind": "training", **rest, "settings": moved[0], "parts": moved[1]}
+
+
 @pytest.fixture
 def files(records, tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     for name, content in records.items():
-        write_json(upgraded(content), folder / f"{name}.json")
+        write_json(in_envelope(content), folder / f"{name}.json")
     return sorted(folder.iterdir())
 
 

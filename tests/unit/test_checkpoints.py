@@ -74,7 +74,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="is a directory"):
         checkpoints.load(tmp_path)
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(CheckpointError, match="holds a list, expected a dictionary"):
+    with pytest.raises(CheckpointError, match="expected a dictionary, got a list"):
         checkpoints.load(tmp_path / "list.pt")
     torch.save({"weights": torch.ones(1)}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match=r"holds no model parameters under 'model', .* it has: weights"):

@@ -13,8 +13,8 @@ from collab_fairseq.attention.cost import AttentionSize, cache_numbers
 from collab_fairseq.records import bootstrap, table
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import cache, frame, hardware, heads
-from collab_fairseq.records.schema import upgraded, validate
-from tests.unit.conftest import SEEDS, TESTS, record, rows_of, sacrebleu_scores, sentences, translate
+from collab_fairseq.records.schema import validate
+from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences, translate
 
 
 def test_the_paired_bootstrap_is_sacrebleus_own(records):
@@ -50,9 +50,9 @@ def test_only_like_is_compared(records):
         bootstrap.compare(one, other, "test_a")
     found["rows"] = "; ".join(rows[:-1])
     with pytest.raises(RecordError, match="expected 120 rows, got 119"):
-        validate(upgraded(other))
+        validate(in_envelope(other))
     del other["scores"]["test_a"]["sentence_statistics"]
-    validate(upgraded(other))
+    validate(in_envelope(other))
     assert bootstrap.compare(one, other, "test_a") is None
 
 
@@ -158,7 +158,7 @@ def test_heads_in_words():
         assert heads(run) == words
     published = {**run, "published": "A paper, Table 3"}
     assert heads(published) == f"{words}, as published"
-    validate(upgraded(published))
+    validate(in_envelope(published))
     run["config"]["model"] = {"collaborative_heads": "encoder_cross_decoder", "mixing_init": "blocks", "value_heads": 2}
     assert heads(run) == "collaborative, blocks, 2 value heads"
 

@@ -46,7 +46,7 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         ("--figure x.pdf", "must end in .png or .svg, got x.pdf"),
         ("--figure x.png --x updates --y sacrebleu", "--x updates draws curves of valid_loss"),
         ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
-        ("empty.json", "empty.json is not a valid record: the record must have name"),
+        ("empty.json", "empty.json is no record of kind training (schema 1)"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arguments, message):
