@@ -30,14 +30,7 @@ _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_co
 
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
-    """Write the model folder, whole or not at all.
-
-    Args:
-        half: weights in half precision; they are computed with in float32 all the same.
-
-    Raises:
-        ExportError: there is something already, or the folder cannot be written.
-    """
+    """Write the model folder; ``half``: weights in half precision, which are computed with in float32 all the same."""
     write(source, portable(source, half), output)
 
 

@@ -19,13 +19,7 @@ from .standard_heads import standard_layers
 
 
 def export(source: Source, output: PathLike) -> None:
-    """Write the folder, whole or not at all.
-
-    Raises:
-        ExportError: something of the model that FSMT does not have, by name; heads that do not fit; or the folder
-            cannot be written.
-        TranslationError: the package transformers is not installed.
-    """
+    """Write the folder."""
     transformers = require("transformers", "huggingface")
     config, model, card = source.config, source.model, source.card
     lacks = {

@@ -44,12 +44,7 @@ def translates(model: Any) -> bool:
 
 
 def _open(path: str) -> Tuple[Any, Any]:
-    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible.
-
-    Raises:
-        HeadsError: transformers is not installed. ReparamError: an architecture that is not known. CheckpointError:
-            parameters that are not finite.
-    """
+    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible."""
     try:
         import transformers
 
@@ -83,7 +78,8 @@ def load(
     """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
-        HeadsError: the model neither classifies nor translates, or the text cannot be read; or as of :func:`_open`.
+        HeadsError: the model neither classifies nor translates, the text cannot be read, or transformers is not
+            installed. ReparamError: an architecture that is not known. CheckpointError: parameters that are not finite.
     """
     known, model = _open(path)
     from transformers import AutoTokenizer

@@ -22,8 +22,9 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from collab_fairseq.attention import CollaborativeAttention, KeyValue
+from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
@@ -140,10 +141,8 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool 
         if isinstance(layer, CollaborativeAttention):
             deltas[place] = torch.ones(rows, layer.key_dim, **like)
 
-    def scaled(
-        place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, weights: bool
-    ) -> Attended:
-        return read(query * deltas[place].unsqueeze(1), entry, mask, dropout, weights)
+    def scaled(place: str, read: Read, query: Tensor, *rest: Any) -> Attended:
+        return read(query * deltas[place].unsqueeze(1), *rest)
 
     with contextlib.ExitStack() as stack:
         for context in (torch.enable_grad(), frozen(model), multiplied(layers, ones)):
@@ -158,17 +157,12 @@ def of_factors(loss: Tensor, ones: Dict[str, Tensor], deltas: Dict[str, Tensor])
     return {place: next(found) for place in ones}, {place: next(found) for place in deltas}
 
 
-def normalised(values: Tensor) -> Tensor:
-    """(H) over its ℓ2 norm; zeros stay zeros."""
-    return torch.nn.functional.normalize(values, dim=0)
-
-
 def as_json(result: Importance) -> Dict[str, Any]:
     """``heads``: head → ``raw`` and ``normalised``; ``shared_dims``: place → list; the sizes of the text."""
     heads = {
         head_name(place, head): {"raw": raw, "normalised": norm}
         for place, values in result.heads.items()
-        for head, (raw, norm) in enumerate(zip(values.tolist(), normalised(values).tolist(), strict=True))
+        for head, (raw, norm) in enumerate(zip(values.tolist(), normalize(values, dim=0).tolist(), strict=True))
     }
     dims = {place: values.tolist() for place, values in result.shared_dims.items()}
     return {**result._asdict(), "heads": heads, "shared_dims": dims}

@@ -98,13 +98,12 @@ def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 def _values_only(
-    layers: Layers, place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float,
-    need: bool,
+    layers: Layers, place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], *_: Any
 ) -> Attended:
     with torch.no_grad():
         weights = read(query, entry, mask, 0.0, True)[1]
     assert weights is not None
-    return weights.matmul(layers[place].head_values(entry)), weights if need else None
+    return weights.matmul(layers[place].head_values(entry)), weights
 
 
 def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:

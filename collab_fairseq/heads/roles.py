@@ -10,12 +10,11 @@ rare         points to the sentence's least frequent word, of all sentences whos
 """
 
 from collections import Counter
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
@@ -48,10 +47,8 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
     """Place → what its heads look at in a batch."""
     found: Dict[str, Tensor] = {}
 
-    def keep(
-        place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, weights: bool
-    ) -> Attended:
-        context, kept = read(query, entry, mask, dropout, True)
+    def keep(place: str, read: Read, *given: Any) -> Attended:
+        context, kept = read(*given[:-1], True)
         assert kept is not None
         found[place] = kept
         return context, kept
@@ -132,8 +129,7 @@ class _Sums:
 def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str, Any]]:
     """Head → ``confidence``; ``offset`` and ``positional``, its share (encoder and decoder); ``rare`` (encoder).
 
-    Args:
-        split, text: of :func:`collab_fairseq.translation.batches`.
+    ``split``, ``text``: of :func:`collab_fairseq.translation.batches`.
     """
     frequency = frequencies(trained)
     layers = attention_layers(trained.model)

@@ -11,6 +11,7 @@ from collab_fairseq.attention import AttentionLayer, KeyValue
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
 from collab_fairseq.modules.settings import SITES, parse_sites
+from collab_fairseq.translation import load_model as load  # noqa: F401  (what all analyses begin with)
 
 from . import HeadsError
 
@@ -18,8 +19,6 @@ Layers = Mapping[str, IncrementalAttention]
 Attended = Tuple[Tensor, Optional[Tensor]]
 #: ``_contexts`` of a layer: query, entry, mask, dropout, need_weights → context, weights
 Read = Callable[[Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
-#: the same, told the layer's name and its own ``_contexts``
-Through = Callable[[str, Read, Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 
 
 def sites(flag: str) -> List[str]:
@@ -71,8 +70,8 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def reading(layers: Mapping[str, AttentionLayer], through: Through) -> Iterator[None]:
-    """Let every layer's ``_contexts`` go through a function of yours."""
+def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
+    """Let every layer's ``_contexts`` go through a function of yours, given its place, its own and the arguments."""
     try:
         for place, layer in layers.items():
             layer._contexts = partial(through, place, layer._contexts)  # type: ignore[method-assign]

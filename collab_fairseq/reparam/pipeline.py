@@ -177,7 +177,7 @@ def _layer(
         "layer": name, "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
         "relative_error": fit.error, "weighted_error": fit.weighted_error, "output_error": error,
         "parameters": dict(zip(("before", "after"), sizes, strict=True)),
-        "start": fit.start, "sweeps": fit.sweeps, "seconds": fit.seconds,
+        **{name: getattr(fit.found, name) for name in ("start", "sweeps", "seconds")},
     }  # fmt: skip
 
 

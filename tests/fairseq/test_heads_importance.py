@@ -10,7 +10,7 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads.figures import grids
-from collab_fairseq.heads.importance import gradients, importance, normalised
+from collab_fairseq.heads.importance import gradients, importance
 from collab_fairseq.heads.taps import masked, multiplied
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers
@@ -127,9 +127,7 @@ def test_a_masked_head_has_no_importance_and_no_effect(trained):
     assert before.heads["cross.0"][1] > 0
 
 
-def test_normalised():
-    assert torch.allclose(normalised(torch.tensor([3.0, 4.0])), torch.tensor([0.6, 0.8]))
-    assert normalised(torch.zeros(2)).tolist() == [0.0, 0.0]
+def test_heads_stand_in_grids():
     assert dict(grids({"E:1:1": 1, "E:2:2": 4, "D:1:1": 5})) == {"encoder": [[1, None], [None, 4]], "decoder": [[5]]}
 
 
@@ -148,6 +146,7 @@ def test_two_processes_give_what_one_gives(tiny_run, tiny_data, tmp_path, capsys
     first, second = (record["parts"]["importance"] for record in records)
     assert list(first["heads"]) == HEADS
     assert first["sentences"] == second["sentences"] == 20
+    assert sum(first["heads"][head]["normalised"] ** 2 for head in HEADS[:2]) == pytest.approx(1)
     for head in HEADS:
         assert first["heads"][head]["raw"] == pytest.approx(second["heads"][head]["raw"], rel=1e-5)
     assert first["shared_dims"]["cross.0"] == pytest.approx(second["shared_dims"]["cross.0"], rel=1e-5)
