@@ -67,7 +67,6 @@ class HeadPlace(NamedTuple):
     """
 
     num_heads: int
-    layer: nn.Module
     output: nn.Module
     shared: Optional[nn.Module]
 
@@ -86,7 +85,7 @@ def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
         owner = layer if names.output else model.base_model.get_submodule(name.rpartition(".")[0])
         output = owner.get_submodule(names.output or "output.dense")
         shared = getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None
-        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), layer, output, shared)
+        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output, shared)
     return found
 
 

@@ -25,6 +25,12 @@ from .scores import ScoreFit, fit_layers, scores_of
 SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
 
 
+def score_parameters(state: Mapping[str, Any], place: str) -> int:
+    """How many parameters the scores of ``site.layer`` have in a checkpoint."""
+    own = tuple(parameter_prefix(place) + part for part in SCORE_PARAMETERS)
+    return sum(tensor.numel() for name, tensor in state["model"].items() if name.startswith(own))
+
+
 class Call(NamedTuple):
     """One call of an attention layer within a model. N: sentences, T: query positions.
 

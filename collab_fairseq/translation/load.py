@@ -67,8 +67,6 @@ def run_state(
     text: bool = True,
 ) -> TrainedModel:  # fmt: skip
     """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
-    if not isinstance(state.get("model"), dict):
-        raise TranslationError(f"{name} holds no model parameters under 'model', as fairseq's checkpoints do")
     state = as_transformer_collab(state)
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     with open_dict(cfg):

@@ -39,7 +39,7 @@ def labelled(case, rows=3, seed=1):
 def scaled(model, place, head, factor):
     """The same model with a head's values multiplied, which multiplies its context."""
     made = copy.deepcopy(model)
-    layer = hf.head_places(made)[place].layer
+    layer = dict(zip(hf.head_places(made), dict(hf.attention_layers(made)).values(), strict=True))[place]
     value = getattr(layer, next(n for n in ("value", "v_lin", "v_proj") if hasattr(layer, n)))
     rows = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
     with torch.no_grad():
