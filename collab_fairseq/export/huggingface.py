@@ -6,9 +6,6 @@ codes; of SentencePiece models weights and ids are exported, and the text side i
 
 import os
 import shutil
-from typing import Dict
-
-from torch import Tensor
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
@@ -48,10 +45,9 @@ def export(source: Source, output: PathLike) -> None:
         )
     )  # fmt: skip
     with swapped(model, standard_layers(model, config)):
-        parameters: Dict[str, Tensor] = {f"model.{name}": p for name, p in model.state_dict().items()}
-    known = fsmt.state_dict()
-    fsmt.load_state_dict({**known, **{name: tensor for name, tensor in parameters.items() if name in known}})
-    left = [name for name in parameters if name not in known and not name.endswith(("version", "_float_tensor"))]
+        parameters = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    unknown = fsmt.load_state_dict(parameters, strict=False).unexpected_keys
+    left = [name for name in unknown if not name.endswith(("version", "_float_tensor"))]
     assert not left, f"FSMT has no {left}"
     with new_folder(output) as folder:
         transformers.utils.logging.disable_progress_bar()

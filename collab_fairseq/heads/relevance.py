@@ -34,14 +34,6 @@ from .taps import Attended, Layers, Read, frozen, multiplied, reading
 logger = logging.getLogger(__name__)
 
 
-class Relevance(NamedTuple):
-    """heads: encoder head → mean relevance in its layer; lost: mean |f − Σ R| / |f| over steps; steps: their number."""
-
-    heads: Dict[str, float]
-    lost: float
-    steps: int
-
-
 class Step(NamedTuple):
     """One generation step of N sentences: f (N); place → R (N, H) of encoder heads; Σ R of inputs and biases, ()."""
 
@@ -131,11 +123,14 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
             yield Step(top.detach(), heads, torch.stack([(x.detach() * g).sum() for x, g in rest]).sum())
 
 
-def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text: Any) -> Relevance:
+def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text: Any) -> Dict[str, Any]:
     """Of the encoder's heads on a split; one backward pass for every target position.
 
     Args:
         epsilon: of the ε-rule. split, text: of :func:`collab_fairseq.translation.batches`.
+
+    Returns:
+        ``heads``: head → mean relevance in its layer; ``steps``: of how many; ``lost``: their mean |f − Σ R| / |f|.
     """
     sums: Dict[str, Tensor] = {}
     lost, counted, passes, done = 0.0, 0, 0, 0
@@ -157,4 +152,4 @@ def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text
         for place, total in sums.items()
         for head, value in enumerate(total.tolist())
     }
-    return Relevance(heads, lost / max(1, passes), counted)
+    return {"heads": heads, "lost": lost / max(1, passes), "steps": counted}
