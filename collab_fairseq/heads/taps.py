@@ -71,7 +71,7 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 
 @contextlib.contextmanager
 def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
-    """Let every layer's ``_contexts`` go through a function of yours, given its place, its own and the arguments."""
+    """Let every layer's ``_contexts`` go through a function of place, the layer's own ``_contexts``, and arguments."""
     try:
         for place, layer in layers.items():
             layer._contexts = partial(through, place, layer._contexts)  # type: ignore[method-assign]
