@@ -4,8 +4,8 @@ A `.pth` file beside the installed package imports this module whenever Python s
 scripts, `python -m fairseq_cli.train`, torchrun, notebooks and spawned workers are covered without a word from the
 user. (Python reads `.pth` files in site-packages only: after `pip install --target` or with PYTHONPATH alone, import
 fairseq_modern before fairseq.) That is why nothing heavy happens here: importing this module puts one finder in front
-of `sys.meta_path`, which knows the exact names of the modules to mend and does nothing for any other. The mends
-themselves, one file per subject, are imported when the module that they mend is; no file of fairseq is edited.
+of `sys.meta_path`, which knows the names of the modules to mend and does nothing for any other. The mends themselves,
+one file per subject, are imported when the module that they mend is; no file of fairseq is edited.
 
 README.md beside this file says what each mend does and how to switch it off; `survival` holds what changes how
 trainings behave, and does nothing unless it is switched on.
@@ -24,6 +24,7 @@ BEFORE = {
 
 # ... and after, the last one outermost.
 AFTER = {
+    "fairseq.*": ("expressions.patch",),  # each of its modules
     "fairseq.checkpoint_utils": (
         "loading.patch",
         "saving.patch",
@@ -31,7 +32,7 @@ AFTER = {
         "survival.resuming.patch",
         "survival.stopping.patch",
     ),
-    "fairseq.data.codedataset": ("loading.patch", "expressions.patch"),
+    "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
     "fairseq.data.huffman.huffman_coder": ("huffman.patch",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
@@ -45,7 +46,7 @@ AFTER = {
     "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
     "fairseq.options": ("options.patch", "mistakes_options.patch"),
     "fairseq.tasks.fairseq_task": ("amp.patch_task",),
-    "fairseq.utils": ("expressions.patch", "user_dir.patch"),
+    "fairseq.utils": ("user_dir.patch",),
     "fairseq.trainer": (
         "survival.position.patch_trainer",
         "survival.resuming.patch_trainer",
@@ -70,27 +71,6 @@ AFTER = {
             "fairseq.modules.quantization.pq.em",
         ),
         ("loading.patch",),
-    ),
-    **dict.fromkeys(
-        (
-            "fairseq.criterions.ctc",
-            "fairseq.data.audio.raw_audio_dataset",
-            "fairseq.models.fconv",
-            "fairseq.models.fconv_lm",
-            "fairseq.models.fconv_self_att",
-            "fairseq.models.hubert.hubert",
-            "fairseq.models.lightconv_lm",
-            "fairseq.models.speech_to_text.s2t_wav_transformer",
-            "fairseq.models.transformer_lm",
-            "fairseq.models.wav2vec.wav2vec",
-            "fairseq.models.wav2vec.wav2vec2",
-            "fairseq.optim.adafactor",
-            "fairseq.optim.adam",
-            "fairseq.optim.adamax",
-            "fairseq.optim.cpu_adam",
-            "fairseq.optim.fused_lamb",
-        ),
-        ("expressions.patch",),
     ),
 }
 
@@ -144,7 +124,9 @@ class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         """Return the module's spec with a loader that mends, or None for a module that is not ours to mend."""
-        if name not in AFTER and name not in BEFORE:
+        before = BEFORE.get(name, ())
+        after = AFTER.get(name, ()) + AFTER["fairseq.*"] * name.startswith("fairseq.")
+        if not before and not after:
             return None
         for finder in sys.meta_path:
             if finder is Finder or not hasattr(finder, "find_spec"):
@@ -159,9 +141,9 @@ class Finder:
             return spec
 
         def exec_module(module):
-            _call(BEFORE.get(name, ()), module)
+            _call(before, module)
             execute(module)
-            _call(AFTER.get(name, ()), module)
+            _call(after, module)
 
         from copy import copy
 

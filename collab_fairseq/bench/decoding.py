@@ -21,10 +21,7 @@ BEAM = 4
 
 
 def _translators(size: str, task: Any, key_dim: int, options: Options, half: bool = False) -> Dict[str, Any]:
-    found = build(size, task, key_dim, ("fairseq", "none", "ours"), options)
-    if half:
-        found["fairseq-bf16"] = build(size, task, key_dim, ("fairseq",), options)["fairseq"]
-        del found["none"]
+    found = build(size, task, key_dim, ("fairseq", "fairseq-bf16" if half else "none", "ours"), options)
     for name, model in found.items():
         dtype = torch.bfloat16 if half and name != "fairseq" else options.torch_dtype
         model.to(options.device, dtype).eval()

@@ -42,22 +42,22 @@ class Task:
 
 
 def build(size: str, task: Any, key_dim: int, names: Sequence[str], options: Options) -> Dict[str, nn.Module]:
-    """Models by name; ``fairseq`` and ``none`` share their parameters' values, ``ours`` and ``authors`` theirs.
+    """Models by name; standard heads have equal parameters in all of them, collaborative heads as well.
 
     Args:
         size: of :data:`PRESETS`. task: with the dictionaries. key_dim: D̃k of ``ours`` and ``authors``.
-        names: of ``fairseq`` (its transformer), ``none`` (ours with standard heads at the full key dim), ``ours``,
-            ``authors`` (a mixed key of every head).
+        names: of ``fairseq``, ``fairseq-bf16`` (its transformer), ``none`` (ours with standard heads at the full key
+            dim), ``ours``, ``authors`` (a mixed key of every head).
     """
     flags: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
     if options.quick:
         flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
     found: Dict[str, nn.Module] = {}
     for name in names:
-        own = {"collaborative_heads": "none"} if name in ("fairseq", "none") else {"key_dim": key_dim}
+        own = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
         args = Namespace(arch=PRESETS[size], **flags, **own)
         ARCH_CONFIG_REGISTRY[args.arch](args)
-        if name == "fairseq":
+        if name.startswith("fairseq"):
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)

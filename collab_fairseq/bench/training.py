@@ -72,17 +72,16 @@ def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: b
 def fast_case(size: str, sentences: int, length: int, key_dim: int, kind: str) -> Case:
     """Ours with what makes it fast; ``kind``: of :data:`KINDS`, the rest as in :func:`train_case`."""
     measure, half = KINDS[kind]
+    names = ("fairseq", "ours") if half is None else ("fairseq", "fairseq-bf16", "ours")
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         task = Task(options, size)
-        models = build(size, task, key_dim, ("fairseq", "ours"), options)
+        models = build(size, task, key_dim, names, options)
         theirs, ours = (
             criterion(task, sentence_avg=False, label_smoothing=0.1)
             for criterion in (LabelSmoothedCrossEntropyCriterion, ChunkedLabelSmoothedCrossEntropy)
         )
         batch, small = _batches(task, [length] * sentences, options)
-        if half is not None:
-            models["fairseq-bf16"] = build(size, task, key_dim, ("fairseq",), options)["fairseq"]
         for model in models.values():
             model.to(options.device).train()
         fast = models.pop("ours")

@@ -1,17 +1,19 @@
 """What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
 from argparse import Namespace
-from typing import Any
+from typing import AbstractSet, Any
 
-from collab_fairseq.modules.heads import check_heads
+from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
     KERNELS,
     KERNELS_OF_STANDARD_HEADS,
     MIXINGS,
     MIXINGS_OF_BLOCKS,
     SITES,
-    AttentionSettings,
+    AttentionShape,
     ConfigurationError,
+    parse_shapes,
+    parse_sites,
 )
 
 
@@ -30,17 +32,17 @@ def check_flags(args: Namespace) -> None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
 
 
-def check_sizes(cfg: Any, settings: AttentionSettings) -> None:
+def check_sizes(cfg: Any) -> None:
     """Refuse sizes that no layer could be built with, and flags that would have no effect.
 
     Args:
-        cfg: a :class:`.TransformerCollabConfig`. settings: what it says of attention.
+        cfg: a :class:`.TransformerCollabConfig`.
 
     Raises:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
-    sites = settings.collaborative
-    _check_sharing(settings)
+    sites = parse_sites(cfg.collaborative_heads)
+    _check_sharing(cfg, sites)
     if not sites and not cfg.attention_shapes and str(cfg.attention_kernel) not in KERNELS_OF_STANDARD_HEADS:
         raise ConfigurationError(
             f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
@@ -76,37 +78,37 @@ def check_sizes(cfg: Any, settings: AttentionSettings) -> None:
                 f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
                 f"but --key-dim is {key_dim}"
             )
-    _check_heads(cfg, settings)
+    _check_heads(cfg)
 
 
-def _check_sharing(settings: AttentionSettings) -> None:
-    """Each way to share keys and values has heads that it is for."""
-    standard = set(SITES) - settings.collaborative
+def _check_sharing(cfg: Any, sites: AbstractSet[str]) -> None:
+    """Each way to share keys and values has heads that it is for; ``sites`` are those whose heads collaborate."""
+    standard = set(SITES) - sites
     for flag, value, kind, there in (
-        ("value-heads", settings.value_heads, "collaborative", settings.collaborative),
-        ("kv-heads", settings.kv_heads, "standard", standard),
-        ("kv-latent-dim", settings.kv_latent_dim, "standard", standard),
+        ("value-heads", cfg.value_heads, "collaborative", sites),
+        ("kv-heads", cfg.kv_heads, "standard", standard),
+        ("kv-latent-dim", cfg.kv_latent_dim, "standard", standard),
     ):
         if value is not None and not there:
             other = "none" if kind == "collaborative" else "all sites"
             raise ConfigurationError(f"--{flag} {value} is for {kind} heads, but --collaborative-heads names {other}")
-    if settings.kv_latent_dim is not None and settings.kv_heads is not None:
+    if cfg.kv_latent_dim is not None and cfg.kv_heads is not None:
         raise ConfigurationError("--kv-heads and --kv-latent-dim are two kinds of attention; give one of them")
-    if settings.kv_latent_dim is not None and settings.kv_latent_dim < 1:
-        raise ConfigurationError(f"--kv-latent-dim must be positive, but is {settings.kv_latent_dim}")
+    if cfg.kv_latent_dim is not None and cfg.kv_latent_dim < 1:
+        raise ConfigurationError(f"--kv-latent-dim must be positive, but is {cfg.kv_latent_dim}")
 
 
-def _check_heads(cfg: Any, settings: AttentionSettings) -> None:
+def _check_heads(cfg: Any) -> None:
     """Masked heads are there, and gates do not freeze what they are in."""
+    shapes, gated = parse_shapes(cfg.attention_shapes), parse_sites(cfg.head_gates, "--head-gates")
     sides = {"encoder": cfg.encoder, "cross": cfg.decoder, "decoder": cfg.decoder}
     counts = {
-        f"{site}.{layer}": settings.shape(site, layer).num_heads or side.attention_heads
+        f"{site}.{layer}": shapes.get(f"{site}.{layer}", AttentionShape()).num_heads or side.attention_heads
         for site, side in sides.items()
         for layer in range(side.layers)
     }
-    check_heads(settings.masked, counts)
-    frozen = settings.gated - {"encoder"}
-    if cfg.head_gates_freeze_decoder and (frozen or not settings.gated):
+    check_heads(parse_heads(cfg.mask_heads), counts)
+    if cfg.head_gates_freeze_decoder and gated != {"encoder"}:
         raise ConfigurationError(
             f"--head-gates-freeze-decoder goes with --head-gates encoder, but that is {cfg.head_gates!r}"
         )

@@ -65,19 +65,10 @@ def label_smoothed(
     """
     device = features.device.type
     product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
-    setting = Setting(epsilon, reduce, count, product, torch.is_grad_enabled())
+    early = reduce and product != torch.float16 and torch.is_grad_enabled()
+    apply: Any = ChunkedLoss.apply
     with torch.autocast(device, enabled=False):
-        return Losses(*ChunkedLoss.apply(features, weight, bias, target, setting))  # type: ignore[no-untyped-call]
-
-
-class Setting(NamedTuple):
-    """What is not a tensor; ``product``: type of products; ``gradients``: whether autograd is on, outside."""
-
-    epsilon: float
-    reduce: bool
-    counted: bool
-    product: torch.dtype
-    gradients: bool
+        return Losses(*apply(features, weight, bias, target, epsilon, reduce, count, product, early))
 
 
 class Gradients:
@@ -132,34 +123,32 @@ def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The formulas at the top of this file."""
+    """The formulas at the top of this file; ``product``: type of products; ``early``: gradients are computed here."""
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, setting: Setting
-    ) -> Tuple[Tensor, Tensor, Tensor]:
-        needed, early = ctx.needs_input_grad[:3], setting.product != torch.float16 and setting.reduce
-        found: Optional[Gradients] = None
-        if setting.gradients and any(needed) and early:
-            found = Gradients(features, weight, bias, needed)
-        cast = weight.to(setting.product)
-        wide = torch.promote_types(setting.product, torch.float32)
+        ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, epsilon: float,
+        reduce: bool, count: bool, product: torch.dtype, early: bool,
+    ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        needed = ctx.needs_input_grad[:3]
+        found = Gradients(features, weight, bias, needed) if early and any(needed) else None
+        cast, wide = weight.to(product), torch.promote_types(product, torch.float32)
         nll, smooth = (torch.empty(target.shape, dtype=wide, device=target.device) for _ in range(2))
         correct = torch.zeros((), dtype=torch.long, device=target.device)
         for rows, some, log_probabilities in chunks(features, cast, bias):
             wanted = target[rows, None]
             nll[rows] = -log_probabilities.gather(1, wanted).squeeze(1)
             smooth[rows] = -log_probabilities.sum(1)
-            if setting.counted:
+            if count:
                 correct += log_probabilities.argmax(1, keepdim=True).eq(wanted).sum()
             if found is not None:
-                found.add(rows, gradient_of_logits(log_probabilities, wanted, setting.epsilon), some, cast)
-        on_target, per_type = factors(setting.epsilon, weight.size(0))
+                found.add(rows, gradient_of_logits(log_probabilities, wanted, epsilon), some, cast)
+        on_target, per_type = factors(epsilon, weight.size(0))
         loss = on_target * nll + per_type * smooth
-        if setting.reduce:
+        if reduce:
             loss, nll = loss.sum(), nll.sum()
         ctx.save_for_backward(features, weight, bias, target)
-        ctx.setting, ctx.found = setting, found
+        ctx.epsilon, ctx.product, ctx.found = epsilon, product, found
         ctx.mark_non_differentiable(nll, correct)
         return loss, nll, correct
 
@@ -172,13 +161,13 @@ class ChunkedLoss(torch.autograd.Function):
             scaled = found.of(features, weight, bias)
             if gradient.device.type != "cpu" or gradient.item() != 1.0:
                 scaled = [None if x is None else x.mul_(gradient) for x in scaled]
-            return (*scaled, None, None)
-        found, cast = Gradients(features, weight, bias, ctx.needs_input_grad[:3]), weight.to(ctx.setting.product)
+            return (*scaled, *[None] * 6)
+        found, cast = Gradients(features, weight, bias, ctx.needs_input_grad[:3]), weight.to(ctx.product)
         each = gradient.expand(features.size(0))[:, None]
         for rows, some, log_probabilities in chunks(features, cast, bias):
-            logits = gradient_of_logits(log_probabilities, target[rows, None], ctx.setting.epsilon)
+            logits = gradient_of_logits(log_probabilities, target[rows, None], ctx.epsilon)
             found.add(rows, logits.mul_(each[rows]), some, cast)
-        return (*found.of(features, weight, bias), None, None)
+        return (*found.of(features, weight, bias), *[None] * 6)
 
 
 def factors(epsilon: float, types: int) -> Tuple[float, float]:
@@ -194,19 +183,6 @@ def gradient_of_logits(log_probabilities: Tensor, target: Tensor, epsilon: float
     return gradient.scatter_add_(1, target, gradient.new_full(target.shape, -on_target))
 
 
-class Features:
-    """A model that is called without its output projection."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __call__(self, **net_input: Any) -> Any:
-        return self.model(**net_input, features_only=True)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-
 @register_criterion(CRITERION, dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # type: ignore[misc]
     """fairseq's ``label_smoothed_cross_entropy``, with its options, in chunks: see the top of this file.
@@ -219,16 +195,17 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
 
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
         output_projection(model)  # before the model is called in a way that it may not know
-        result: Tuple[Tensor, int, Any] = super().forward(Features(model), sample, reduce=reduce)
+        sample = {**sample, "net_input": {**sample["net_input"], "features_only": True}}
+        result: Tuple[Tensor, int, Any] = super().forward(model, sample, reduce=reduce)
         return result
 
-    def compute_loss(self, model: Features, net_output: Any, sample: Any, reduce: bool = True) -> Tuple[Tensor, Tensor]:
+    def compute_loss(self, model: Any, net_output: Any, sample: Any, reduce: bool = True) -> Tuple[Tensor, Tensor]:
         """Loss and negative log-likelihood, sums or (B·T, 1) as in fairseq; see :func:`label_smoothed`."""
         features, extra = net_output
         target = model.get_targets(sample, net_output)[:, self.ignore_prefix_size :].flatten()
         features = features[:, self.ignore_prefix_size :].flatten(0, 1)
         kept = target.ne(self.padding_idx).nonzero().squeeze(1)
-        layer = output_projection(model.model)
+        layer = output_projection(model)
         if kept.numel() < target.numel():
             features = features.index_select(0, kept)
         found = label_smoothed(features, layer.weight, layer.bias, target[kept], self.eps, reduce, self.report_accuracy)
@@ -238,7 +215,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         zeros = found.loss.new_zeros(target.numel(), 1)
         return zeros.index_copy(0, kept, found.loss[:, None]), zeros.index_copy(0, kept, found.nll[:, None])
 
-    def compute_accuracy(self, model: Features, net_output: Any, sample: Any) -> Tuple[Tensor, Tensor]:
+    def compute_accuracy(self, model: Any, net_output: Any, sample: Any) -> Tuple[Tensor, Tensor]:
         """How many targets are the most probable type, and how many there are; known since :meth:`compute_loss`."""
         accuracy: Tuple[Tensor, Tensor] = net_output[1]["accuracy"]
         return accuracy

@@ -14,111 +14,80 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.heads import parse_heads
-from collab_fairseq.modules.settings import (
-    KERNELS,
-    MIXINGS,
-    SITES,
-    AttentionSettings,
-    ConfigurationError,
-    parse_shapes,
-    parse_sites,
-)
+from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError
 from collab_fairseq.modules.stock import SUB_CONFIGS
 
 from .checks import check_flags, check_sizes
 from .kept_layers import keep_layers
 
 
+def _flag(default: Any, text: str) -> Any:
+    """A field that is a command-line flag with this help."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class TransformerCollabConfig(TransformerConfig):
-    collaborative_heads: str = field(
-        default="encoder_cross_decoder",
-        metadata={"help": f"sites with collaborative heads: {', '.join(SITES)}, joined by '_' in any order, or none"},
+    collaborative_heads: str = _flag(
+        "encoder_cross_decoder",
+        f"sites with collaborative heads: {', '.join(SITES)}, joined by '_' in any order, or none",
     )
-    key_dim: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "width of the query and key projections of every attention: shared by all heads where they "
-            "collaborate, divided among them where they do not (default: the embedding width)"
-        },
+    key_dim: Optional[int] = _flag(
+        None,
+        "width of the query and key projections of every attention: shared by all heads where they collaborate, "
+        "divided among them where they do not (default: the embedding width)",
     )
-    value_heads: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "collaborative heads share values, too, in this many groups of neighbouring heads, so that "
-            "decoding caches fewer numbers (default: every head has values of its own)"
-        },
+    value_heads: Optional[int] = _flag(
+        None,
+        "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
+        "fewer numbers (default: every head has values of its own)",
     )
-    kv_heads: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "standard heads share keys and values in this many groups of neighbouring heads: grouped-query "
-            "attention; 1: multi-query attention (default: every head has its own)"
-        },
+    kv_heads: Optional[int] = _flag(
+        None,
+        "standard heads share keys and values in this many groups of neighbouring heads: grouped-query attention; "
+        "1: multi-query attention (default: every head has its own)",
     )
-    kv_latent_dim: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "standard heads make keys and values from a latent of this width for each position, which is all "
-            "that decoding caches: multi-head latent attention (default: no latents)"
-        },
+    kv_latent_dim: Optional[int] = _flag(
+        None,
+        "standard heads make keys and values from a latent of this width for each position, which is all that "
+        "decoding caches: multi-head latent attention (default: no latents)",
     )
-    mixing_init: ChoiceEnum(list(MIXINGS)) = field(  # type: ignore[valid-type]
-        default="xavier", metadata={"help": "initial mixing matrix of collaborative heads"}
+    mixing_init: ChoiceEnum(list(MIXINGS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+        "xavier", "initial mixing matrix of collaborative heads"
     )
-    attention_content_bias: bool = field(
-        default=False, metadata={"help": "collaborative heads have a content bias (eq. 13 of the paper)"}
+    attention_content_bias: bool = _flag(False, "collaborative heads have a content bias (eq. 13 of the paper)")
+    attention_kernel: ChoiceEnum(list(KERNELS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+        "auto",
+        "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), sdpa (torch's fused "
+        "attention; sdpa_one_key: with one key head, for cuDNN), or auto, the fastest for device, type and size; same "
+        "results",
     )
-    attention_kernel: ChoiceEnum(list(KERNELS)) = field(  # type: ignore[valid-type]
-        default="auto",
-        metadata={
-            "help": "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), "
-            "sdpa (torch's fused attention; sdpa_one_key: with one key head, for cuDNN), or auto, the fastest for "
-            "device, type and size; same results"
-        },
+    fast_dropout: bool = _flag(
+        False, "draw dropout masks from fewer random bits, several times as fast on a CPU; other random numbers"
     )
-    fast_dropout: bool = field(
-        default=False,
-        metadata={
-            "help": "draw dropout masks from fewer random bits, several times as fast on a CPU; other random numbers"
-        },
+    compile: bool = _flag(False, "train layers through torch.compile, for GPUs: the first batches take minutes")
+    mask_heads: Optional[str] = _flag(
+        None,
+        "heads whose output is zero: E (encoder), A (encoder-decoder) or D (decoder), layer and heads, counted from 1; "
+        "several separated by blanks, such as 'E:1:3,5 A:2:1'",
     )
-    compile: bool = field(
-        default=False,
-        metadata={"help": "train layers through torch.compile, for GPUs: the first batches take minutes"},
+    head_gates: str = _flag(
+        "none",
+        "sites whose heads have stochastic gates (for the criterion label_smoothed_cross_entropy_with_gates), as in "
+        "--collaborative-heads",
     )
-    mask_heads: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "heads whose output is zero: E (encoder), A (encoder-decoder) or D (decoder), layer and heads, "
-            "counted from 1; several separated by blanks, such as 'E:1:3,5 A:2:1'"
-        },
+    head_gates_init: float = _flag(
+        2.4, f"log alpha that the gates start from; from {OPEN:.2f} on a mean gate is exactly open"
     )
-    head_gates: str = field(
-        default="none",
-        metadata={
-            "help": "sites whose heads have stochastic gates (for the criterion "
-            "label_smoothed_cross_entropy_with_gates), as in --collaborative-heads"
-        },
+    head_gates_freeze_decoder: bool = _flag(
+        False,
+        "train no parameter of the decoder, nor embeddings that it shares, so that the encoder's gates are not made up "
+        "for there",
     )
-    head_gates_init: float = field(
-        default=2.4,
-        metadata={"help": f"log alpha that the gates start from; from {OPEN:.2f} on a mean gate is exactly open"},
-    )
-    head_gates_freeze_decoder: bool = field(
-        default=False,
-        metadata={
-            "help": "train no parameter of the decoder, nor embeddings that it shares, so that the encoder's "
-            "gates are not made up for there"
-        },
-    )
-    attention_from: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "take --collaborative-heads, --key-dim, --attention-content-bias and what single layers have of "
-            "their own from this checkpoint; to train on what `collab reparam` or `collab heads prune` has made"
-        },
+    attention_from: Optional[str] = _flag(
+        None,
+        "take --collaborative-heads, --key-dim, --attention-content-bias and what single layers have of their own from "
+        "this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
     )
     # written by conversion and pruning, typed by nobody: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
@@ -185,24 +154,5 @@ def resolve(args: Any) -> TransformerCollabConfig:
             setattr(args, name, ",".join(map(str, keep)))
     cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(args)
     keep_layers(cfg)
-    check_sizes(cfg, attention_settings(cfg))
+    check_sizes(cfg)
     return cfg
-
-
-def attention_settings(cfg: TransformerCollabConfig) -> AttentionSettings:
-    """What the config says of attention."""
-    return AttentionSettings(
-        collaborative=parse_sites(cfg.collaborative_heads),
-        key_dim=cfg.key_dim,
-        value_heads=cfg.value_heads,
-        kv_heads=cfg.kv_heads,
-        kv_latent_dim=cfg.kv_latent_dim,
-        mixing=str(cfg.mixing_init),
-        content_bias=cfg.attention_content_bias,
-        dropout=cfg.attention_dropout,
-        kernel=str(cfg.attention_kernel),
-        shapes=parse_shapes(cfg.attention_shapes),
-        masked=parse_heads(cfg.mask_heads),
-        gated=parse_sites(cfg.head_gates, "--head-gates"),
-        gates_init=cfg.head_gates_init,
-    )

@@ -21,7 +21,7 @@ from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 
-from .config import TransformerCollabConfig, attention_settings, resolve
+from .config import TransformerCollabConfig, resolve
 from .inherit import inherit_attention
 
 _WRITTEN_BACK = (
@@ -55,7 +55,7 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         super().__init__(cfg, dictionary, embed_tokens)
 
     def build_encoder_layer(self, cfg: TransformerCollabConfig) -> nn.Module:
-        layer = CollabEncoderLayer(cfg, attention_settings(cfg), self._built, return_fc=self.return_fc)
+        layer = CollabEncoderLayer(cfg, self._built, return_fc=self.return_fc)
         self._built += 1
         return _wrap(layer, cfg)
 
@@ -109,7 +109,7 @@ class TransformerCollabDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
 
     def build_decoder_layer(self, cfg: TransformerCollabConfig, no_encoder_attn: bool = False) -> nn.Module:
-        layer = CollabDecoderLayer(cfg, attention_settings(cfg), self._built, no_encoder_attn)
+        layer = CollabDecoderLayer(cfg, self._built, no_encoder_attn)
         self._built += 1
         return _wrap(layer, cfg)
 

@@ -16,7 +16,8 @@ from collab_fairseq.attention.beams import one_row_per_sentence
 from collab_fairseq.attention.cache import Cache, append, load, reorder, start, store, visible
 
 from .gates import HeadGates
-from .settings import KERNELS_OF_STANDARD_HEADS, AttentionSettings, ConfigurationError
+from .heads import parse_heads
+from .settings import KERNELS_OF_STANDARD_HEADS, AttentionShape, ConfigurationError, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -33,8 +34,9 @@ class IncrementalAttention(FairseqIncrementalState):
             in memory, or wants the gradient of a mask, sets it; it is not saved.
     """
 
-    # fairseq's own renaming of the fused projections of old checkpoints
+    # fairseq's own: renaming the fused projections of old checkpoints, keeping what decoding has cached
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
+    _set_input_buffer = MultiheadAttention._set_input_buffer
 
     def __init__(
         self,
@@ -181,11 +183,6 @@ class IncrementalAttention(FairseqIncrementalState):
             return state
         return torch.jit.annotate(Dict[str, Optional[Tensor]], {})
 
-    def _set_input_buffer(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], buffer: Dict[str, Optional[Tensor]]
-    ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
-        return self.set_incremental_state(incremental_state, "attn_state", buffer)
-
 
 class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
     """Collaborative heads under fairseq's signature."""
@@ -203,41 +200,47 @@ class IncrementalLatentAttention(IncrementalAttention, LatentAttention):  # type
     """Standard heads with keys and values made from latents, under fairseq's signature."""
 
 
-def build_attention(cfg: Any, settings: AttentionSettings, layer: int, site: str) -> IncrementalAttention:
+def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
     """The attention of one layer (counted from 0) and site (``encoder``, ``cross`` or ``decoder``).
 
     Args:
-        cfg: transformer config, for the widths, heads and quantization noise. settings: attention of the model.
+        cfg: a ``TransformerCollabConfig``. A kernel that the heads of the layer do not have is ``auto`` to them.
+
+    Raises:
+        ConfigurationError: ``attention_shapes`` gives the layer what its kind of heads does not have.
     """
-    side = cfg.encoder if site == "encoder" else cfg.decoder
+    place, side = f"{site}.{layer}", cfg.encoder if site == "encoder" else cfg.decoder
     source_width = cfg.encoder.embed_dim if site == "cross" else None
-    own = {name: value for name, value in vars(settings.shape(site, layer)).items() if value is not None}
-    collaborative = own.pop("collaborative", site in settings.collaborative)
-    sharing, others = ("value_heads", "content_bias"), ("kv_heads", "kv_latent_dim")
+    shape = parse_shapes(cfg.attention_shapes).get(place, AttentionShape())
+    own = {name: value for name, value in vars(shape).items() if value is not None}
+    collaborative = own.pop("collaborative", site in parse_sites(cfg.collaborative_heads))
+    sharing: Dict[str, Any] = {"value_heads": cfg.value_heads, "content_bias": cfg.attention_content_bias}
+    others: Dict[str, Any] = {"kv_heads": cfg.kv_heads, "kv_latent_dim": cfg.kv_latent_dim}
     if not collaborative:
         own.pop("content_bias", None)
         sharing, others = others, sharing
     for name in set(own).intersection(others):
         kind = "collaborative" if collaborative else "standard"
-        raise ConfigurationError(f"attention_shapes[{site}.{layer}] has {name!r}, but its heads are {kind}")
+        raise ConfigurationError(f"attention_shapes[{place}] has {name!r}, but its heads are {kind}")
+    kernel = str(cfg.attention_kernel)
     arguments: Dict[str, Any] = {
         "embed_dim": side.embed_dim,
         "num_heads": side.attention_heads,
-        "key_dim": settings.key_dim,
+        "key_dim": cfg.key_dim,
         "kdim": source_width,
         "vdim": source_width,
-        "dropout": settings.dropout,
+        "dropout": cfg.attention_dropout,
+        "kernel": kernel if collaborative or kernel in KERNELS_OF_STANDARD_HEADS else "auto",
         "cross": site == "cross",
         "noise": cfg.quant_noise.pq,
         "noise_block": cfg.quant_noise.pq_block_size,
-        "masked": settings.masked.get(f"{site}.{layer}", ()),
-        "gates": settings.gates_init if site in settings.gated else None,
-        **{name: getattr(settings, name) for name in sharing},
+        "masked": parse_heads(cfg.mask_heads).get(place, ()),
+        "gates": cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
+        **sharing,
         **own,
     }
     if collaborative:
-        return IncrementalCollaborativeAttention(mixing=settings.mixing, kernel=settings.kernel, **arguments)
-    arguments["kernel"] = settings.kernel if settings.kernel in KERNELS_OF_STANDARD_HEADS else "auto"
+        return IncrementalCollaborativeAttention(mixing=str(cfg.mixing_init), **arguments)
     kv_heads, latent_dim = arguments.pop("kv_heads"), arguments.pop("kv_latent_dim")
     if latent_dim is not None:
         return IncrementalLatentAttention(latent_dim=latent_dim, **arguments)

@@ -9,7 +9,7 @@ from collab_fairseq.attention.beams import stay_together
 from collab_fairseq.attention.masks import combined_once
 
 from .attention import IncrementalAttention, build_attention
-from .settings import AttentionSettings, ConfigurationError
+from .settings import ConfigurationError
 from .stock import SURPLUS
 
 __all__ = ["CollabDecoderLayer", "CollabEncoderLayer", "combined_once", "stay_together"]
@@ -24,19 +24,18 @@ if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
 
 
 class CollabEncoderLayer(TransformerEncoderLayerBase):
-    """Encoder layer whose self-attention is as the settings say.
+    """Encoder layer whose self-attention is as the config says.
 
     Args:
-        cfg: transformer config. settings: attention of the model. layer: number of this layer, from 0.
+        cfg: a ``TransformerCollabConfig``. layer: number of this layer, from 0.
     """
 
-    def __init__(self, cfg: Any, settings: AttentionSettings, layer: int, return_fc: bool = False) -> None:
-        # plain attributes may precede Module.__init__; build_self_attention reads them from within it
-        self._attention = settings, layer
+    def __init__(self, cfg: Any, layer: int, return_fc: bool = False) -> None:
+        self._number = layer  # plain attributes may precede Module.__init__, which calls build_self_attention
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
-        return build_attention(cfg, *self._attention, "encoder")
+        return build_attention(cfg, self._number, "encoder")
 
     def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *rest: Any) -> None:
         """As any module: fairseq's layer joins the weights of its attention, which must be of one width for that."""
@@ -46,14 +45,14 @@ class CollabEncoderLayer(TransformerEncoderLayerBase):
 
 
 class CollabDecoderLayer(TransformerDecoderLayerBase):
-    """Decoder layer whose self- and cross-attention are as the settings say.
+    """Decoder layer whose self- and cross-attention are as the config says.
 
     Args:
-        cfg, settings, layer: as of :class:`CollabEncoderLayer`. no_encoder_attn: no cross-attention.
+        cfg, layer: as of :class:`CollabEncoderLayer`. no_encoder_attn: no cross-attention.
     """
 
-    def __init__(self, cfg: Any, settings: AttentionSettings, layer: int, no_encoder_attn: bool = False) -> None:
-        self._attention = settings, layer
+    def __init__(self, cfg: Any, layer: int, no_encoder_attn: bool = False) -> None:
+        self._number = layer
         super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(
@@ -61,7 +60,7 @@ class CollabDecoderLayer(TransformerDecoderLayerBase):
     ) -> IncrementalAttention:
         if add_bias_kv or add_zero_attn:
             raise ConfigurationError("add_bias_kv and add_zero_attn are not options of transformer_collab")
-        return build_attention(cfg, *self._attention, "decoder")
+        return build_attention(cfg, self._number, "decoder")
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
-        return build_attention(cfg, *self._attention, "cross")
+        return build_attention(cfg, self._number, "cross")

@@ -1,7 +1,7 @@
 """Which attention of a transformer is collaborative, and how large each one is."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+from dataclasses import dataclass, fields
+from typing import Any, Dict, FrozenSet, Mapping, Optional
 
 from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXING_WITH_BLOCKS, STANDARD_KERNELS
 
@@ -66,44 +66,6 @@ class AttentionShape:
     value_bias: Optional[bool] = None
     out_bias: Optional[bool] = None
     content_bias: Optional[bool] = None
-
-
-@dataclass(frozen=True)
-class AttentionSettings:
-    """All that decides the attention layers of one model.
-
-    Attributes:
-        collaborative: sites whose heads collaborate; the others have standard heads.
-        key_dim: D̃k of every site; None: the embedding width of the site.
-        value_heads: groups of collaborative heads that share values; None: every head has its own.
-        kv_heads: groups of standard heads that share keys and values; None: every head has its own.
-        kv_latent_dim: width of the latents that standard heads make keys and values from; None: there are none.
-        mixing: initial mixing matrix, see :func:`collab_fairseq.attention.initial_mixing`.
-        content_bias: collaborative heads have content scores (eq. 13).
-        dropout: probability of dropping an attention weight in training.
-        kernel: one of :data:`KERNELS`; sites that it cannot compute, because their heads are standard, take ``auto``.
-        shapes: what single layers have of their own, keyed ``encoder.0``, ``cross.3``, …
-        masked: heads whose context is zero, from 0, under the same keys.
-        gated: sites whose heads have stochastic gates. gates_init: log α that these start from.
-    """
-
-    collaborative: FrozenSet[str]
-    key_dim: Optional[int] = None
-    value_heads: Optional[int] = None
-    kv_heads: Optional[int] = None
-    kv_latent_dim: Optional[int] = None
-    mixing: str = "xavier"
-    content_bias: bool = False
-    dropout: float = 0.0
-    kernel: str = "auto"
-    shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
-    masked: Mapping[str, Tuple[int, ...]] = field(default_factory=dict)
-    gated: FrozenSet[str] = frozenset()
-    gates_init: float = 0.0
-
-    def shape(self, site: str, layer: int) -> AttentionShape:
-        """What the attention of that site and layer (counted from 0) has of its own."""
-        return self.shapes.get(f"{site}.{layer}", AttentionShape())
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, AttentionShape]:

@@ -1,7 +1,7 @@
 """The attention layers of a model or checkpoint by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping
 
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
@@ -88,28 +88,20 @@ def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
 
 
 def _check_parameters(parameters: Mapping[str, Tensor], prefix: str, heads: int) -> None:
-    """Refuse a layer without query (K, E) and key (K, kdim) weights, or with another mixing matrix than (heads, K)."""
-    shapes = []
+    """Refuse a layer without query (K, E) and key (K', kdim) weights that fit each other, mixing and heads."""
     for name in ("q_proj.weight", "k_proj.weight"):
         if prefix + name not in parameters:
             raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which every attention layer has")
-        shapes.append(tuple(parameters[prefix + name].shape))
+    query, key = (tuple(parameters[f"{prefix}{name}_proj.weight"].shape) for name in ("q", "k"))
     mixing = parameters.get(f"{prefix}mixing")
-    if not len(shapes[0]) == len(shapes[1]) == 2 or (shapes[0][0] != shapes[1][0] and not _grouped(shapes, mixing)):
-        raise ConfigurationError(
-            f"{prefix}q_proj.weight and k_proj.weight must be matrices with equally many rows, "
-            f"got the shapes {shapes[0]} and {shapes[1]}"
-        )
-    if mixing is not None and mixing.shape != (heads, shapes[0][0]):
-        expected = (heads, shapes[0][0])
-        raise ConfigurationError(f"{prefix}mixing must have the shape {expected}, got {tuple(mixing.shape)}")
-    if mixing is None and heads > shapes[0][0]:
-        raise ConfigurationError(f"{prefix}q_proj.weight has {shapes[0][0]} rows, too few for {heads} heads")
-
-
-def _grouped(shapes: List[Tuple[int, ...]], mixing: Optional[Tensor]) -> bool:
-    """Whether standard heads share keys in groups."""
-    return mixing is None and 0 < shapes[1][0] < shapes[0][0] and shapes[0][0] % shapes[1][0] == 0
+    fits = len(query) == len(key) == 2 and key[0] > 0
+    if mixing is not None:
+        fits = fits and mixing.shape == (heads, query[0]) and key[0] == query[0]
+    else:  # standard heads, which may share keys in groups
+        fits = fits and heads <= query[0] and query[0] % key[0] == 0
+    if not fits:
+        shape = "" if mixing is None else f" and {prefix}mixing {tuple(mixing.shape)}"
+        raise ConfigurationError(f"{prefix}q_proj.weight {query}, k_proj.weight {key}{shape} do not fit {heads} heads")
 
 
 def shared_by_heads(parameters: Mapping[str, Tensor], place: str) -> List[str]:
