@@ -17,7 +17,7 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 import contextlib
 import logging
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -38,22 +38,6 @@ logger = logging.getLogger(__name__)
 
 #: place → gradients of the heads' multipliers, and of those of shared key dimensions
 Gradients = Tuple[Dict[str, Tensor], Dict[str, Tensor]]
-
-
-class Importance(NamedTuple):
-    """Means over the text.
-
-    Attributes:
-        heads: place → importance of each head, (H), float64, not normalised.
-        shared_dims: place → importance of each shared key dimension, (D̃k), of collaborative layers.
-        sentences, source_tokens, target_tokens: of the text, without padding.
-    """
-
-    heads: Dict[str, Tensor]
-    shared_dims: Dict[str, Tensor]
-    sentences: int
-    source_tokens: int
-    target_tokens: int
 
 
 class Sums:
@@ -79,15 +63,22 @@ class Sums:
         if os.environ.get("RANK", "0") == "0":  # of torchrun
             logger.info("%d sentences", self.seen[0])
 
-    def means(self, tokens: bool = False) -> Importance:
-        """Over sentences; ``tokens``: the heads' over tokens."""
-        sentences, source, target = self.seen.tolist()
-        per = {"encoder": source, "cross": target, "decoder": target} if tokens else {}
-        return Importance(
-            {place: total / per.get(place.split(".")[0], sentences) for place, total in self.heads.items()},
-            {place: total / sentences for place, total in self.dims.items()},
-            sentences, source, target,
-        )  # fmt: skip
+    def means(self, tokens: bool = False) -> Dict[str, Any]:
+        """Means over sentences, or with ``tokens`` the heads' over tokens, as a record has them.
+
+        Returns:
+            ``heads``: head → ``raw``, its importance, and ``normalised``; ``shared_dims``: place → importance of each
+            shared key dimension; ``sentences``, ``source_tokens``, ``target_tokens``: of the text, without padding.
+        """
+        seen = dict(zip(("sentences", "source_tokens", "target_tokens"), self.seen.tolist(), strict=True))
+        heads = {}
+        for place, total in self.heads.items():
+            side = "source_tokens" if place.startswith("encoder") else "target_tokens"
+            raw = total / seen[side if tokens else "sentences"]
+            for head, (own, share) in enumerate(zip(raw.tolist(), normalize(raw, dim=0).tolist(), strict=True)):
+                heads[head_name(place, head)] = {"raw": own, "normalised": share}
+        dims = {place: (total / seen["sentences"]).tolist() for place, total in self.dims.items()}
+        return {"heads": heads, "shared_dims": dims, **seen}
 
     def over_processes(self, device: torch.device) -> None:
         """Add up the sums of all processes, in place; NCCL sums on its GPU only."""
@@ -97,8 +88,8 @@ class Sums:
             total.copy_(moved)
 
 
-def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Importance:
-    """Importance of all heads on the text of a split.
+def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:
+    """Importance of all heads on the text of a split; see :meth:`Sums.means`.
 
     Under ``torch.distributed`` every process takes its share of the batches, and all get the whole result.
 
@@ -155,17 +146,6 @@ def of_factors(loss: Tensor, ones: Dict[str, Tensor], deltas: Dict[str, Tensor])
     """The gradients of a loss at the multipliers of heads and of shared dimensions, by place."""
     found = iter(torch.autograd.grad(loss, [*ones.values(), *deltas.values()]))
     return {place: next(found) for place in ones}, {place: next(found) for place in deltas}
-
-
-def as_json(result: Importance) -> Dict[str, Any]:
-    """``heads``: head → ``raw`` and ``normalised``; ``shared_dims``: place → list; the sizes of the text."""
-    heads = {
-        head_name(place, head): {"raw": raw, "normalised": norm}
-        for place, values in result.heads.items()
-        for head, (raw, norm) in enumerate(zip(values.tolist(), normalize(values, dim=0).tolist(), strict=True))
-    }
-    dims = {place: values.tolist() for place, values in result.shared_dims.items()}
-    return {**result._asdict(), "heads": heads, "shared_dims": dims}
 
 
 def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:
