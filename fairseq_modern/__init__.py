@@ -44,7 +44,7 @@ AFTER = {
     "fairseq.modules.transformer_layer": ("encoder_layer.patch",),
     "fairseq.optim.amp_optimizer": ("amp.patch",),
     "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
-    "fairseq.options": ("options.patch", "mistakes_options.patch"),
+    "fairseq.options": ("options.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task",),
     "fairseq.utils": ("user_dir.patch",),
     "fairseq.trainer": (
@@ -55,23 +55,13 @@ AFTER = {
     ),
     "fairseq_cli.hydra_train": ("errors.patch_hydra_train",),
     "fairseq_cli.train": ("train.patch", "survival.stopping.patch_train"),
-    **dict.fromkeys(
-        (
-            "fairseq.data.data_utils",
-            "fairseq.data.language_pair_dataset",
-            "fairseq.data.token_block_dataset",
-            "fairseq.modules.dynamic_crf_layer",
-        ),
-        ("numpy_names.patch",),
-    ),
-    **dict.fromkeys(
-        (
-            "fairseq.models.speech_to_text.xm_transformer",
-            "fairseq.models.text_to_speech.vocoder",
-            "fairseq.modules.quantization.pq.em",
-        ),
-        ("loading.patch",),
-    ),
+    "fairseq.data.data_utils": ("numpy_names.patch",),
+    "fairseq.data.language_pair_dataset": ("numpy_names.patch",),
+    "fairseq.data.token_block_dataset": ("numpy_names.patch",),
+    "fairseq.modules.dynamic_crf_layer": ("numpy_names.patch",),
+    "fairseq.models.speech_to_text.xm_transformer": ("loading.patch",),
+    "fairseq.models.text_to_speech.vocoder": ("loading.patch",),
+    "fairseq.modules.quantization.pq.em": ("loading.patch",),
 }
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import parallel
 
-from fairseq_modern.errors import WorkersError
+from fairseq_modern.errors import UserError
 from fairseq_modern.patching import names, wrap
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
@@ -108,7 +108,7 @@ def started_by_torchrun() -> bool:
 
 
 def refuse_several_validators(cfg: Any, main: Any) -> None:
-    """Raise WorkersError if fairseq-validate is to run in more than one process."""
+    """Raise UserError if fairseq-validate is to run in more than one process."""
     # Run as `python -m fairseq_cli.validate`, the function belongs to a module called __main__: its file tells.
     code: Optional[Any] = getattr(main, "__code__", None)
     if code is None or os.path.normpath(code.co_filename).split(os.sep)[-2:] != ["fairseq_cli", "validate.py"]:
@@ -116,11 +116,11 @@ def refuse_several_validators(cfg: Any, main: Any) -> None:
     workers = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
     workers = max(workers, cfg.distributed_training.distributed_world_size)
     if workers > 1:
-        raise WorkersError(f"fairseq-validate must be run in one process, got {workers}; its result is the same.")
+        raise UserError(f"fairseq-validate must be run in one process, got {workers}; its result is the same.")
 
 
 def refuse_workers_without_gpu(cfg: Any, infer_init_method: Any) -> None:
-    """Raise WorkersError if fairseq would start workers of its own on a machine that has no GPU for them."""
+    """Raise UserError if fairseq would start workers of its own on a machine that has no GPU for them."""
     training = cfg.distributed_training
     if training.distributed_no_spawn or cfg.common.tpu or torch.cuda.device_count() > 0:
         return
@@ -134,7 +134,7 @@ def refuse_workers_without_gpu(cfg: Any, infer_init_method: Any) -> None:
         if training.distributed_init_method is None and training.distributed_world_size <= 1:
             return
     workers = training.distributed_world_size
-    raise WorkersError(
+    raise UserError(
         f"{workers} worker{'s' * (workers != 1)} asked for, but fairseq starts workers by itself only on GPUs and "
         f"finds none here; start them with torchrun: OMP_NUM_THREADS=1 torchrun --nproc_per_node {workers} "
         f"$(which fairseq-train) DATA ... --cpu --distributed-world-size {workers} --distributed-backend gloo"

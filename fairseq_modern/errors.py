@@ -25,10 +25,6 @@ class CheckpointError(UserError):
     """A checkpoint cannot be read or written."""
 
 
-class WorkersError(UserError):
-    """The number of processes does not suit the machine or the tool."""
-
-
 def tool_name() -> Optional[str]:
     """The name of the fairseq tool that is running (`fairseq-train`, `fairseq_cli.train`), or None."""
     directory, file = os.path.split(sys.argv[0] if sys.argv else "")

@@ -21,15 +21,11 @@ OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
 LONGEST = 100_000  # of a repeated list or string: far above any setting
 
 
-class SettingError(UserError, ValueError):
-    """A setting is not a value."""
-
-
 def evaluate(expression: str) -> Any:
     """Return the value of a Python literal, or of sums, differences, products and quotients of literals.
 
     Raises:
-        SettingError: the expression holds anything else, such as a name or a call.
+        UserError: the expression holds anything else, such as a name or a call.
         TypeError: the expression is no string, as `eval` would; fairseq relies on it for values that are read already.
     """
     if not isinstance(expression, str):
@@ -38,7 +34,7 @@ def evaluate(expression: str) -> Any:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         got = expression[:200]
-        raise SettingError(f"expected a value such as 0.1 or [(512, 3)] * 20, got {got!r} ({error}).") from error
+        raise UserError(f"expected a value such as 0.1 or [(512, 3)] * 20, got {got!r} ({error}).") from error
 
 
 def _value(node: ast.expr) -> Any:

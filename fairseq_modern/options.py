@@ -1,17 +1,41 @@
-"""Mends `--bf16` on the command line, which fairseq takes for `--tpu`.
+"""Mends fairseq's command line.
 
-As published, training in bfloat16 then looks for torch_xla, on a GPU as well. Here only `--tpu` means a TPU.
+As published, `--bf16` is taken for `--tpu`, so that training in bfloat16 looks for torch_xla, on a GPU as well: here
+only `--tpu` means a TPU. `fairseq-validate` without `--task` takes that of the checkpoint, and a model or criterion
+of this project that nobody has registered is an error that names `--user-dir`.
 """
 
+import argparse
+import functools
 import sys
 from types import ModuleType
 from typing import Any, Optional, Sequence
 
+from fairseq_modern.errors import UserError
+from fairseq_modern.mistakes import OURS, USER_DIR
 from fairseq_modern.patching import wrap
 
 
+@functools.lru_cache(maxsize=1)
+def task_of(path: str) -> Optional[str]:
+    """The task that a checkpoint was trained for."""
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+
+    task = load_checkpoint_to_cpu(path)["cfg"]["task"]
+    return getattr(task, "_name", None) or getattr(task, "task", None)
+
+
+def default_task() -> Optional[str]:
+    """That of the checkpoint of this command line (`--path`), unless it names one itself (`--task`)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--path", "--task"):
+        parser.add_argument(flag)
+    given = parser.parse_known_args()[0]
+    return task_of(given.path) if given.task is None and given.path is not None else None
+
+
 def patch(module: ModuleType) -> None:
-    """Wrap `fairseq.options.parse_args_and_arch`."""
+    """Wrap the parsers of `fairseq.options` and what they make of a command line."""
 
     @wrap(module)
     def parse_args_and_arch(
@@ -23,3 +47,23 @@ def patch(module: ModuleType) -> None:
         if getattr(args, "tpu", False) and not given and not parser.get_default("tpu"):
             args.tpu = False
         return parsed
+
+    @wrap(module)
+    def get_parser(original: Any, *args: Any, **options: Any) -> Any:
+        parser = original(*args, **options)
+        original_error = parser.error
+
+        def error(message: str) -> None:
+            from fairseq.models import ARCH_MODEL_REGISTRY
+
+            chosen = OURS.search(message.partition("(choose from")[0])
+            if chosen is not None and "transformer_collab" not in ARCH_MODEL_REGISTRY:
+                raise UserError(f"fairseq has no {chosen[0]}; {USER_DIR}.")
+            original_error(message)
+
+        parser.error = error
+        return parser
+
+    @wrap(module)
+    def get_validation_parser(original: Any, task: Optional[str] = None) -> Any:
+        return original(task or default_task())

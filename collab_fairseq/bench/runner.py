@@ -22,9 +22,6 @@ from .measure import captured, interleave, peak_bytes, ratio, spread, stopwatch
 
 logger = logging.getLogger(__name__)
 
-#: the contestant whose ratios to the others are shown
-OURS = "ours"
-
 _CASES = {
     "layer": layers.layer_cases,
     "decode": lambda options: [*layers.decode_cases(options), *decoding.decode_cases(options)],
@@ -76,7 +73,7 @@ def measure(case: Case, options: Options) -> Optional[Dict[str, Any]]:
     parts = case.prepare(options)
     if case.measure == "graph":
         parts = [captured(part) for part in parts]
-        if OURS not in parts[0]:
+        if "ours" not in parts[0]:
             return None
     if case.measure == "memory":
         samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
@@ -85,5 +82,5 @@ def measure(case: Case, options: Options) -> Optional[Dict[str, Any]]:
     return {
         "unit": "bytes" if case.measure == "memory" else "s",
         "values": {name: spread(values) for name, values in samples.items()},
-        "ratios": {name: ratio(samples[OURS], values) for name, values in samples.items() if name != OURS},
+        "ratios": {name: ratio(samples["ours"], values) for name, values in samples.items() if name != "ours"},
     }

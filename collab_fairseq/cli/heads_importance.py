@@ -59,9 +59,9 @@ def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
 
     def compute() -> Any:
         if folder:
-            return importance.as_json(huggingface.importance(loaded.model, loaded.places, loaded.batches))
-        asked = {name: getattr(args, name) for name in ("form", "max_tokens", "sentences")}
-        return importance.as_json(importance.importance(trained, args.split, **asked))
+            return huggingface.importance(loaded.model, loaded.places, loaded.batches)
+        asked = {"tokens": args.form == "token", "max_tokens": args.max_tokens, "sentences": args.sentences}
+        return importance.importance(trained, args.split, **asked)
 
     if not first:  # the sums need every process, unless the result is there already
         if "importance" not in record.parts:

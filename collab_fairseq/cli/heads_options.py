@@ -88,7 +88,7 @@ def add_tests(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
 
 def read_tests(args: argparse.Namespace) -> List[Any]:
     """The test sets of --reference: at least one, none twice, their files there."""
-    from collab_fairseq.heads.evaluation import TestSet
+    from collab_fairseq.heads.ablation import TestSet
 
     splits = [split for split, _ in args.reference]
     if not splits:

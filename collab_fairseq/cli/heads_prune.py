@@ -61,7 +61,7 @@ def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
     if args.importance:
         return importance.read(args.importance, args.ranking, args.checkpoint[0])
     measured = importance.importance(trained, args.split, max_tokens=args.max_tokens, sentences=args.sentences)
-    return {head: values[args.ranking] for head, values in importance.as_json(measured)["heads"].items()}
+    return {head: values[args.ranking] for head, values in measured["heads"].items()}
 
 
 def _curves(args: argparse.Namespace) -> int:

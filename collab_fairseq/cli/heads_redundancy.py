@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         weights = redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
     record = shared.make_record(args, "redundancy", {})
-    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(w)) for name, w in weights.items()}
+    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(*w)) for name, w in weights.items()}
     shared.show_table(redundancy.table(layers))
     if args.figure:
         redundancy.draw(layers, args.figure)

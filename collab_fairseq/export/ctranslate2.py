@@ -24,15 +24,7 @@ from .standard_heads import standard_layers
 
 
 def export(source: Source, output: PathLike, *, quantization: Optional[str] = None) -> None:
-    """Write the folder, whole or not at all.
-
-    Args:
-        quantization: of the weights on the disk, one of CTranslate2's names; default: float32.
-
-    Raises:
-        ExportError: something of the model that CTranslate2 does not have, by name, or the folder cannot be written.
-        TranslationError: the package ctranslate2 is not installed.
-    """
+    """Write the folder; ``quantization``: of the weights on the disk, one of CTranslate2's names (default: float32)."""
     require("ctranslate2")
     if quantization is not None and quantization not in PRECISIONS:
         raise ExportError(f"the quantization must be one of {', '.join(PRECISIONS)}, but is {quantization}")

@@ -13,14 +13,7 @@ from .standard_heads import standard_layers
 
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
-    """Write the folder, whole or not at all.
-
-    Args:
-        half: weights in half precision.
-
-    Raises:
-        ExportError: heads that do not fit, by the name of their layer; or the folder cannot be written.
-    """
+    """Write the folder; ``half``: weights in half precision."""
     model = source.model
     with swapped(model, standard_layers(model, source.config)):
         state = portable(source, half, arch="transformer")

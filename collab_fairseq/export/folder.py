@@ -9,13 +9,13 @@
 The weights are in a pickle, since fairseq reads nothing else; it is loaded with ``weights_only=True`` here.
 """
 
+import copy
 import os
 from dataclasses import fields, is_dataclass
 from typing import Any, Dict
 
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
@@ -25,16 +25,12 @@ from collab_fairseq.translation.units import SUBWORD_FILES
 
 from .source import Source, new_folder, write_text_side
 
+#: kind of subword model → fairseq's setting of its file
+_FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}
+
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
-    """Write the model folder, whole or not at all.
-
-    Args:
-        half: weights in half precision; they are computed with in float32 all the same.
-
-    Raises:
-        ExportError: there is something already, or the folder cannot be written.
-    """
+    """Write the model folder; ``half``: weights in half precision, which are computed with in float32 all the same."""
     write(source, portable(source, half), output)
 
 
@@ -52,10 +48,11 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     if arch == "transformer":
         settings = {name: value for name, value in settings.items() if name not in OWN_FIELDS}
     cfg["model"] = {**settings, "_name": arch, "arch": arch}
-    parameters = source.model.state_dict()
+    model = copy.deepcopy(source.model).half() if half else source.model
     cfg["task"] = {**own["task"], "data": ".", "source_lang": card.source_lang, "target_lang": card.target_lang}
     cfg["criterion"] = own.get("criterion")
-    cfg["bpe"] = _encoder(card.subwords)
+    # from_pretrained fills in the file
+    cfg["bpe"] = card.subwords and {"_name": card.subwords, _FILE_SETTINGS[card.subwords]: "???"}
     moses = {"_name": "moses", "source_lang": card.source_lang, "target_lang": card.target_lang}
     cfg["tokenizer"] = moses if card.moses else None
     cfg["dataset"]["required_batch_size_multiple"] = own["dataset"]["required_batch_size_multiple"]
@@ -64,32 +61,11 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     return {
         "args": None,
         "cfg": cfg,
-        "model": as_half(parameters) if half else parameters,
+        "model": model.state_dict(),
         "optimizer_history": [history],
         "last_optimizer_state": None,
         "extra_state": {"epoch": 1, "batch_offset": 0},
     }
-
-
-def as_half(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """In half precision; what was one tensor stays one."""
-    made: Dict[Any, Tensor] = {}
-    for name, tensor in parameters.items():
-        if not tensor.is_floating_point() or name.endswith("_float_tensor"):
-            made[name] = tensor
-            continue
-        view = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if view not in made:
-            made[view] = tensor.half()
-        made[name] = made[view]
-    return {name: made[name] for name in parameters}
-
-
-def _encoder(subwords: Any) -> Any:
-    """fairseq's settings of a subword model; from_pretrained fills in the file."""
-    if subwords is None:
-        return None
-    return {"_name": subwords, {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}[subwords]: "???"}
 
 
 def _flat(config: Any, prefix: str = "") -> Dict[str, Any]:
@@ -109,7 +85,7 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
     else:
         home, kind, flags = "collab_fairseq.models", "TransformerCollabModel", ' --user-dir "$(collab user-dir)"'
     if card.subwords is not None:
-        name = "sentencepiece-model" if card.subwords == "sentencepiece" else "bpe-codes"
+        name = _FILE_SETTINGS[card.subwords].replace("_", "-")
         flags += f" --bpe {card.subwords} --{name} DIR/{SUBWORD_FILES[card.subwords]}"
     flags += " --tokenizer moses" * card.moses
     with new_folder(output) as folder:

@@ -4,29 +4,19 @@ FSMT is fairseq's post-norm ``transformer``, so heads must fit as in :mod:`.fair
 codes; of SentencePiece models weights and ids are exported, and the text side is the SentencePiece model in the folder.
 """
 
-import json
 import os
 import shutil
-from typing import Any, Dict
-
-from torch import Tensor
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.units import SUBWORD_FILES, require
 
-from .source import Source, new_folder, refuse_settings, write_text_side
+from .source import Source, new_folder, refuse_settings, write_json, write_text_side
 from .standard_heads import standard_layers
 
 
 def export(source: Source, output: PathLike) -> None:
-    """Write the folder, whole or not at all.
-
-    Raises:
-        ExportError: something of the model that FSMT does not have, by name; heads that do not fit; or the folder
-            cannot be written.
-        TranslationError: the package transformers is not installed.
-    """
+    """Write the folder."""
     transformers = require("transformers", "huggingface")
     config, model, card = source.config, source.model, source.card
     lacks = {
@@ -51,19 +41,13 @@ def export(source: Source, output: PathLike) -> None:
             dropout=config.dropout,
             scale_embedding=not config.no_scale_embedding,
             tie_word_embeddings=config.share_all_embeddings,
-            pad_token_id=dictionaries[0].pad(),
-            bos_token_id=dictionaries[0].bos(),
-            eos_token_id=dictionaries[0].eos(),
-            decoder_start_token_id=dictionaries[0].eos(),
-            forced_eos_token_id=dictionaries[0].eos(),
             early_stopping=True,  # as fairseq stops
         )
     )  # fmt: skip
     with swapped(model, standard_layers(model, config)):
-        parameters: Dict[str, Tensor] = {f"model.{name}": p for name, p in model.state_dict().items()}
-    known = fsmt.state_dict()
-    fsmt.load_state_dict({**known, **{name: tensor for name, tensor in parameters.items() if name in known}})
-    left = [name for name in parameters if name not in known and not name.endswith(("version", "_float_tensor"))]
+        parameters = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    unknown = fsmt.load_state_dict(parameters, strict=False).unexpected_keys
+    left = [name for name in unknown if not name.endswith(("version", "_float_tensor"))]
     assert not left, f"FSMT has no {left}"
     with new_folder(output) as folder:
         transformers.utils.logging.disable_progress_bar()
@@ -91,13 +75,8 @@ def _write_tokenizer(source: Source, folder: str) -> None:
             unit if number < dictionary.nspecial else unit[:-2] if unit.endswith("@@") else f"{unit}</w>": number
             for number, unit in enumerate(dictionary.symbols)
         }
-        _write_json(units, os.path.join(folder, f"vocab-{side}.json"))
+        write_json(units, os.path.join(folder, f"vocab-{side}.json"))
     shutil.copyfile(source.files[SUBWORD_FILES["subword_nmt"]], os.path.join(folder, "merges.txt"))
     card = source.card
     settings = {"langs": [card.source_lang, card.target_lang], "do_lower_case": card.lowercase}
-    _write_json({**settings, "tokenizer_class": "FSMTTokenizer"}, os.path.join(folder, "tokenizer_config.json"))
-
-
-def _write_json(data: Any, path: str) -> None:
-    with open(path, "w", encoding="utf-8") as stream:
-        json.dump(data, stream, ensure_ascii=False, indent=2)
+    write_json({**settings, "tokenizer_class": "FSMTTokenizer"}, os.path.join(folder, "tokenizer_config.json"))

@@ -114,12 +114,7 @@ def _positions(side: Any, size: int) -> Tensor:
 
 
 def export(source: Source, output: PathLike) -> None:
-    """Write the folder, whole or not at all.
-
-    Raises:
-        ExportError: an option of fairseq's transformer that is not exported, by name; or the folder cannot be written.
-        TranslationError: the package onnx, onnxruntime or onnxscript is not installed.
-    """
+    """Write the folder."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package)
     refuse_settings(source.config, "ONNX export", {})

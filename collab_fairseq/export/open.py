@@ -7,7 +7,7 @@ import os
 from typing import Optional
 
 from collab_fairseq.translation.translator import Engine, Translator
-from collab_fairseq.translation.units import CARD, PathLike, TextUnits, TranslationError, read_card
+from collab_fairseq.translation.units import CARD, PathLike, TextUnits, TranslationError, read_card, sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,10 @@ def _for_ctranslate2(folder: str) -> str:
         return folder
     if card.engine != "torch":
         raise TranslationError(f"{folder} is for {card.engine}, not for ctranslate2")
-    digest = hashlib.sha256(_VERSION.encode())
-    for file in (CARD, "model.pt"):
-        path = os.path.join(folder, file)
-        if not os.path.isfile(path):
-            raise TranslationError(f"{folder} has no {file}")
-        with open(path, "rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
+    files = [os.path.join(folder, file) for file in (CARD, "model.pt")]
+    if not os.path.isfile(files[1]):
+        raise TranslationError(f"{folder} has no model.pt")
+    digest = hashlib.sha256(" ".join([_VERSION, *map(sha256_of, files)]).encode())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     target = os.path.join(home, "collab_fairseq", f"ctranslate2-{digest.hexdigest()[:16]}")
     if not os.path.isdir(target):

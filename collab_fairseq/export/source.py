@@ -196,6 +196,12 @@ def new_folder(path: PathLike) -> Iterator[str]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def write_json(data: Any, path: str) -> None:
+    """Data as indented JSON."""
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump(data, stream, indent=2, ensure_ascii=False)
+
+
 def write_text_side(source: Source, folder: str, engine: str, title: str, *about: str) -> None:
     """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
 
@@ -207,8 +213,7 @@ def write_text_side(source: Source, folder: str, engine: str, title: str, *about
     if source.record is not None:
         shutil.copyfile(source.record, os.path.join(folder, "record.json"))
     card = replace(source.card, engine=engine)
-    with open(os.path.join(folder, CARD), "w", encoding="utf-8") as stream:
-        json.dump(asdict(card), stream, indent=2, ensure_ascii=False)
+    write_json(asdict(card), os.path.join(folder, CARD))
     text = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}[card.subwords]
     text += ", tokenised with Moses" * card.moses + ", lower-cased" * card.lowercase
     lines = [

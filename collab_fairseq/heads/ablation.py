@@ -1,21 +1,22 @@
-"""BLEU without one head, and with one head alone in its layer (Michel, Levy, Neubig 2019, sections 3.2 and 3.3)."""
+"""BLEU without some heads: without one, and with one alone in its layer (Michel, Levy, Neubig 2019, section 3)."""
 
 import logging
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import Heads, head_name, in_model
 from collab_fairseq.modules.settings import SITES
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
+from collab_fairseq.records.bootstrap import paired_bootstrap, rows_of
 from collab_fairseq.records.record import Record
-from collab_fairseq.translation import TrainedModel
+from collab_fairseq.translation import Score, TrainedModel, score
 
-from .evaluation import TestSet, compare, evaluate, whole_model
 from .figures import DIVERGING, draw_grids
-from .taps import counts, layers_of
+from .taps import counts, masked
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,47 @@ logger = logging.getLogger(__name__)
 MODES = {"without": "without the head", "only": "only that head"}
 #: differences with a p below are called significant, as in the paper
 SIGNIFICANT = 0.05
+
+
+class TestSet(NamedTuple):
+    """A split of the data-bin, the file of its raw references, and how it is translated.
+
+    Attributes:
+        search: ``beam``, ``lenpen``, ``max_tokens``, ``sentences``: see :func:`collab_fairseq.translation.score`.
+    """
+
+    split: str
+    references: PathLike
+    search: Mapping[str, Any]
+
+
+def evaluate(
+    trained: TrainedModel, test: TestSet, without: Optional[Mapping[str, Sequence[int]]] = None
+) -> Dict[str, Any]:
+    """:func:`result` of the model without the heads named.
+
+    Raises:
+        ScoringError: another number of references than sentences.
+    """
+    with masked(attention_layers(trained.model), without or {}):
+        return result(score(trained, test.split, test.references, **test.search))
+
+
+def result(scored: Score) -> Dict[str, Any]:
+    """``score`` (sacreBLEU), ``signature`` and ``statistics``, as records have them."""
+    return {name: getattr(scored, name) for name in ("score", "signature", "statistics")}
+
+
+def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[str, Any]:
+    """:func:`evaluate` with all heads, ``whole/SPLIT`` in the record."""
+    return record.part(f"whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
+
+
+def compare(system: Mapping[str, Any], whole: Mapping[str, Any], samples: int = 1000) -> Dict[str, Any]:
+    """``bleu``, ``difference`` to the whole model and ``p_value`` of sacrebleu's paired bootstrap, of two results."""
+    rows, baseline = (rows_of({"rows": found["statistics"]}) for found in (system, whole))
+    found = paired_bootstrap(rows, baseline, samples=samples)
+    return {"bleu": system["score"], "difference": found.difference, "p_value": found.p_value}
 
 
 def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
@@ -51,7 +93,7 @@ def ablate(
         def measure(heads: Heads, test: TestSet = test, whole: Mapping[str, Any] = whole) -> Dict[str, Any]:
             return compare(evaluate(trained, test, heads), whole, samples)
 
-        measure_all(record, test.split, counts(layers_of(trained)), measure, **options)
+        measure_all(record, test.split, counts(attention_layers(trained.model)), measure, **options)
 
 
 def measure_all(

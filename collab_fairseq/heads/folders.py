@@ -9,16 +9,15 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 
+from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import score_text
 
 from . import HeadsError
-from .ablation import measure_all
-from .evaluation import compare, result
+from .ablation import compare, measure_all, result
 from .huggingface import Encoded, answers, without
-from .redundancy import HeadWeights
 from .taps import counts
 
 
@@ -45,12 +44,7 @@ def translates(model: Any) -> bool:
 
 
 def _open(path: str) -> Tuple[Any, Any]:
-    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible.
-
-    Raises:
-        HeadsError: transformers is not installed. ReparamError: an architecture that is not known. CheckpointError:
-            parameters that are not finite.
-    """
+    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible."""
     try:
         import transformers
 
@@ -84,7 +78,8 @@ def load(
     """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
-        HeadsError: the model neither classifies nor translates, or the text cannot be read; or as of :func:`_open`.
+        HeadsError: the model neither classifies nor translates, the text cannot be read, or transformers is not
+            installed. ReparamError: an architecture that is not known. CheckpointError: parameters that are not finite.
     """
     known, model = _open(path)
     from transformers import AutoTokenizer
@@ -101,13 +96,13 @@ def load(
     return Loaded(model, tokenizer, known.head_places(model), examples, batches)
 
 
-def read_weights(path: str) -> Dict[str, HeadWeights]:
-    """Place → weights, as :func:`.redundancy.read_weights`, of the model of a folder."""
+def read_weights(path: str) -> Dict[str, Tuple[HeadFactors, bool]]:
+    """:func:`.redundancy.read_weights` of the model of a folder."""
     known, model = _open(path)
     found = {}
     for place, (_, scores) in zip(known.head_places(model), known.score_weights(model), strict=True):
-        query, key, mixing = scores.heads.to(torch.float64)
-        found[place] = HeadWeights(query, key, mixing, bool((mixing.count_nonzero(0) > 1).any()))
+        heads = scores.heads.to(torch.float64)
+        found[place] = heads, bool((heads.mixing.count_nonzero(0) > 1).any())
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collab_fairseq.modules.heads import Heads
 
-from .importance import Gradients, Importance, Sums, of_factors
+from .importance import Gradients, Sums, of_factors
 from .taps import counts, frozen, masks
 
 
@@ -39,18 +39,13 @@ def multiplied(model: Any, places: Mapping[str, Any], factors: Mapping[str, Tens
         stack.callback(model.train, model.training)
         model.eval()
         for name, factor in factors.items():
-            place = places[name]
-            if place.output is None:
-                handle = place.layer.register_forward_hook(
-                    lambda _, __, result, f=factor: (scale(result[0], f), *result[1:])
-                )
-            else:
-                handle = place.output.register_forward_pre_hook(lambda _, given, f=factor: (scale(given[0], f),))
+            output = places[name].output
+            handle = output.register_forward_pre_hook(lambda _, given, f=factor: (scale(given[0], f),))
             stack.callback(handle.remove)
         yield
 
 
-def importance(model: Any, places: Mapping[str, Any], batches: Sequence[Encoded]) -> Importance:
+def importance(model: Any, places: Mapping[str, Any], batches: Sequence[Encoded]) -> Dict[str, Any]:
     """I_h = E_x |∂L(x)/∂ξ_h|, and of collaborative layers E_x |∂L(x)/∂δ_d|, the model in evaluation mode.
 
     L(x) is the model's own loss of example x, summed over its labels: one, or the tokens of the translation.

@@ -17,43 +17,27 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 import contextlib
 import logging
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from collab_fairseq.attention import CollaborativeAttention, KeyValue
+from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import Attended, Read, counts, frozen, layers_of, multiplied, reading
+from .taps import Attended, Read, counts, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
-FORMS = ("sentence", "token")
-
 #: place → gradients of the heads' multipliers, and of those of shared key dimensions
 Gradients = Tuple[Dict[str, Tensor], Dict[str, Tensor]]
-
-
-class Importance(NamedTuple):
-    """Means over the text.
-
-    Attributes:
-        heads: place → importance of each head, (H), float64, not normalised.
-        shared_dims: place → importance of each shared key dimension, (D̃k), of collaborative layers.
-        sentences, source_tokens, target_tokens: of the text, without padding.
-    """
-
-    heads: Dict[str, Tensor]
-    shared_dims: Dict[str, Tensor]
-    sentences: int
-    source_tokens: int
-    target_tokens: int
 
 
 class Sums:
@@ -79,15 +63,22 @@ class Sums:
         if os.environ.get("RANK", "0") == "0":  # of torchrun
             logger.info("%d sentences", self.seen[0])
 
-    def means(self, form: str = "sentence") -> Importance:
-        """Over sentences, or with ``token`` the heads' over tokens."""
-        sentences, source, target = self.seen.tolist()
-        per = {"encoder": source, "cross": target, "decoder": target} if form == "token" else {}
-        return Importance(
-            {place: total / per.get(place.split(".")[0], sentences) for place, total in self.heads.items()},
-            {place: total / sentences for place, total in self.dims.items()},
-            sentences, source, target,
-        )  # fmt: skip
+    def means(self, tokens: bool = False) -> Dict[str, Any]:
+        """Means over sentences, or with ``tokens`` the heads' over tokens, as a record has them.
+
+        Returns:
+            ``heads``: head → ``raw``, its importance, and ``normalised``; ``shared_dims``: place → importance of each
+            shared key dimension; ``sentences``, ``source_tokens``, ``target_tokens``: of the text, without padding.
+        """
+        seen = dict(zip(("sentences", "source_tokens", "target_tokens"), self.seen.tolist(), strict=True))
+        heads = {}
+        for place, total in self.heads.items():
+            side = "source_tokens" if place.startswith("encoder") else "target_tokens"
+            raw = total / seen[side if tokens else "sentences"]
+            for head, (own, share) in enumerate(zip(raw.tolist(), normalize(raw, dim=0).tolist(), strict=True)):
+                heads[head_name(place, head)] = {"raw": own, "normalised": share}
+        dims = {place: (total / seen["sentences"]).tolist() for place, total in self.dims.items()}
+        return {"heads": heads, "shared_dims": dims, **seen}
 
     def over_processes(self, device: torch.device) -> None:
         """Add up the sums of all processes, in place; NCCL sums on its GPU only."""
@@ -97,46 +88,40 @@ class Sums:
             total.copy_(moved)
 
 
-def importance(trained: TrainedModel, split: str, *, form: str = "sentence", **text: Any) -> Importance:
-    """Importance of all heads on the text of a split.
+def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:
+    """Importance of all heads on the text of a split; see :meth:`Sums.means`.
 
     Under ``torch.distributed`` every process takes its share of the batches, and all get the whole result.
 
     Args:
-        form: ``sentence`` or ``token``, see the top of this file.
+        tokens: the form ``token``, see the top of this file.
         split, text: of :func:`collab_fairseq.translation.batches`.
-
-    Raises:
-        HeadsError: an unknown form.
     """
-    if form not in FORMS:
-        raise HeadsError(f"the form of the importance must be one of {', '.join(FORMS)}, got {form!r}")
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-    layers = layers_of(trained)
+    layers = attention_layers(trained.model)
     dims = {place: layer.key_dim for place, layer in layers.items() if isinstance(layer, CollaborativeAttention)}
     sums = Sums(counts(layers), dims)
     for number, sample in enumerate(batches(trained, split, **text)):
         if number % processes == rank:
             source_tokens = int(sample["net_input"]["src_lengths"].sum())
-            found = gradients(trained, sample, trained.criterion, tokens=form == "token")
+            found = gradients(trained, sample, tokens=tokens)
             sums.add(found, (sample["nsentences"], source_tokens, sample["ntokens"]))
     if several:
         sums.over_processes(trained.device)
-    return sums.means(form)
+    return sums.means(tokens)
 
 
-def gradients(trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, *, tokens: bool = False) -> Gradients:
+def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool = False) -> Gradients:
     """∂L/∂ξ and ∂L/∂δ of every sentence of a batch, in one backward pass.
 
     Args:
-        sample: N sentences, on the model's device. criterion: sums over them.
-        tokens: ∂L/∂ξ of every token apart.
+        sample: N sentences, on the model's device. tokens: ∂L/∂ξ of every token apart.
 
     Returns:
         place → (N, H), or (N, T, H) of T query positions with ``tokens``; place → (N, D̃k) of collaborative layers.
     """
-    model, layers, inputs = trained.model, layers_of(trained), sample["net_input"]
+    model, layers, inputs = trained.model, attention_layers(trained.model), sample["net_input"]
     rows, target_len = inputs["prev_output_tokens"].shape
     ones: Dict[str, Tensor] = {}
     deltas: Dict[str, Tensor] = {}
@@ -147,38 +132,20 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], criterion: Any, 
         if isinstance(layer, CollaborativeAttention):
             deltas[place] = torch.ones(rows, layer.key_dim, **like)
 
-    def scaled(
-        place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, weights: bool
-    ) -> Attended:
-        return read(query * deltas[place].unsqueeze(1), entry, mask, dropout, weights)
+    def scaled(place: str, read: Read, query: Tensor, *rest: Any) -> Attended:
+        return read(query * deltas[place].unsqueeze(1), *rest)
 
     with contextlib.ExitStack() as stack:
         for context in (torch.enable_grad(), frozen(model), multiplied(layers, ones)):
             stack.enter_context(context)
         stack.enter_context(reading({place: layers[place] for place in deltas}, scaled))
-        return of_factors(criterion(model, sample)[0], ones, deltas)
+        return of_factors(trained.criterion(model, sample)[0], ones, deltas)
 
 
 def of_factors(loss: Tensor, ones: Dict[str, Tensor], deltas: Dict[str, Tensor]) -> Gradients:
     """The gradients of a loss at the multipliers of heads and of shared dimensions, by place."""
     found = iter(torch.autograd.grad(loss, [*ones.values(), *deltas.values()]))
     return {place: next(found) for place in ones}, {place: next(found) for place in deltas}
-
-
-def normalised(values: Tensor) -> Tensor:
-    """(H) over its ℓ2 norm; zeros stay zeros."""
-    return torch.nn.functional.normalize(values, dim=0)
-
-
-def as_json(result: Importance) -> Dict[str, Any]:
-    """``heads``: head → ``raw`` and ``normalised``; ``shared_dims``: place → list; the sizes of the text."""
-    heads = {
-        head_name(place, head): {"raw": raw, "normalised": norm}
-        for place, values in result.heads.items()
-        for head, (raw, norm) in enumerate(zip(values.tolist(), normalised(values).tolist(), strict=True))
-    }
-    dims = {place: values.tolist() for place, values in result.shared_dims.items()}
-    return {**result._asdict(), "heads": heads, "shared_dims": dims}
 
 
 def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:

@@ -10,12 +10,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
-from .evaluation import TestSet, compare, evaluate, whole_model
-from .taps import layers_of, masked
+from .ablation import TestSet, compare, evaluate, whole_model
+from .taps import masked
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def prune(
     def measure(heads: Heads) -> Dict[str, Any]:
         found: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
         if loss_split is not None:
-            with masked(layers_of(trained), heads):
+            with masked(attention_layers(trained.model), heads):
                 measured = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
             found.update(loss=measured.loss, nll_loss=measured.nll_loss)
         found["tests"] = {}

@@ -3,8 +3,8 @@
 Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, section 2 and Figure 1. With the singular values
 σ_1 ≥ σ_2 ≥ … of a matrix, its first n principal components capture (σ_1² + … + σ_n²) / Σ σ² of its energy.
 
-Heads come as query (K, E), key (K, kdim) and mixing (H, K) weights: W_Q^(i) = query' diag(m_i), W_K^(i) = key';
-standard heads have blocks of ones for a mixing matrix. What belongs to the layer is made of the heads':
+Heads come as :class:`.HeadFactors`, query (K, E), key (K, kdim) and mixing (H, K): W_Q^(i) = query' diag(m_i),
+W_K^(i) = key'; standard heads have blocks of ones for a mixing matrix. What belongs to the layer is made of the heads':
 
     W_Q = [W_Q^(1) … W_Q^(H)]        W_K = [W_K^(1) … W_K^(H)]        W_Q W_K' = Σ_i W_Q^(i) W_K^(i)'
 
@@ -12,13 +12,12 @@ A shared dimension can be scaled in the mixing vectors or in the projections wit
 therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths of the rows of query and key.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import block_mixing
-from collab_fairseq.attention.mixing import even_sizes
+from collab_fairseq.attention.factors import HeadFactors, standard_heads
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import in_order, layer_name
 from collab_fairseq.modules.settings import ConfigurationError
@@ -33,17 +32,8 @@ KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
 SHARES = (0.90, 0.95, 0.99)
 
 
-class HeadWeights(NamedTuple):
-    """query (K, E), key (K, kdim), mixing (H, K); collaborative: the mixing matrix is the model's."""
-
-    query: Tensor
-    key: Tensor
-    mixing: Tensor
-    collaborative: bool
-
-
-def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
-    """Place (``encoder.0``, …) → weights, of a checkpoint of fairseq's ``transformer`` or ``transformer_collab``.
+def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]]:
+    """Place (``encoder.0``, …) → heads, and whether they are collaborative, of a checkpoint of fairseq.
 
     Raises:
         ConfigurationError: another model, or parameters that are not where they belong.
@@ -59,9 +49,9 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadWeights]:
             )
         prefix = parameter_prefix(place)
         query, key = (parameters[f"{prefix}{name}_proj.weight"].double() for name in "qk")
-        shared = parameters.get(f"{prefix}mixing")
-        mixing = block_mixing(even_sizes(number, query.size(0))) if shared is None else shared
-        found[place] = HeadWeights(query, key, mixing.double(), shared is not None)
+        mixing = parameters.get(f"{prefix}mixing")
+        heads = standard_heads(query, key, number) if mixing is None else HeadFactors(query, key, mixing.double())
+        found[place] = heads, mixing is not None
     return found
 
 
@@ -73,7 +63,7 @@ def captured(values: Tensor) -> List[float]:
     return (energy / energy[-1].clamp_min(torch.finfo(energy.dtype).tiny)).tolist()
 
 
-def redundancy(weights: HeadWeights) -> Dict[str, Any]:
+def redundancy(factors: HeadFactors, collaborative: bool) -> Dict[str, Any]:
     """Of one layer.
 
     Returns:
@@ -82,7 +72,7 @@ def redundancy(weights: HeadWeights) -> Dict[str, Any]:
         the same form. For collaborative heads ``effective_dims``, (Σ_d v_id²)² / Σ_d v_id⁴ for every head, and
         ``overlap``, the cosine of every two heads' v_i, (H, H).
     """
-    query, key, mixing, collaborative = weights
+    query, key, mixing = factors
     own = [(query[row != 0] * row[row != 0, None], key[row != 0]) for row in mixing]
     heads = [_curves(q, k, q, k) for q, k in own]
     layer = _curves(

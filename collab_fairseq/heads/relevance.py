@@ -26,19 +26,12 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Layers, Read, frozen, layers_of, multiplied, reading
+from .taps import Attended, Layers, Read, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
-
-
-class Relevance(NamedTuple):
-    """heads: encoder head → mean relevance in its layer; lost: mean |f − Σ R| / |f| over steps; steps: their number."""
-
-    heads: Dict[str, float]
-    lost: float
-    steps: int
 
 
 class Step(NamedTuple):
@@ -97,18 +90,17 @@ def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 def _values_only(
-    layers: Layers, place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float,
-    need: bool,
+    layers: Layers, place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], *_: Any
 ) -> Attended:
     with torch.no_grad():
         weights = read(query, entry, mask, 0.0, True)[1]
     assert weights is not None
-    return weights.matmul(layers[place].head_values(entry)), weights if need else None
+    return weights.matmul(layers[place].head_values(entry)), weights
 
 
 def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
     """Relevances at every generation step of a batch, one after the other."""
-    model, layers = trained.model, layers_of(trained)
+    model, layers = trained.model, attention_layers(trained.model)
     rows = sample["net_input"]["src_tokens"].size(0)
     like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
     ones = {p: torch.ones(rows, layer.num_heads, **like) for p, layer in layers.items() if p.startswith("encoder")}
@@ -131,11 +123,14 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
             yield Step(top.detach(), heads, torch.stack([(x.detach() * g).sum() for x, g in rest]).sum())
 
 
-def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text: Any) -> Relevance:
+def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text: Any) -> Dict[str, Any]:
     """Of the encoder's heads on a split; one backward pass for every target position.
 
     Args:
         epsilon: of the ε-rule. split, text: of :func:`collab_fairseq.translation.batches`.
+
+    Returns:
+        ``heads``: head → mean relevance in its layer; ``steps``: of how many; ``lost``: their mean |f − Σ R| / |f|.
     """
     sums: Dict[str, Tensor] = {}
     lost, counted, passes, done = 0.0, 0, 0, 0
@@ -157,4 +152,4 @@ def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text
         for place, total in sums.items()
         for head, value in enumerate(total.tolist())
     }
-    return Relevance(heads, lost / max(1, passes), counted)
+    return {"heads": heads, "lost": lost / max(1, passes), "steps": counted}

@@ -14,7 +14,7 @@ from torch import Tensor
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, layer_name, parse_heads
 from collab_fairseq.modules.sites import head_counts, parameter_prefix, shared_by_heads
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 
 from . import HeadsError
 
@@ -81,6 +81,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
         made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
     if not closed and not config.get("mask_heads"):
         total = _attention_parameters(model, head_counts(made))
+        begin_anew(made)
         return Removal(made, {}, total, total)
     return remove_heads(made, closed, empty_layers=empty_layers)
 
@@ -90,7 +91,7 @@ def remove_heads(
 ) -> Removal:
     """The checkpoint without these heads, and without those that its ``mask_heads`` masks.
 
-    Optimizer state, epoch and best loss are gone with them: fairseq-train starts anew from the result.
+    fairseq-train starts anew from the result (:func:`.begin_anew`).
 
     Args:
         state: of fairseq's ``transformer`` or of ``transformer_collab``; not modified.
@@ -127,11 +128,7 @@ def remove_heads(
         for name, tensor in _cut(own, kept, numbers[place], shapes.setdefault(place, {})).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)
-    made["last_optimizer_state"] = None
-    made["extra_state"] = {
-        "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
-        "removed_heads": describe(removed),
-    }
+    begin_anew(made, removed_heads=describe(removed))
     return Removal(made, removed, before, _attention_parameters(model, numbers))
 
 

@@ -43,10 +43,10 @@ def measure(
     looks = record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
     found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in looks.items()}
     if parses:
-        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens)._asdict())
+        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens))
     if relevance_sentences:
         options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
-        record.part("relevance", lambda: relevance(trained, split, epsilon=epsilon, **options)._asdict())
+        record.part("relevance", lambda: relevance(trained, split, epsilon=epsilon, **options))
     for name in ("syntax", "relevance"):
         for head, value in record.parts.get(name, {}).get("heads", {}).items():
             found[head][name] = value

@@ -10,16 +10,16 @@ rare         points to the sentence's least frequent word, of all sentences whos
 """
 
 from collections import Counter
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Read, layers_of, reading
+from .taps import Attended, reading
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
@@ -47,15 +47,13 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
     """Place → what its heads look at in a batch."""
     found: Dict[str, Tensor] = {}
 
-    def keep(
-        place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, weights: bool
-    ) -> Attended:
-        context, kept = read(query, entry, mask, dropout, True)
+    def keep(place: str, read: Callable[..., Attended], *given: Any) -> Attended:
+        context, kept = read(*given[:-1], True)
         assert kept is not None
         found[place] = kept
         return context, kept
 
-    with reading(layers_of(trained), keep):
+    with reading(attention_layers(trained.model), keep):
         trained.model(**sample["net_input"])
     dictionary = trained.task.target_dictionary  # both dictionaries have these symbols at the same places
     inputs = sample["net_input"]
@@ -131,11 +129,11 @@ class _Sums:
 def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str, Any]]:
     """Head → ``confidence``; ``offset`` and ``positional``, its share (encoder and decoder); ``rare`` (encoder).
 
-    Args:
-        split, text: of :func:`collab_fairseq.translation.batches`.
+    ``split``, ``text``: of :func:`collab_fairseq.translation.batches`.
     """
     frequency = frequencies(trained)
-    sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers_of(trained).items()}
+    layers = attention_layers(trained.model)
+    sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers.items()}
     for sample in batches(trained, split, **text):
         for place, seen in attention(trained, sample).items():
             sums[place].add(seen, frequency)

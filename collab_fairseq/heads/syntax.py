@@ -117,18 +117,12 @@ def relations(sentence: Sentence) -> Iterator[Tuple[str, int, int]]:
             yield f"{name} head→dependent", word.head - 1, number
 
 
-class Syntax(NamedTuple):
-    """heads: encoder head → relation → its result (:func:`_result`); how many sentences were used and skipped."""
-
-    heads: Dict[str, Dict[str, Dict[str, Any]]]
-    sentences: int
-    skipped: int
-
-
-def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max_tokens: int = 4000) -> Syntax:
+def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max_tokens: int = 4000) -> Dict[str, Any]:
     """How well encoder heads follow relations on the first sentences of a split, of which these are the parses.
 
-    Sentences whose text is not that of the parse are skipped.
+    Returns:
+        ``heads``: encoder head → relation → its result (:func:`_result`); ``sentences``: how many were used;
+        ``skipped``: how many were not, since their text is not that of the parse.
 
     Raises:
         HeadsError: none of the texts agree.
@@ -170,7 +164,7 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
         for place, layer in seen.items()
         for head in range(layer.weights.size(1))
     }
-    return Syntax(heads, used, skipped)
+    return {"heads": heads, "sentences": used, "skipped": skipped}
 
 
 def _result(hits: int, offset: int, offset_hits: int, instances: int) -> Dict[str, Any]:

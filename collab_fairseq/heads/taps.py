@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention import AttentionLayer, KeyValue
-from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
 from collab_fairseq.modules.settings import SITES, parse_sites
-from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.translation import TrainedModel, load_model
+from collab_fairseq.translation import load_model as load  # noqa: F401  (what all analyses begin with)
 
 from . import HeadsError
 
@@ -21,24 +19,6 @@ Layers = Mapping[str, IncrementalAttention]
 Attended = Tuple[Tensor, Optional[Tensor]]
 #: ``_contexts`` of a layer: query, entry, mask, dropout, need_weights → context, weights
 Read = Callable[[Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
-#: the same, told the layer's name and its own ``_contexts``
-Through = Callable[[str, Read, Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
-
-
-def load(checkpoint: PathLike, data: Optional[PathLike] = None, **options: Any) -> TrainedModel:
-    """:func:`collab_fairseq.translation.load_model`; errors are also those of :func:`layers_of`."""
-    trained = load_model(checkpoint, data, **options)
-    layers_of(trained)
-    return trained
-
-
-def layers_of(trained: TrainedModel) -> Dict[str, IncrementalAttention]:
-    """Place → attention layer, of all whose heads are analysed.
-
-    Raises:
-        ConfigurationError: a kind that no analysis knows, by the layer's name.
-    """
-    return attention_layers(trained.model)
 
 
 def sites(flag: str) -> List[str]:
@@ -90,8 +70,8 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def reading(layers: Mapping[str, AttentionLayer], through: Through) -> Iterator[None]:
-    """Let every layer's ``_contexts`` go through a function of yours."""
+def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
+    """Let every layer's ``_contexts`` go through a function of place, the layer's own ``_contexts``, and arguments."""
     try:
         for place, layer in layers.items():
             layer._contexts = partial(through, place, layer._contexts)  # type: ignore[method-assign]

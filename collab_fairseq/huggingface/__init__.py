@@ -8,7 +8,6 @@ from .layers import CollaborativeHeads, Shape
 from .models import (
     CONFIGS,
     CollaborativeModel,
-    HeadPlace,
     attention_layers,
     check_convertible,
     collaborative_class,
@@ -24,7 +23,6 @@ __all__ = [
     "CONFIGS",
     "CollaborativeHeads",
     "CollaborativeModel",
-    "HeadPlace",
     "Shape",
     "attention_layers",
     "check_convertible",

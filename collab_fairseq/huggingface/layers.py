@@ -142,7 +142,7 @@ class CollaborativeHeads(nn.Module):
 
     def finish(self, context: Tensor, queries: Tensor) -> Tensor:
         """What the architecture's layer makes of the contexts, (N, T, H·dv)."""
-        return context
+        return context if self.names.output is None else getattr(self, self.names.output)(context)
 
     def attend(
         self,
@@ -210,28 +210,19 @@ class CollaborativeBertCrossAttention(CollaborativeHeads, BertCrossAttention):
 
 class CollaborativeDistilBertSelfAttention(CollaborativeHeads, DistilBertSelfAttention):
     names = Names("q_lin", "k_lin", "v_lin", "n_heads", "dropout", "out_lin")
-    out_lin: nn.Linear
-
-    def finish(self, context: Tensor, queries: Tensor) -> Tensor:
-        return self.out_lin(context)
 
 
 class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
     names = Names("query", "key", "value", "num_attention_heads", "attention_dropout", "dense")
-    dense: nn.Linear
     output_dropout: nn.Dropout
     LayerNorm: nn.LayerNorm
 
     def finish(self, context: Tensor, queries: Tensor) -> Tensor:
-        return self.LayerNorm(queries + self.output_dropout(self.dense(context)))
+        return self.LayerNorm(queries + self.output_dropout(super().finish(context, queries)))
 
 
 class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
     names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout", "out_proj")
-    out_proj: nn.Linear
-
-    def finish(self, context: Tensor, queries: Tensor) -> Tensor:
-        return self.out_proj(context)
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, key_value_states: Any = None, past_key_values: Any = None,

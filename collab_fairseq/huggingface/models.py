@@ -62,13 +62,12 @@ class HeadPlace(NamedTuple):
     """Where the H heads of an attention layer can be reached from outside.
 
     Attributes:
-        output: the projection that is given the contexts, (N, T, H · dv); None: ``layer`` returns them.
+        output: the projection that is given the contexts, (N, T, H · dv).
         shared: the query projection onto shared dimensions, (N, T, D̃k), of collaborative layers; None: standard heads.
     """
 
     num_heads: int
-    layer: nn.Module
-    output: Optional[nn.Module]
+    output: nn.Module
     shared: Optional[nn.Module]
 
 
@@ -83,9 +82,10 @@ def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
         if "crossattention" in name or "encoder_attn" in name:
             site = "cross"
         number = sum(place.startswith(site) for place in found)
-        output = None if names.output is None else getattr(layer, names.output)
+        owner = layer if names.output else model.base_model.get_submodule(name.rpartition(".")[0])
+        output = owner.get_submodule(names.output or "output.dense")
         shared = getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None
-        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), layer, output, shared)
+        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output, shared)
     return found
 
 

@@ -10,7 +10,6 @@ from collab_fairseq.modules.settings import (
     MIXINGS,
     MIXINGS_OF_BLOCKS,
     SITES,
-    AttentionShape,
     ConfigurationError,
     parse_shapes,
     parse_sites,
@@ -103,7 +102,7 @@ def _check_heads(cfg: Any) -> None:
     shapes, gated = parse_shapes(cfg.attention_shapes), parse_sites(cfg.head_gates, "--head-gates")
     sides = {"encoder": cfg.encoder, "cross": cfg.decoder, "decoder": cfg.decoder}
     counts = {
-        f"{site}.{layer}": shapes.get(f"{site}.{layer}", AttentionShape()).num_heads or side.attention_heads
+        f"{site}.{layer}": shapes.get(f"{site}.{layer}", {}).get("num_heads", side.attention_heads)
         for site, side in sides.items()
         for layer in range(side.layers)
     }

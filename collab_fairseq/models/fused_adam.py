@@ -9,7 +9,6 @@ Checkpoints of either optimizer go on with the other.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, Dict, Iterable
 
 import torch
@@ -55,14 +54,9 @@ class FusedAdam(torch.optim.AdamW):
         super().__setstate__(state)
 
 
-@dataclass
-class FusedAdamConfig(FairseqAdamConfig):
-    """The flags of fairseq's ``adam``: --adam-betas, --adam-eps, --weight-decay."""
-
-
-@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+@register_optimizer("fused_adam", dataclass=FairseqAdamConfig)
 class FairseqFusedAdam(FairseqAdam):  # type: ignore[misc]
-    """See the top of this file."""
+    """See the top of this file; with the flags of fairseq's ``adam``: --adam-betas, --adam-eps, --weight-decay."""
 
     def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
         FairseqOptimizer.__init__(self, cfg)

@@ -50,9 +50,7 @@ def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
 class TransformerCollabEncoder(TransformerEncoderBase):
     """fairseq's encoder, built of :class:`.CollabEncoderLayer`."""
 
-    def __init__(self, cfg: TransformerCollabConfig, dictionary: Any, embed_tokens: nn.Module) -> None:
-        self._built = 0  # fairseq does not tell build_encoder_layer which layer it is building
-        super().__init__(cfg, dictionary, embed_tokens)
+    _built = 0  # fairseq does not tell build_encoder_layer which layer it is building
 
     def build_encoder_layer(self, cfg: TransformerCollabConfig) -> nn.Module:
         layer = CollabEncoderLayer(cfg, self._built, return_fc=self.return_fc)
@@ -102,11 +100,7 @@ class TransformerCollabEncoder(TransformerEncoderBase):
 class TransformerCollabDecoder(TransformerDecoderBase):
     """fairseq's decoder, built of :class:`.CollabDecoderLayer`."""
 
-    def __init__(
-        self, cfg: TransformerCollabConfig, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False
-    ) -> None:
-        self._built = 0
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
+    _built = 0
 
     def build_decoder_layer(self, cfg: TransformerCollabConfig, no_encoder_attn: bool = False) -> nn.Module:
         layer = CollabDecoderLayer(cfg, self._built, no_encoder_attn)

@@ -17,7 +17,7 @@ from collab_fairseq.attention.cache import Cache, append, load, reorder, start, 
 
 from .gates import HeadGates
 from .heads import parse_heads
-from .settings import KERNELS_OF_STANDARD_HEADS, AttentionShape, ConfigurationError, parse_shapes, parse_sites
+from .settings import KERNELS_OF_STANDARD_HEADS, ConfigurationError, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -211,8 +211,7 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
     """
     place, side = f"{site}.{layer}", cfg.encoder if site == "encoder" else cfg.decoder
     source_width = cfg.encoder.embed_dim if site == "cross" else None
-    shape = parse_shapes(cfg.attention_shapes).get(place, AttentionShape())
-    own = {name: value for name, value in vars(shape).items() if value is not None}
+    own = parse_shapes(cfg.attention_shapes).get(place, {})
     collaborative = own.pop("collaborative", site in parse_sites(cfg.collaborative_heads))
     sharing: Dict[str, Any] = {"value_heads": cfg.value_heads, "content_bias": cfg.attention_content_bias}
     others: Dict[str, Any] = {"kv_heads": cfg.kv_heads, "kv_latent_dim": cfg.kv_latent_dim}

@@ -60,6 +60,3 @@ class HeadGates(nn.Module):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Any], name: str) -> None:
         """A checkpoint without gates (fairseq's hook on loading): they start as in a new model."""
         state_dict.setdefault(f"{name}.log_alpha", torch.full_like(self.log_alpha.detach(), self.init))
-
-    def extra_repr(self) -> str:
-        return f"heads={self.log_alpha.numel()}, init={self.init:.3g}"

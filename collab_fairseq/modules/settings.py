@@ -1,6 +1,5 @@
 """Which attention of a transformer is collaborative, and how large each one is."""
 
-from dataclasses import dataclass, fields
 from typing import Any, Dict, FrozenSet, Mapping, Optional
 
 from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXING_WITH_BLOCKS, STANDARD_KERNELS
@@ -15,6 +14,14 @@ MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
 #: names of ``--attention-kernel``, and those among them that standard heads have
 KERNELS = ("auto", *COLLABORATIVE_KERNELS)
 KERNELS_OF_STANDARD_HEADS = ("auto", *STANDARD_KERNELS)
+
+
+#: what one attention layer may have of its own, where conversion or pruning made it differ: whether its heads
+#: collaborate; the number of heads and the value width of each; the rest as in :mod:`collab_fairseq.attention`
+OF_ONE_LAYER = (
+    "collaborative", "num_heads", "head_dim", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "scale",
+    "query_bias", "key_bias", "value_bias", "out_bias", "content_bias",
+)  # fmt: skip
 
 
 class ConfigurationError(ValueError):
@@ -44,44 +51,20 @@ def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> Froze
     return frozenset(names)
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """What one attention layer may have of its own, where conversion or pruning made it differ (``attention_shapes``).
-
-    None means: as the model's flags say. ``collaborative``: heads collaborate. ``num_heads``, ``head_dim``: heads and
-    the value width of each. ``key_dim``, ``value_heads``, ``scale``, ``*_bias``, ``content_bias``: as in
-    :class:`collab_fairseq.attention.CollaborativeAttention`; ``kv_heads``, ``kv_latent_dim``: of standard heads.
-    """
-
-    collaborative: Optional[bool] = None
-    num_heads: Optional[int] = None
-    head_dim: Optional[int] = None
-    key_dim: Optional[int] = None
-    value_heads: Optional[int] = None
-    kv_heads: Optional[int] = None
-    kv_latent_dim: Optional[int] = None
-    scale: Optional[float] = None
-    query_bias: Optional[bool] = None
-    key_bias: Optional[bool] = None
-    value_bias: Optional[bool] = None
-    out_bias: Optional[bool] = None
-    content_bias: Optional[bool] = None
-
-
-def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, AttentionShape]:
-    """The config field ``attention_shapes`` as :class:`AttentionShape`\\ s.
+def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
+    """The config field ``attention_shapes``: place → properties among :data:`OF_ONE_LAYER`, those that are not None.
 
     Raises:
         ConfigurationError: a key that is not ``site.layer``, or an unknown property, by name.
     """
-    known = [f.name for f in fields(AttentionShape)]
     parsed = {}
     for place, properties in (shapes or {}).items():
         site, _, layer = place.partition(".")
         if site not in SITES or not layer.isdigit():
             raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {place!r}")
         for name in properties:
-            if name not in known:
-                raise ConfigurationError(f"attention_shapes[{place}] may have {', '.join(known)}, but has {name!r}")
-        parsed[place] = AttentionShape(**properties)
+            if name not in OF_ONE_LAYER:
+                known = ", ".join(OF_ONE_LAYER)
+                raise ConfigurationError(f"attention_shapes[{place}] may have {known}, but has {name!r}")
+        parsed[place] = {name: value for name, value in properties.items() if value is not None}
     return parsed

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .attention import IncrementalAttention
 from .gates import HeadGates
 from .heads import layer_name
-from .settings import SITES, AttentionShape, ConfigurationError, parse_shapes
+from .settings import SITES, ConfigurationError, parse_shapes
 from .stock import model_config
 
 # site → the stack of layers and the attribute of a layer that it is
@@ -79,7 +79,7 @@ def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
         layer = 0
         while any(name.startswith(parameter_prefix(f"{site}.{layer}")) for name in parameters):
             place = f"{site}.{layer}"
-            found[place] = shapes.get(place, AttentionShape()).num_heads or heads
+            found[place] = shapes.get(place, {}).get("num_heads", heads)
             _check_parameters(parameters, parameter_prefix(place), found[place])
             layer += 1
     if not found:

@@ -70,6 +70,15 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
     return made
 
 
+def begin_anew(state: Dict[str, Any], **notes: Any) -> None:
+    """Take out of a checkpoint what belongs to other parameters: optimizer state, epoch, best loss and meters.
+
+    fairseq-train can start from it, by ``--finetune-from-model`` or ``--restore-file``. ``notes``: kept in its place.
+    """
+    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
+    state.update(last_optimizer_state=None, extra_state={"train_iterator": iterator, **notes})
+
+
 def _flat(model: Union[Namespace, Dict[str, Any], None]) -> Union[Namespace, Dict[str, Any]]:
     """Settings with ``encoder_layers`` in the place of Hydra's ``encoder: {layers: …}``."""
     if isinstance(model, Namespace):

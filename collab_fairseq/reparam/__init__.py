@@ -1,6 +1,7 @@
-"""Trained attention layers and models turned into collaborative ones, without retraining."""
+"""Trained attention layers and models turned into collaborative ones, without retraining.
 
-from typing import Any
+Whole models: :func:`.pipeline.convert_model` those of fairseq, :func:`.huggingface.to_collaborative` others.
+"""
 
 from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, relative_error, standard_heads
 
@@ -17,7 +18,6 @@ __all__ = [
     "ScoreFit",
     "ScoreWeights",
     "collaborative_layer",
-    "convert_model",
     "decompose",
     "fit_layers",
     "fit_scores",
@@ -25,11 +25,3 @@ __all__ = [
     "scores_of",
     "standard_heads",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "convert_model":  # the one that needs fairseq
-        from .pipeline import convert_model
-
-        return convert_model
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,12 +16,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import ReparamError
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import converted, sources
+from .fairseq import converted, score_parameters, sources
 from .scores import fit_layers
 
 logger = logging.getLogger(__name__)
@@ -205,13 +205,11 @@ def spend(trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *,
         return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
     # a shared dimension is a row of both projections and one weight per head
     costs = {n: sum(factor.numel() for factor in origin[n].heads) // origin[n].heads.rank for n in curves}
-    # the rest, from a model with scores of the shapes that a fit with calibration has, at the smallest key dims
-    smallest, shapes = {name: min(curve) for name, curve in curves.items()}, {}
-    for name, dim in smallest.items():
-        (query, key, mixing), scale = origin[name].heads, origin[name].scale
-        bias = key.new_zeros(mixing.size(0), key.size(1))
-        shapes[name] = ScoreWeights(HeadFactors(query[:dim], key[:dim], mixing[:, :dim]), scale, None, bias)
-    rest = parameters_of(converted(trained, shapes)) - sum(smallest[name] * costs[name] for name in curves)
+    # the rest: what is not of the scores, and the content biases (H, Dk) that a fit with calibration has
+    rest = parameters_of(trained.state)
+    for name in curves:
+        heads = origin[name].heads
+        rest += heads.num_heads * heads.key.size(1) - score_parameters(trained.state, name)
     return allocate(curves, costs, (budget.parameters or 0) - rest, step)
 
 

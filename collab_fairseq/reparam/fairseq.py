@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator
@@ -23,6 +23,12 @@ from .scores import ScoreFit, fit_layers, scores_of
 
 #: how the names of the parameters of the scores begin, within their layer
 SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
+
+
+def score_parameters(state: Mapping[str, Any], place: str) -> int:
+    """How many parameters the scores of ``site.layer`` have in a checkpoint."""
+    own = tuple(parameter_prefix(place) + part for part in SCORE_PARAMETERS)
+    return sum(tensor.numel() for name, tensor in state["model"].items() if name.startswith(own))
 
 
 class Call(NamedTuple):
@@ -119,9 +125,7 @@ def output_errors(
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
     """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
 
-    Tensors are shared, types kept. There is no optimizer state: it belongs to parameters that are gone. Epoch, best
-    loss and meters begin anew, so that fairseq-train can start from it, by ``--finetune-from-model`` or
-    ``--restore-file``.
+    Tensors are shared, types kept. fairseq-train starts anew from it (:func:`.begin_anew`).
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
@@ -143,11 +147,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
             query_bias=scores.query_bias is not None, content_bias=scores.content_bias is not None,
         )  # fmt: skip
     config["attention_shapes"] = shapes
-    state["last_optimizer_state"] = None
-    state["extra_state"] = {
-        "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
-        "converted": {place: scores.heads.rank for place, scores in weights.items()},
-    }
+    begin_anew(state, converted={place: scores.heads.rank for place, scores in weights.items()})
     return state
 
 
@@ -155,20 +155,18 @@ def convert(
     trained: TrainedModel,
     key_dims: Union[int, Mapping[str, int]],
     calibrations: Optional[Mapping[str, Calibration]] = None,
-    *,
-    sites: str = "_".join(SITES),
     **options: Any,
 ) -> Tuple[Dict[str, Any], Dict[str, ScoreFit]]:
     """Fit collaborative heads to the attention of a model.
 
     Args:
-        key_dims: of all layers at ``sites``, or ``site.layer`` → key dim of exactly those layers.
+        key_dims: of all layers, or ``site.layer`` → key dim of exactly those layers.
         calibrations: of :func:`calibrate`; None: a plain fit, which loses more.
         options: of :func:`.fit_layers`, which also says what it raises.
 
     Returns:
         The checkpoint (see :func:`converted`) and the fits, by ``site.layer``.
     """
-    names = places(trained, sites) if isinstance(key_dims, int) else list(key_dims)
+    names = None if isinstance(key_dims, int) else list(key_dims)
     fits = fit_layers(sources(trained, names), key_dims, calibrations, **options)
     return converted(trained, {name: fit.weights for name, fit in fits.items()}), fits

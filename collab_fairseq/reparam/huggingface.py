@@ -71,9 +71,9 @@ def calibrate(
     Raises:
         ReparamError: no batches, not dictionaries, or a layer that was never used.
     """
-    check_convertible(model)
-    wanted = {name: layer for name, layer in attention_layers(model) if layers is None or name in layers}
-    calibrators = {name: Calibrator(scores) for name, scores in score_weights(model) if name in wanted}
+    sources = score_weights(model)
+    calibrators = {name: Calibrator(scores) for name, scores in sources if layers is None or name in layers}
+    wanted = {name: layer for name, layer in attention_layers(model) if name in calibrators}
     batch: Dict[str, Any] = {}
 
     def watch(name: str) -> Any:

@@ -12,7 +12,6 @@ import torch
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.checkpoints import PathLike, file_setting
-from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import check_targets
 from collab_fairseq.records.record import Record
@@ -171,13 +170,12 @@ def _layer(
     before: Mapping[str, Any], after: Mapping[str, Any],
 ) -> Dict[str, Any]:  # fmt: skip
     """What the record says of one layer; ``before`` and ``after`` are the checkpoints."""
-    own = tuple(parameter_prefix(name) + part for part in fairseq.SCORE_PARAMETERS)
-    sizes = [sum(t.numel() for key, t in state["model"].items() if key.startswith(own)) for state in (before, after)]
-    found = {"start": fit.start, "sweeps": fit.sweeps, "seconds": fit.seconds}
+    states = {"before": before, "after": after}
     return {
         "layer": name, "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
         "relative_error": fit.error, "weighted_error": fit.weighted_error, "output_error": error,
-        "parameters": dict(zip(("before", "after"), sizes, strict=True)), **found,
+        "parameters": {when: fairseq.score_parameters(state, name) for when, state in states.items()},
+        **{name: getattr(fit.found, name) for name in ("start", "sweeps", "seconds")},
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Attention scores of a trained layer from fewer shared dimensions: what goes into and comes out of the fit."""
 
 import logging
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -17,27 +17,25 @@ from collab_fairseq.attention.factors import (
 )
 
 from .calibrate import Calibration, Weighting
-from .solver import decompose
+from .solver import Decomposition, decompose
 
 logger = logging.getLogger(__name__)
 
 
 class ScoreFit(NamedTuple):
-    """What :func:`fit_scores` found; for the rest see :class:`.Decomposition`.
+    """What :func:`fit_scores` found.
 
     Attributes:
         weights: of the collaborative heads, in the precision and on the device of the source.
         error: ‖T − T'‖ / ‖T‖ over all heads, of the weights as they are returned.
         weighted_error: the same where differences count as they matter on the calibration text; None without one.
+        found: what it was made of, weighted heads where there is a calibration.
     """
 
     weights: ScoreWeights
     error: float
     weighted_error: Optional[float]
-    trace: List[float]
-    start: str
-    sweeps: int
-    seconds: float
+    found: Decomposition
 
 
 def _checked(source: ScoreWeights) -> ScoreWeights:
@@ -94,10 +92,8 @@ def fit_scores(
     if key_dim < heads.rank:
         fit = (found.heads if weighting is None else weighting.undo(found.heads).balanced()).to(heads.query.dtype)
         weights = ScoreWeights(fit, source.scale, None, _content_bias(source, fit, calibration))
-    return ScoreFit(
-        weights, relative_error(heads, weights.heads), None if weighting is None else found.error,
-        found.trace, found.start, found.sweeps, found.seconds,
-    )  # fmt: skip
+    weighted_error = None if weighting is None else found.error
+    return ScoreFit(weights, relative_error(heads, weights.heads), weighted_error, found)
 
 
 def _content_bias(source: ScoreWeights, fit: HeadFactors, calibration: Optional[Calibration]) -> Optional[Tensor]:
@@ -149,7 +145,7 @@ def fit_layers(
         else:
             logger.info(
                 "%s (%d of %d): key dim %d to %d, relative error %.4f, %.1f s",
-                name, len(fits), len(sources), source.heads.rank, wanted[name], fit.error, fit.seconds,
+                name, len(fits), len(sources), source.heads.rank, wanted[name], fit.error, fit.found.seconds,
             )  # fmt: skip
     return fits
 

@@ -100,7 +100,6 @@ def decompose(
     *,
     sweeps: int = 100,
     tolerance: float = 1e-7,
-    target: float = 0.0,
     seed: int = 0,
     starts: Sequence[str] = ("energy", "random"),
     dtype: torch.dtype = torch.float32,
@@ -115,7 +114,6 @@ def decompose(
         sweeps: at most, from the start that is kept.
         tolerance: stop where the relative error falls by less than this per sweep, over ten sweeps. From the energy
             start the first sweeps gain little even where later ones gain much: 1e-6, as in the paper, ends too early.
-        target: stop where the relative error is no larger.
         seed: of the random start. starts: names of :data:`.STARTS`.
         dtype: that ALS computes in, float32 or float64; never in TF32 or less, whatever torch is set to.
 
@@ -144,11 +142,9 @@ def decompose(
         runs: List[Descent] = []
         for name in starts:
             runs.append(Descent(work, STARTS[name](work, rank, seed), name))
-            runs[-1].descend(min(_RACE, sweeps) if len(starts) > 1 else sweeps, tolerance, target)
-            if runs[-1].error <= target:
-                break
+            runs[-1].descend(min(_RACE, sweeps) if len(starts) > 1 else sweeps, tolerance)
         best = min(runs, key=lambda run: run.error)
-        best.descend(sweeps, tolerance, target)
+        best.descend(sweeps, tolerance)
         found = best.heads.to(torch.float64)
         found = found._replace(mixing=found.mixing * norm).balanced().to(source.query.dtype)
         error = relative_error(source, found)
@@ -172,9 +168,9 @@ class Descent:
         self._ahead, self._most, self._damping = 0.0, _MOST, _DAMPING
         self._slack = _NOISE * torch.finfo(start.query.dtype).eps
 
-    def descend(self, sweeps: int, tolerance: float = 0.0, target: float = 0.0) -> None:
+    def descend(self, sweeps: int, tolerance: float) -> None:
         """Sweep until ``sweeps`` sweeps were made from this start; for the rest see :func:`decompose`."""
-        while len(self.trace) < sweeps and self.error > target and self._damping < _TOO_DAMPED:
+        while len(self.trace) < sweeps and self.error > 0 and self._damping < _TOO_DAMPED:
             if len(self.trace) > _WINDOW and self.trace[-1 - _WINDOW] - self.trace[-1] < _WINDOW * tolerance:
                 break
             self._sweep()

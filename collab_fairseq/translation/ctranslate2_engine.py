@@ -14,21 +14,9 @@ PRECISIONS = (
 
 
 class CTranslate2Engine:
-    """A converted folder.
+    """A folder of ``collab export --to ctranslate2``; for the arguments see :class:`.translator.Engine`."""
 
-    Args:
-        folder: of ``collab export --to ctranslate2``.
-        device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``.
-        precision: one of :data:`PRECISIONS`, whatever the weights on the disk have.
-        threads: of the CPU; None: CTranslate2's choice.
-
-    Raises:
-        TranslationError: no ctranslate2, a damaged folder, an unknown or unsupported precision.
-    """
-
-    def __init__(
-        self, folder: PathLike, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
-    ) -> None:
+    def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
             raise TranslationError(f"CTranslate2 computes in {', '.join(PRECISIONS)}, but {precision} was asked for")
         kind, _, index = device.partition(":")

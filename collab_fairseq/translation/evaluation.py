@@ -2,7 +2,7 @@
 
 import math
 import os
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 from fairseq.dataclass.configs import GenerationConfig
@@ -11,7 +11,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import read_references, score_raw
 
 from .load import TrainedModel
-from .text import batches, dataset, splits, subword_units
+from .text import batches, splits, subword_units
 from .text import references as target_side
 from .units import TranslationError
 
@@ -46,8 +46,7 @@ def loss(trained: TrainedModel, split: str, *, max_tokens: int = 4000, sentences
 @torch.no_grad()
 def translate(
     trained: TrainedModel, split: str, *, beam: int = 5, lenpen: float = 1.0, max_tokens: int = 4000,
-    sentences: Optional[int] = None, remove_bpe: Optional[str] = "auto",
-    progress: Optional[Callable[[int, int], None]] = None, **generation: Any,
+    sentences: Optional[int] = None, remove_bpe: Optional[str] = "auto", **generation: Any,
 ) -> List[str]:  # fmt: skip
     """Best hypotheses in the order of the corpus, as the H- lines of fairseq-generate.
 
@@ -55,15 +54,12 @@ def translate(
         beam, lenpen: as of fairseq-generate.
         max_tokens, sentences: see :func:`.batches`.
         remove_bpe: ``sentencepiece``, ``@@ ``, None, or ``auto``: as the target dictionary has it.
-        progress: called with the number of sentences translated so far and of all.
         generation: further settings of fairseq's GenerationConfig, such as ``max_len_b``.
     """
     config = GenerationConfig(beam=beam, lenpen=lenpen, **generation)
     generator = trained.task.build_generator([trained.model], config)
     target = trained.task.target_dictionary
     units = subword_units(target) if remove_bpe == "auto" else remove_bpe
-    all_sentences = len(dataset(trained, split))
-    expected = all_sentences if sentences is None else min(sentences, all_sentences)
     found: Dict[int, str] = {}
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
         hypotheses = trained.task.inference_step(generator, [trained.model], sample)
@@ -71,8 +67,6 @@ def translate(
             # fairseq's post_process_prediction would add the words to the dictionary
             tokens, unseen = best[0]["tokens"].int().cpu(), generator.symbols_to_strip_from_output
             found[number] = target.string(tokens, units, extra_symbols_to_ignore=unseen)
-        if progress is not None:
-            progress(len(found), expected)
     return [found[number] for number in sorted(found)]
 
 

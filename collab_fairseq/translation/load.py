@@ -67,8 +67,6 @@ def run_state(
     text: bool = True,
 ) -> TrainedModel:  # fmt: skip
     """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
-    if not isinstance(state.get("model"), dict):
-        raise TranslationError(f"{name} holds no model parameters under 'model', as fairseq's checkpoints do")
     state = as_transformer_collab(state)
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     with open_dict(cfg):
@@ -113,8 +111,7 @@ def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
 
     def dictionary(side: str) -> Dictionary:
         made = Dictionary()
-        for number in range(len(made), parameters[f"{side}.embed_tokens.weight"].size(0)):
-            made.add_symbol(f"word{number}")
+        made.pad_to_multiple_(parameters[f"{side}.embed_tokens.weight"].size(0))
         return made
 
     return tasks.get_task(cfg._name)(cfg, dictionary("encoder"), dictionary("decoder"))

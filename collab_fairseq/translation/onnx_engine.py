@@ -17,20 +17,9 @@ Array = Any  # of NumPy
 
 
 class OnnxEngine:
-    """An exported folder.
+    """A folder of ``collab export --to onnx``, in float32; for the arguments see :class:`.translator.Engine`."""
 
-    Args:
-        folder: of ``collab export --to onnx``.
-        device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``. precision: ``float32``.
-        threads: of the CPU; None: ONNX Runtime's choice.
-
-    Raises:
-        TranslationError: no onnxruntime, a damaged folder, another precision.
-    """
-
-    def __init__(
-        self, folder: PathLike, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
-    ) -> None:
+    def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision != "float32":
             raise TranslationError(f"ONNX Runtime computes in float32 here, but {precision} was asked for")
         runtime = require("onnxruntime")

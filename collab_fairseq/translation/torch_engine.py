@@ -19,21 +19,9 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": to
 
 
 class TorchEngine:
-    """A checkpoint and its dictionaries.
+    """A model folder; for the arguments see :class:`.translator.Engine`."""
 
-    Args:
-        folder: a model folder.
-        device: ``cpu``, ``cuda``, …, or ``auto``: a GPU if torch finds one.
-        precision: one of :data:`PRECISIONS`.
-        threads: of the CPU; None: torch's.
-
-    Raises:
-        TranslationError, CheckpointError, ConfigurationError: as of :func:`.load_model`; an unknown precision.
-    """
-
-    def __init__(
-        self, folder: PathLike, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
-    ) -> None:
+    def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
             raise TranslationError(f"torch computes in {', '.join(PRECISIONS)}, but {precision} was asked for")
         if threads is not None:

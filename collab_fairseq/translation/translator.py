@@ -38,7 +38,10 @@ class Hypothesis(NamedTuple):
 
 
 class Engine(Protocol):
-    """Computes translations of units."""
+    """Computes translations of units. Engines are made with the arguments of :func:`collab_fairseq.load`.
+
+    A damaged folder, a precision or device that it cannot compute in, a package that is missing: TranslationError.
+    """
 
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
         """The best hypotheses of each sentence of a batch, which is not empty and has no empty sentence."""

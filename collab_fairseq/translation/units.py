@@ -62,9 +62,12 @@ class Card:
 
 
 def sha256_of(path: PathLike) -> str:
-    """SHA-256 of a small file."""
+    """SHA-256 of a file; :func:`collab_fairseq.checkpoints.sha256` without torch."""
+    digest = hashlib.sha256()
     with open(path, "rb") as stream:
-        return hashlib.sha256(stream.read()).hexdigest()
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_card(folder: PathLike) -> Card:

@@ -20,7 +20,7 @@ from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.cli import options
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, removal
-from collab_fairseq.heads.evaluation import compare, evaluate, whole_model
+from collab_fairseq.heads.ablation import compare, evaluate, whole_model
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import Record, load

@@ -9,7 +9,7 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError, ablation, pruning
-from collab_fairseq.heads.evaluation import TestSet, evaluate
+from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.taps import masked
 from collab_fairseq.modules.heads import describe, parse_heads

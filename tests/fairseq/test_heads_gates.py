@@ -87,6 +87,7 @@ def test_the_finalised_model_is_the_gated_one(kind, tiny_run, tiny_data):
     still_open = gated_state(kind(tiny_run), [[1.0, 1.0]] * 3)
     opened = finalise(still_open)
     assert opened.removed == {}
+    assert opened.state["last_optimizer_state"] is None  # it has the gates' moments
     assert (logits(load(opened.state, tiny_data)) - logits(load(still_open, tiny_data))).abs().max() < 1e-10
 
 

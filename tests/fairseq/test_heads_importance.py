@@ -10,9 +10,9 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads.figures import grids
-from collab_fairseq.heads.importance import gradients, importance, normalised
+from collab_fairseq.heads.importance import gradients, importance
 from collab_fairseq.heads.taps import masked, multiplied
-from collab_fairseq.modules.heads import parse_heads
+from collab_fairseq.modules.heads import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from tests.common import free_port, run
@@ -50,8 +50,8 @@ def slope(ends, step=1e-5):
 def test_gradients_are_finite_differences(trained):
     sample = next(iter(batches(trained, "valid", sentences=3)))
     layers = attention_layers(trained.model)
-    found, dims = gradients(trained, sample, trained.criterion)
-    tokens, _ = gradients(trained, sample, trained.criterion, tokens=True)
+    found, dims = gradients(trained, sample)
+    tokens, _ = gradients(trained, sample, tokens=True)
 
     def with_head(alone, place, head, factor):
         factors = torch.ones(layers[place].num_heads, dtype=torch.float64)
@@ -82,6 +82,10 @@ def test_gradients_are_finite_differences(trained):
         assert abs(dims[place][0, dimension].item() - expected) < 1e-6 * max(1, abs(expected))
 
 
+def raw(result, place):
+    return torch.tensor([result["heads"][head_name(place, head)]["raw"] for head in range(2)], dtype=torch.float64)
+
+
 def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):
     result = importance(trained, "valid", max_tokens=60, sentences=7)
     sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
@@ -92,30 +96,30 @@ def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):
             loss = trained.criterion(trained.model, sample)[0]
         for place, gradient in zip(PLACES, torch.autograd.grad(loss, list(ones.values())), strict=True):
             sums[place] += gradient.abs()
-    assert result.sentences == 7
+    assert result["sentences"] == 7
     for place in PLACES:
-        assert torch.allclose(result.heads[place], sums[place] / 7, rtol=1e-9, atol=0)
-    signed = importance(trained, "valid", max_tokens=60, sentences=7, form="token")
-    assert all((signed.heads[place] - result.heads[place]).abs().max() > 1e-4 for place in PLACES)
+        assert torch.allclose(raw(result, place), sums[place] / 7, rtol=1e-9, atol=0)
+    signed = importance(trained, "valid", max_tokens=60, sentences=7, tokens=True)
+    assert all((raw(signed, place) - raw(result, place)).abs().max() > 1e-4 for place in PLACES)
     assert all(parameter.requires_grad for parameter in trained.model.parameters())
     assert all(layer.head_multiplier is None for layer in attention_layers(trained.model).values())
 
 
 def test_the_token_form_averages_over_the_tokens_of_the_queries(trained):
     """One sentence a batch, so that no padding is there."""
-    result = importance(trained, "valid", max_tokens=60, sentences=4, form="token")
+    result = importance(trained, "valid", max_tokens=60, sentences=4, tokens=True)
     sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
     lengths = [0, 0]
     for number in range(4):
         sample = single(trained, number)
         lengths[0] += sample["net_input"]["src_tokens"].numel()
         lengths[1] += sample["target"].numel()
-        for place, gradient in gradients(trained, sample, trained.criterion, tokens=True)[0].items():
+        for place, gradient in gradients(trained, sample, tokens=True)[0].items():
             sums[place] += gradient[0].abs().sum(0)
-    assert (result.source_tokens, result.target_tokens) == tuple(lengths)
+    assert [result["source_tokens"], result["target_tokens"]] == lengths
     for place in PLACES:
         expected = sums[place] / lengths[0 if place == "encoder.0" else 1]
-        assert torch.allclose(result.heads[place], expected, rtol=1e-9, atol=0)
+        assert torch.allclose(raw(result, place), expected, rtol=1e-9, atol=0)
 
 
 def test_a_masked_head_has_no_importance_and_no_effect(trained):
@@ -123,13 +127,11 @@ def test_a_masked_head_has_no_importance_and_no_effect(trained):
     before = importance(trained, "valid", sentences=3)
     with masked(layers, parse_heads("A:1:2")):
         found = importance(trained, "valid", sentences=3)
-    assert found.heads["cross.0"][1] == 0 < found.heads["cross.0"][0]
-    assert before.heads["cross.0"][1] > 0
+    assert found["heads"]["A:1:2"]["raw"] == 0 < found["heads"]["A:1:1"]["raw"]
+    assert before["heads"]["A:1:2"]["raw"] > 0
 
 
-def test_normalised():
-    assert torch.allclose(normalised(torch.tensor([3.0, 4.0])), torch.tensor([0.6, 0.8]))
-    assert normalised(torch.zeros(2)).tolist() == [0.0, 0.0]
+def test_heads_stand_in_grids():
     assert dict(grids({"E:1:1": 1, "E:2:2": 4, "D:1:1": 5})) == {"encoder": [[1, None], [None, 4]], "decoder": [[5]]}
 
 
@@ -148,6 +150,7 @@ def test_two_processes_give_what_one_gives(tiny_run, tiny_data, tmp_path, capsys
     first, second = (record["parts"]["importance"] for record in records)
     assert list(first["heads"]) == HEADS
     assert first["sentences"] == second["sentences"] == 20
+    assert sum(first["heads"][head]["normalised"] ** 2 for head in HEADS[:2]) == pytest.approx(1)
     for head in HEADS:
         assert first["heads"][head]["raw"] == pytest.approx(second["heads"][head]["raw"], rel=1e-5)
     assert first["shared_dims"]["cross.0"] == pytest.approx(second["shared_dims"]["cross.0"], rel=1e-5)

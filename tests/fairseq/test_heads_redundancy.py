@@ -9,8 +9,9 @@ import torch
 import collab_fairseq.models  # noqa: F401  (registers the presets)
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
+from collab_fairseq.attention.factors import HeadFactors, standard_heads
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads.redundancy import HeadWeights, captured, read_weights, redundancy
+from collab_fairseq.heads.redundancy import captured, read_weights, redundancy
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.fairseq.models import SMALL, arguments, build
 
@@ -28,7 +29,7 @@ def shares(matrix):
 def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
     query, key = draw(6, 10), draw(6, 8, seed=1)
     weights = block_mixing([2, 2, 2]).double() if mixing == "blocks" else draw(3, 6, seed=2)
-    result = redundancy(HeadWeights(query, key, weights, mixing == "dense"))
+    result = redundancy(HeadFactors(query, key, weights), mixing == "dense")
     heads = []
     for row in weights:
         own = row != 0
@@ -52,19 +53,19 @@ def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
 def test_mixing_vectors_are_compared_whatever_their_scale():
     query, key, mixing = draw(6, 10), draw(6, 8, seed=1), draw(3, 6, seed=2)
     factor = torch.linspace(0.1, 5, 6, dtype=torch.float64)
-    one = redundancy(HeadWeights(query, key, mixing, True))
-    other = redundancy(HeadWeights(query / factor[:, None], key, mixing * factor, True))
+    one = redundancy(HeadFactors(query, key, mixing), True)
+    other = redundancy(HeadFactors(query / factor[:, None], key, mixing * factor), True)
     for name in ("effective_dims", "overlap"):
         assert torch.allclose(torch.tensor(one[name]), torch.tensor(other[name]))
-    blocks = redundancy(HeadWeights(torch.eye(6).double(), torch.eye(6).double(), block_mixing([4, 2]).double(), True))
+    blocks = redundancy(HeadFactors(torch.eye(6).double(), torch.eye(6).double(), block_mixing([4, 2]).double()), True)
     assert blocks["effective_dims"] == pytest.approx([4.0, 2.0])
     assert torch.allclose(torch.tensor(blocks["overlap"]), torch.eye(2))
 
 
 def test_a_matrix_of_zeros_captures_nothing():
     assert captured(torch.zeros(3, dtype=torch.float64)) == [0.0, 0.0, 0.0]
-    weights = HeadWeights(torch.zeros(2, 3).double(), torch.zeros(2, 3).double(), torch.zeros(2, 2).double(), True)
-    assert redundancy(weights)["effective_dims"] == [0.0, 0.0]
+    zero = HeadFactors(*(torch.zeros(2, width).double() for width in (3, 3, 2)))
+    assert redundancy(zero, True)["effective_dims"] == [0.0, 0.0]
 
 
 def state_of(model, **flags):
@@ -77,10 +78,10 @@ def test_weights_are_found_by_place_with_each_layers_own_heads():
     model = build(**flags)
     weights = read_weights(state_of(model, **flags))
     assert list(weights) == ["encoder.0", "encoder.1", "cross.0", "cross.1", "decoder.0", "decoder.1"]
-    assert weights["cross.1"].mixing.tolist() == [[1.0] * 4]
-    assert weights["decoder.0"].mixing.tolist() == block_mixing([3, 3]).tolist()
-    assert weights["encoder.1"].collaborative
-    assert torch.equal(weights["encoder.1"].mixing, model.encoder.layers[1].self_attn.mixing.double())
+    assert weights["cross.1"][0].mixing.tolist() == [[1.0] * 4]
+    assert weights["decoder.0"][0].mixing.tolist() == block_mixing([3, 3]).tolist()
+    assert [shared for _, shared in weights.values()] == [True, True, False, False, False, False]
+    assert torch.equal(weights["encoder.1"][0].mixing, model.encoder.layers[1].self_attn.mixing.double())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_the_command_prints_and_keeps_to_one_checkpoint(tiny_run, tmp_path, caps
     assert "| E:1 | 2 | 16 |" in printed
     record = json.loads(result.read_text(encoding="utf-8"))
     weights = read_weights(checkpoints.load(checkpoint))
-    assert record["parts"]["cross.0"] == redundancy(weights["cross.0"])
+    assert record["parts"]["cross.0"] == redundancy(*weights["cross.0"])
     assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(result)]) == 1
     assert "holds a result with another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
     assert main(["heads", "redundancy", str(checkpoint), "--overlap", str(tmp_path / "o.svg")]) == 1
@@ -129,9 +130,8 @@ def test_hugging_face_folders(tmp_path, capsys, monkeypatch):
     assert len(rows) == 2 + 2
     assert "| 3 | 12 |" in rows[2]
     attention = model.encoder.layer[1].attention.self
-    weights = HeadWeights(attention.query.weight.double(), attention.key.weight.double(),
-                          block_mixing([4, 4, 4]).double(), False)  # fmt: skip
-    counts = redundancy(weights)["dimensions"]["product"]["layer"]
+    heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 3)
+    counts = redundancy(heads, False)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["heads", "redundancy", folder]) == 1

@@ -124,9 +124,9 @@ def test_a_planted_syntactic_head_is_told_from_a_positional_one(trained, parses,
 
     plant(monkeypatch, syntax, trained, head_of)
     found = syntax.syntax(trained, "valid", read)
-    assert (found.sentences, found.skipped) == (20, 0)
+    assert (found["sentences"], found["skipped"]) == (20, 0)
     name = "amod dependent→head"
-    following, fixed = (found.heads[head][name] for head in ("E:1:1", "E:1:2"))
+    following, fixed = (found["heads"][head][name] for head in ("E:1:1", "E:1:2"))
     instances = sum(word.relation == "amod" for sentence in read for word in sentence.words)
     forward = sum(word.relation == "amod" and word.head > n for s in read for n, word in enumerate(s.words, 1))
     assert following["instances"] == instances >= syntax.ENOUGH
@@ -135,8 +135,8 @@ def test_a_planted_syntactic_head_is_told_from_a_positional_one(trained, parses,
     assert following["baseline"] == pytest.approx(max(forward, instances - forward) / instances)
     assert following["syntactic"]
     assert not fixed["syntactic"]
-    assert not found.heads["E:1:1"]["amod head→dependent"]["syntactic"]
-    assert roles.role_of({"syntax": found.heads["E:1:1"]}) == name
+    assert not found["heads"]["E:1:1"]["amod head→dependent"]["syntactic"]
+    assert roles.role_of({"syntax": found["heads"]["E:1:1"]}) == name
 
 
 SAMPLE = """\
@@ -249,9 +249,9 @@ def test_a_head_without_output_has_no_relevance(trained):
     layers = attention_layers(trained.model)
     with multiplied(layers, {"encoder.0": torch.tensor([0.0, 1.0], dtype=torch.float64)}):
         found = relevance.relevance(trained, "valid", sentences=3)
-    assert found.heads == pytest.approx({"E:1:1": 0.0, "E:1:2": 1.0})
-    assert relevance.relevance(trained, "valid", sentences=3).heads["E:1:1"] > 0.01
-    assert found.lost < 1e-9
+    assert found["heads"] == pytest.approx({"E:1:1": 0.0, "E:1:2": 1.0})
+    assert relevance.relevance(trained, "valid", sentences=3)["heads"]["E:1:1"] > 0.01
+    assert found["lost"] < 1e-9
 
 
 def test_the_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, capsys):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import fairseq_modern
-from fairseq_modern.expressions import SettingError, evaluate
+from fairseq_modern.errors import UserError
+from fairseq_modern.expressions import evaluate
 from tests.common import run
 
 
@@ -136,7 +137,7 @@ def test_settings_are_values(expression, value):
     ],
 )  # fmt: skip
 def test_settings_are_never_code(expression):
-    with pytest.raises(SettingError, match="expected a value"):
+    with pytest.raises(UserError, match="expected a value"):
         evaluate(expression)
 
 

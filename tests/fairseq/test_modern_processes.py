@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fairseq.distributed import utils
 
 import fairseq_modern.distributed as mends
-from fairseq_modern.errors import WorkersError
+from fairseq_modern.errors import UserError
 from tests.common import free_port, run
 from tests.fairseq import forked
 
@@ -105,7 +105,7 @@ def config(workers, **options):
 @pytest.mark.parametrize("method", [None, "tcp://127.0.0.1:1"])
 def test_workers_without_gpus_are_refused_with_the_command_that_works(method, alone):
     calls = []
-    with pytest.raises(WorkersError, match=r"2 workers .* torchrun --nproc_per_node 2 .*--distributed-backend gloo"):
+    with pytest.raises(UserError, match=r"2 workers .* torchrun --nproc_per_node 2 .*--distributed-backend gloo"):
         utils.call_main(config(2, distributed_init_method=method), calls.append)
     assert calls == []
 
@@ -117,7 +117,7 @@ def test_workers_that_something_else_started_or_that_have_gpus_are_fairseqs_busi
 
     mends.refuse_workers_without_gpu(config(2, distributed_no_spawn=True), None)
     mends.refuse_workers_without_gpu(config(2, distributed_port=1), infer)  # Slurm
-    with pytest.raises(WorkersError):
+    with pytest.raises(UserError, match="2 workers asked for"):
         mends.refuse_workers_without_gpu(config(2, distributed_port=1), lambda training: None)  # no Slurm after all
     with monkeypatch.context() as patch:
         for name in mends.TORCHRUN:
@@ -130,13 +130,13 @@ def test_workers_that_something_else_started_or_that_have_gpus_are_fairseqs_busi
 def test_validation_wants_one_process(alone, monkeypatch):
     from fairseq_cli import train, validate
 
-    with pytest.raises(WorkersError, match="fairseq-validate must be run in one process, got 2"):
+    with pytest.raises(UserError, match="fairseq-validate must be run in one process, got 2"):
         utils.call_main(config(2, distributed_no_spawn=True), validate.main)
     mends.refuse_several_validators(config(1), validate.main)
     mends.refuse_several_validators(config(2), train.main)
     for name in mends.TORCHRUN:
         monkeypatch.setenv(name, "3")
-    with pytest.raises(WorkersError, match="got 3"):
+    with pytest.raises(UserError, match="got 3"):
         utils.call_main(config(1), validate.main)
 
 

@@ -110,8 +110,9 @@ def test_calibration_and_size_matter(trained, calibrations):
 
 
 def test_only_the_chosen_sites_change(trained):
-    state, fits = convert(trained, 6, sites="cross_decoder")
-    assert list(fits) == places(trained, "decoder_cross") == ["cross.0", "decoder.0"]
+    chosen = places(trained, "decoder_cross")
+    state, fits = convert(trained, dict.fromkeys(chosen, 6))
+    assert list(fits) == chosen == ["cross.0", "decoder.0"]
     kept = [name for name in trained.state["model"] if name.startswith("encoder")]
     assert all(state["model"][name] is trained.state["model"][name] for name in kept)
     assert sorted(model_config(state)["attention_shapes"]) == ["cross.0", "decoder.0"]

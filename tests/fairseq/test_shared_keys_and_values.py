@@ -90,7 +90,7 @@ def test_heads_that_share_are_not_removed_one_by_one(saved, kind, shared):
     with pytest.raises(HeadsError, match=f"heads of A:1 share {shared}, so that none can be removed"):
         remove_heads(state, {"cross.0": [1]})
     if shared == "values":
-        assert read_weights(state)["cross.0"].collaborative
+        assert read_weights(state)["cross.0"][1]
     else:
         with pytest.raises(ConfigurationError, match="but those of E:1 share keys"):
             read_weights(state)

@@ -39,7 +39,7 @@ def labelled(case, rows=3, seed=1):
 def scaled(model, place, head, factor):
     """The same model with a head's values multiplied, which multiplies its context."""
     made = copy.deepcopy(model)
-    layer = hf.head_places(made)[place].layer
+    layer = dict(zip(hf.head_places(made), dict(hf.attention_layers(made)).values(), strict=True))[place]
     value = getattr(layer, next(n for n in ("value", "v_lin", "v_proj") if hasattr(layer, n)))
     rows = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
     with torch.no_grad():
@@ -99,15 +99,17 @@ def test_importance_is_the_mean_over_sentences_whatever_the_batches():
     places, batches = hf.head_places(model), [labelled("marian", 3, 1), labelled("marian", 5, 2)]
     found = importance(model, places, batches)
     assert model.training
-    assert found[2:] == (8, sum(b.source_tokens for b in batches), sum(b.target_tokens for b in batches))
+    assert found["sentences"] == 8
+    for name in ("source_tokens", "target_tokens"):
+        assert found[name] == sum(getattr(batch, name) for batch in batches)
     rows = [
         {name: tensor[row : row + 1] for name, tensor in batch.inputs.items()}
         for batch in batches
         for row in range(batch.sentences)
     ]
     single = [Encoded(row, 1, 0, int((row["labels"] != -100).sum())) for row in rows]
-    for place, values in importance(model, places, single).heads.items():
-        torch.testing.assert_close(found.heads[place], values, rtol=1e-9, atol=1e-12)
+    for head, values in importance(model, places, single)["heads"].items():
+        assert found["heads"][head] == pytest.approx(values, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -52,7 +52,7 @@ def test_full_rank_keeps_the_function_without_the_key_bias(name):
     assert made.k_proj.bias is None
     assert layer.k_proj.bias is not None
     assert fit.error <= 1e-7
-    assert fit.start == "exact"
+    assert fit.found.start == "exact"
 
 
 @pytest.mark.parametrize("calibrated", [False, True])

@@ -123,14 +123,6 @@ def test_the_better_start_wins_the_race():
         assert both.sweeps <= 40 + 20
 
 
-def test_targets_end_the_fit():
-    full = decompose(standard(), 8)
-    early = decompose(standard(), 8, target=full.error + 0.01)
-    assert full.error < early.error <= full.error + 0.01 + 1e-6
-    assert early.trace == full.trace[: len(early.trace)]
-    assert early.sweeps < full.sweeps
-
-
 def test_heads_of_different_sizes_dead_ones_and_more_dimensions_than_widths():
     mixing = block_mixing([1, 9, 5, 5]).double()
     mixing[3] = 0
