@@ -124,9 +124,9 @@ trap page EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-bench=() size=(--config "$root/recipes/multi30k/table.sh") updates=200
+bench=() size=(--config "$root/recipes/multi30k/table.sh") updates=200 longest=90
 if [ -n "$quick" ]; then
-    bench=(--quick) updates=10
+    bench=(--quick) updates=10 longest=240 # on a busy CPU
     size+=(--updates 10 --warmup 5)
     tests=(-k cuda)
 fi
@@ -150,7 +150,7 @@ for precision in fp32 bf16 fp16 amp compile; do
         amp) flags=(--precision fp32 -- --amp) ;;
         compile) [ "$device" = gpu ] || continue && flags=(--precision bf16 -- --compile) ;;
     esac
-    step "precision-$precision" 90 "$root/recipes/multi30k/run.sh" "${recipe_flags[@]}" --updates "$updates" --warmup "$updates" \
+    step "precision-$precision" "$longest" "$root/recipes/multi30k/run.sh" "${recipe_flags[@]}" --updates "$updates" --warmup "$updates" \
         --output "$output/runs/precision/$precision" "${flags[@]}"
 done
 step table 3600 "$root/recipes/multi30k/sweep.sh" "${size[@]}" "${recipe_flags[@]}" --seeds "$seeds" --jobs "$jobs" \

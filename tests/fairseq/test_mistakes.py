@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from collab_fairseq.models.config import flatten
 from collab_fairseq.modules.settings import ConfigurationError
 from fairseq_modern import mistakes
+from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
 from tests.fairseq.models import SMALL, build
@@ -161,7 +162,7 @@ def test_data_that_are_not_whole_are_refused_when_opened(scene, tmp_path, part, 
     path = str(tmp_path / "data")
     assert len(indexed_dataset.MMapIndexedDataset(path)[199]) > 3
     cut(f"{path}.{part}", size)
-    with pytest.raises(ValueError, match=rf"{path}\.\w+ .*; binarise or copy the data anew\."):
+    with pytest.raises(UserError, match=rf"{path}\.\w+ .*; binarise or copy the data anew\."):
         indexed_dataset.MMapIndexedDataset(path)
 
 
