@@ -16,7 +16,8 @@ The result is an ordinary checkpoint for fairseq-generate, -interactive and -val
 
 SIZES are the flags of the source's layers, widths, heads and shared embeddings. The checkpoint has no optimizer state
 (its parameters are gone) and starts at epoch 1, so that --restore-file needs no --reset-... flags either. The same
-command resumes the run, and checkpoints of the run can be used like any others.
+command resumes the run, and checkpoints of the run can be used like any others. With --keep-progress a training goes
+on as checkpoint_last.pt of its folder where the source was: to start with full key dims and to go on with fewer.
 """
 
 import argparse
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
+    add("--keep-progress", action="store_true",
+        help="keep the number of updates, the place in the data and the optimizer's state of what is not converted")  # fmt: skip
     add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
@@ -75,9 +78,12 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.reparam.pipeline import convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    names = ("key_dim", "budget", "sites", "calibration", "data", "evaluate", "seed", "threads", "device", "max_tokens")
+    names = (
+        "key_dim", "budget", "multiple", "sites", "calibration", "data", "keep_progress", "evaluate", "seed", "threads",
+        "device", "max_tokens",
+    )  # fmt: skip
     record = convert_model(
-        args.checkpoint, args.output, references=dict(args.reference), multiple=args.multiple,
+        args.checkpoint, args.output, references=dict(args.reference),
         distill_steps=args.distill, distill_text=args.distill_text, distill_rate=args.distill_rate,
         **{name: getattr(args, name) for name in names},
     )  # fmt: skip

@@ -29,19 +29,30 @@ NUMBERS = {
 }  # fmt: skip
 #: settings of heads that share more, in words
 SHARED = {"value_heads": "{} value heads", "kv_heads": "{} key and value heads", "kv_latent_dim": "latent {}"}
+#: what a layer's own shape says, and the flag for the whole model
+_OF_SHAPES = {"key_dim": "key_dim", "value_heads": "value_heads", "content_bias": "attention_content_bias"}
 OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
 
 Run = Dict[str, Any]
 
 
 def load_run(path: PathLike) -> Run:
-    """Read and check a record.
+    """Read and check a record. Heads that were converted get the settings that flags would give them.
 
     Raises:
         RecordError: the file cannot be read or is not a valid record.
     """
     record = training.load(path)
-    return {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
+    run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
+    model = (run["config"] or {}).get("model") or {}
+    shapes = (model.get("attention_shapes") or {}).values()
+    if shapes and all(shape.get("collaborative") for shape in shapes):
+        sites = "_".join(site for site in SITES if any(place.startswith(site) for place in model["attention_shapes"]))
+        model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
+        alike = [{flag: shape.get(field) for field, flag in _OF_SHAPES.items()} for shape in shapes]
+        if all(flags == alike[0] for flags in alike):
+            model.update(alike[0], attention_shapes={})
+    return run
 
 
 def lookup(run: Run, field: str) -> Any:

@@ -41,6 +41,7 @@ def convert_model(
     distill_steps: Optional[int] = None,
     distill_text: Optional[str] = None,
     distill_rate: Optional[float] = None,
+    keep_progress: bool = False,
     evaluate: bool = False,
     references: Optional[Mapping[str, PathLike]] = None,
     seed: int = 1,
@@ -62,6 +63,7 @@ def convert_model(
             run that was killed goes on from ``output`` with ``.distilling`` at its end.
         distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
         distill_rate: learning rate; None: that of :func:`.distill`.
+        keep_progress: a training goes on from the result where it was (:func:`.keep_progress`), instead of anew.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
         references: test split → file of raw references, for ``evaluate``.
         seed: of random starts and batches. threads: of the CPU; None: torch's. max_tokens: per batch.
@@ -122,6 +124,8 @@ def convert_model(
         options.update({"rate": distill_rate} if distill_rate else {})
         distilled = distill(trained, weights, own.split, distill_steps, **options)
         state = fairseq.converted(trained, distilled.weights)
+    if keep_progress:
+        fairseq.keep_progress(trained, state)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))

@@ -27,6 +27,7 @@ valid_tests=()
 blind=()
 runs=()
 with='' # name of more flags of fairseq-train
+wide='' # updates with standard heads of full width, before the others
 fast=''
 fast_flags=(--criterion label_smoothed_cross_entropy_chunked --optimizer fused_adam --fast-dropout)
 declare -A with_flags=()
@@ -105,6 +106,8 @@ usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
   --key-dim N       shared key dimension (default: ${key_dim:-${default_key_dim:-the embedding width}})
   --seed N          (default: $seed)
   --output DIR      where the run is (default: runs/$recipe/<what it is>)
+  --wide N          the first N of the updates with standard heads of full width; collab reparam gives the model its key
+                    dimension then, by what it does on training text, and the same training goes on${wide:+ (default: $wide)}
 END
     [ ${#with_flags[@]} -eq 0 ] || cat <<END
   --with NAME       more flags of fairseq-train, by a name of config.sh: $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' ')
@@ -135,12 +138,22 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
     if [ -n "$stock" ]; then
         ! is_given heads && ! is_given key_dim && ! is_given arch && ! is_given fast ||
             die "--stock excludes --heads, --key-dim, --arch and --fast"
+        [ -z "$wide" ] || die "--stock excludes --wide"
         run_name=$recipe-stock-s$seed-u$updates
         user_dir_flags=()
         model_flags=("${stock_flags[@]}")
     else
         [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
-        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}-s$seed-u$updates
+        if [ -n "$wide" ]; then
+            [ "$heads" != none ] && [ -n "$key_dim" ] || die "--wide needs --key-dim, and --heads other than none"
+            [ "$wide" -lt "$updates" ] || die "--wide must be less than all $updates updates, got $wide"
+            [ "$nodes" -eq 1 ] || die "--wide trains on one node, got $nodes"
+            # else the learning rate would fall to zero with the first part
+            case " ${optimisation_flags[*]} " in
+                *" --lr-scheduler cosine "*) optimisation_flags+=(--lr-period-updates "$((updates - warmup))") ;;
+            esac
+        fi
+        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}${wide:+-wide$wide}-s$seed-u$updates
         user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
         model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
         [ -z "$fast" ] || optimisation_flags+=("${fast_flags[@]}")
@@ -173,7 +186,7 @@ seed $seed
 data $(cut -c1-64 "$data/SHA256SUMS" | sort -u | cksum | cut -d' ' -f1)
 average $average
 checkpoints every $save_interval updates, $keep kept
-model ${model_flags[*]#"$root/"}
+model ${model_flags[*]#"$root/"}${wide:+, after $wide updates with standard heads}
 training ${optimisation_flags[*]}, $batch_tokens tokens per update
 extra ${rest[*]}
 generation ${generation_flags[*]}
@@ -205,13 +218,7 @@ main() {
             choose_precision
             split_batch
             plan_processes
-            if [ -n "$dry_run" ]; then
-                local command
-                train_command
-                printf '%q ' "${command[@]}"
-                echo
-                return
-            fi
+            [ -z "$dry_run" ] || { train && return; }
             if [ "$node_rank" -gt 0 ]; then # the first node does everything else
                 mkdir -p "$output"
                 train_command

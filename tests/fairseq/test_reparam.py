@@ -1,9 +1,11 @@
 """Whole models converted: calibration, checkpoints, `collab reparam`, fine-tuning."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
@@ -11,7 +13,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import ReparamError
-from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places
+from collab_fairseq.reparam.fairseq import calibrate, convert, keep_progress, output_errors, places
 from collab_fairseq.translation import batches, load_model, loss, translate, with_state
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
@@ -98,14 +100,14 @@ def test_at_full_size_nothing_changes(trained, calibrations):
 
 def test_calibration_and_size_matter(trained, calibrations):
     """Errors of the outputs fall with the key dim and with calibration; the source is left alone."""
-    before = {name: tensor.clone() for name, tensor in trained.state["model"].items()}
+    before = {n: tensor.clone() for n, tensor in trained.state["model"].items() if not n.endswith("_float_tensor")}
     errors = {}
     for dim, calibration in ((12, calibrations), (6, calibrations), (6, None)):
         state, _ = convert(trained, dim, calibration)
         found = output_errors(trained, with_state(trained, state), "valid", PLACES)
         errors[dim, calibration is not None] = sum(found.values()) / len(found)
     assert 0 < errors[12, True] < errors[6, True] < 0.75 * errors[6, False] < 1
-    assert all(torch.equal(before[name], tensor) for name, tensor in trained.state["model"].items())
+    assert all(torch.equal(trained.state["model"][name], tensor) for name, tensor in before.items())
     assert trained.state["last_optimizer_state"] is not None
 
 
@@ -233,23 +235,23 @@ def test_text_files_calibrate_too(checkpoint, tiny_data, tmp_path, capsys):
     capsys.readouterr()
 
 
+def train_from(source, data, updates, folder, *start):
+    """The log and the last checkpoint of a training with the attention of a converted checkpoint."""
+    model = ["--arch", "transformer_collab", *TINY_MODEL[2:], "--user-dir", run("collab", "user-dir").stdout.strip()]
+    log = run(
+        "fairseq-train", data, *model, *TINY_TRAINING, "--max-update", updates, "--save-dir", folder,
+        "--no-epoch-checkpoints", "--attention-from", source, *start,
+    ).stdout  # fmt: skip
+    return log, checkpoints.load(folder / "checkpoint_last.pt")
+
+
 def test_training_goes_on_from_it_and_can_be_resumed(command_line, tiny_data, tmp_path):
     """Fine-tuning lowers the loss; stopped in the middle and started again it ends the same, bit for bit."""
-    user_dir = run("collab", "user-dir").stdout.strip()
-    model = ["--arch", "transformer_collab", *TINY_MODEL[2:]]
     source = command_line[0] / "six.pt"
-
-    def train(folder, updates, *start):
-        log = run(
-            "fairseq-train", tiny_data, *model, *TINY_TRAINING, "--user-dir", user_dir, "--max-update", updates,
-            "--save-dir", tmp_path / folder, "--no-epoch-checkpoints", "--attention-from", source, *start,
-        ).stdout  # fmt: skip
-        return log, checkpoints.load(tmp_path / folder / "checkpoint_last.pt")
-
-    fine_tuning = ["--finetune-from-model", source]
-    _, whole = train("whole", 40, *fine_tuning)
-    train("parts", 20, *fine_tuning)
-    log, parts = train("parts", 40, *fine_tuning)
+    tuned = ["--finetune-from-model", source]
+    _, whole = train_from(source, tiny_data, 40, tmp_path / "whole", *tuned)
+    train_from(source, tiny_data, 20, tmp_path / "parts", *tuned)
+    log, parts = train_from(source, tiny_data, 40, tmp_path / "parts", *tuned)
     assert "@ 20 updates" in log
     assert all(torch.equal(whole["model"][n], t) for n, t in parts["model"].items() if not n.endswith("_float_tensor"))
     assert model_config(parts)["attention_shapes"] == model_config(checkpoints.load(source))["attention_shapes"]
@@ -257,6 +259,42 @@ def test_training_goes_on_from_it_and_can_be_resumed(command_line, tiny_data, tm
     before = loss(load_model(source, tiny_data), "valid").loss
     after = loss(load_model(tmp_path / "whole" / "checkpoint_last.pt", tiny_data), "valid").loss
     assert after < before - 0.02
-    _, restored = train("restored", 2, "--restore-file", source)
+    _, restored = train_from(source, tiny_data, 2, tmp_path / "restored", "--restore-file", source)
     assert checkpoints.num_updates(restored) == 2
     assert restored["extra_state"]["train_iterator"]["epoch"] == 1
+
+
+def test_a_training_goes_on_with_fewer_key_dims(checkpoint, tiny_data, tmp_path):
+    """``--keep-progress``: updates, data and moments go on; those of new tensors begin anew. The source is stock."""
+    last, source = tmp_path / "checkpoint_last.pt", checkpoints.load(checkpoint)
+    run("collab", "reparam", checkpoint, "--output", last, "--key-dim", 6, "--data", tiny_data, "--keep-progress")
+    (stock,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], {"data": str(tiny_data)})
+    names = [name for name, _ in stock.named_parameters()]
+    before = checkpoints.num_updates(source)
+    begun = checkpoints.load(last)
+    assert begun["extra_state"]["train_iterator"] == source["extra_state"]["train_iterator"]
+    _, after = train_from(last, tiny_data, before + 5, tmp_path)
+    assert checkpoints.num_updates(after) == before + 5
+    new_names = [name for name, _ in load_model(last, tiny_data).model.named_parameters()]
+    assert sum("mixing" in name for name in new_names) == 3
+    for place, name in enumerate(new_names):
+        is_new = any(f"attn.{part}" in name for part in ("q_proj", "k_proj", "mixing", "content_bias"))
+        assert after["last_optimizer_state"]["state"][place]["step"] == (5 if is_new else before + 5), name
+        if not is_new:
+            old, new = (state["last_optimizer_state"]["state"] for state in (source, begun))
+            assert torch.equal(new[place]["exp_avg_sq"], old[names.index(name)]["exp_avg_sq"]), name
+
+
+def test_progress_needs_an_optimizer(trained):
+    def keep(optimizer):
+        source = dataclasses.replace(trained, state={**trained.state, "last_optimizer_state": optimizer})
+        state, _ = convert(source, 6)
+        keep_progress(source, state)
+        return state["last_optimizer_state"]
+
+    flat = {"state": {0: {"step": 7, "exp_avg": torch.ones(99)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    assert keep(flat) == {"state": {}, "param_groups": flat["param_groups"]}
+    with pytest.raises(ReparamError, match="without the state of its optimizer, such as an average"):
+        keep(None)
+    with pytest.raises(ReparamError, match=r"has the state of 2 tensors, the model \d\d"):
+        keep({"state": {}, "param_groups": [{"params": [0, 1]}]})

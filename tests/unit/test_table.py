@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import json
 import random
 import statistics
 
@@ -12,7 +13,7 @@ from sacrebleu.significance import PairedTest
 from collab_fairseq.attention.cost import AttentionSize, cache_numbers
 from collab_fairseq.records import bootstrap, table
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import cache, frame, hardware, heads
+from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
 from collab_fairseq.records.schema import validate
 from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences, translate
 
@@ -161,6 +162,23 @@ def test_heads_in_words():
     validate(in_envelope(published))
     run["config"]["model"] = {"collaborative_heads": "encoder_cross_decoder", "mixing_init": "blocks", "value_heads": 2}
     assert heads(run) == "collaborative, blocks, 2 value heads"
+
+
+def test_converted_heads_stand_in_tables_like_others(tmp_path):
+    shape = {"collaborative": True, "key_dim": 8, "content_bias": True, "scale": 0.5}
+    run = record("x", "none", None, 1, {})
+    model = run["config"]["model"] = {"collaborative_heads": "none", "key_dim": None, "encoder_embed_dim": 64}
+    model.update(decoder_embed_dim=64, decoder_attention_heads=4, mixing_init="xavier")
+    model["attention_shapes"] = {f"{site}.0": dict(shape) for site in ("encoder", "decoder", "cross")}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(in_envelope(run)))
+    loaded = load_run(path)
+    assert keys(loaded) == {"heads": "collaborative, converted", "key_dim": 8, "updates": 2500}
+    assert cache(loaded) == 8 + 64 + 4
+    model["attention_shapes"]["cross.0"]["key_dim"] = 16
+    path.write_text(json.dumps(in_envelope(run)))
+    mixed = load_run(path)
+    assert (heads(mixed), keys(mixed)["key_dim"], cache(mixed)) == ("collaborative, converted", "mixed", None)
 
 
 @pytest.mark.parametrize("heads", [2, 4])
