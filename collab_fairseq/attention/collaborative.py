@@ -39,6 +39,10 @@ class CollaborativeAttention(AttentionLayer):
         key_dim: D̃k, width of the shared query and key projections; default E.
         content_bias: add the trainable content score ``Y v_i`` (eq. 13).
         mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or the matrix itself, (H, D̃k).
+        mixing_lr_multiplier: c, the learning rate of the mixing matrix and the content bias under Adam and its like,
+            relative to the other parameters'. ``mixing`` is stored divided by c and ``scale`` multiplied by it: Adam's
+            steps do not depend on the size of gradients, so that they are c times as large for what is c times smaller
+            (equalised learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196).
         kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
             fused attention (``sdpa``, on a GPU also ``auto``) lacks.
         device, dtype: of the parameters.
@@ -62,13 +66,17 @@ class CollaborativeAttention(AttentionLayer):
         *,
         content_bias: bool = False,
         mixing: Union[str, Tensor] = "xavier",
+        mixing_lr_multiplier: float = 1.0,
         kernel: str = "auto",
         device: Optional[torch.device] = None,
         dtype: Optional[torch.dtype] = None,
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, key_dim, **options)
-        self._initial_mixing = mixing
+        if not mixing_lr_multiplier > 0:
+            raise ValueError(f"mixing_lr_multiplier must be positive, but is {mixing_lr_multiplier}")
+        self.scale *= mixing_lr_multiplier
+        self._initial_mixing, self._mixing_lr_multiplier = mixing, mixing_lr_multiplier
         self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
         # not a parameter that is None: fairseq takes those of several layers for one shared parameter
         self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim)) if content_bias else None
@@ -82,7 +90,7 @@ class CollaborativeAttention(AttentionLayer):
         if matrix.shape != self.mixing.shape:
             raise ValueError(f"mixing must have shape {tuple(self.mixing.shape)}, but is {tuple(matrix.shape)}")
         with torch.no_grad():
-            self.mixing.copy_(matrix)
+            self.mixing.copy_(matrix / self._mixing_lr_multiplier)
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
 

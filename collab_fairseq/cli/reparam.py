@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
-    add("--keep-progress", action="store_true",
-        help="keep the number of updates, the place in the data and the optimizer's state of what is not converted")  # fmt: skip
+    text = "keep the number of updates, the place in the data and the optimizer's state of what is not converted"
+    add("--keep-progress", action="store_true", help=text)
     add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)

@@ -125,7 +125,11 @@ def remove_heads(
         kept = [head for head in range(numbers[place]) if head not in members]
         prefix = parameter_prefix(place)
         own = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
-        for name, tensor in _cut(own, kept, numbers[place], shapes.setdefault(place, {})).items():
+        shape = shapes.setdefault(place, {})
+        if shape.get("scale") is None:
+            shape["scale"] = float((own["v_proj.weight"].size(0) // numbers[place]) ** -0.5)
+            shape["scale"] *= config.get("mixing_lr_multiplier", 1.0) if "mixing" in own else 1.0
+        for name, tensor in _cut(own, kept, numbers[place], shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)
     begin_anew(made, removed_heads=describe(removed))
@@ -138,8 +142,6 @@ def _cut(own: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[st
     Without any head its output is the output bias: one head of one dimension, all zeros, stays.
     """
     head_dim = own["v_proj.weight"].size(0) // number
-    if shape.get("scale") is None:
-        shape["scale"] = float(head_dim**-0.5)
     rows = _rows(kept, head_dim) if kept else _rows([0], 1)
     if "mixing" not in own:
         key_rows = _rows(kept, own["q_proj.weight"].size(0) // number)

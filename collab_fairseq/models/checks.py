@@ -1,5 +1,6 @@
 """What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
+import math
 from argparse import Namespace
 from typing import AbstractSet, Any
 
@@ -49,6 +50,8 @@ def check_sizes(cfg: Any) -> None:
         )
     if cfg.key_dim is not None and cfg.key_dim < 1:
         raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
+    if not 0 < cfg.mixing_lr_multiplier < math.inf:
+        raise ConfigurationError(f"--mixing-lr-multiplier must be positive, but is {cfg.mixing_lr_multiplier}")
     for site in SITES:
         side = "encoder" if site == "encoder" else "decoder"
         sub = cfg.encoder if site == "encoder" else cfg.decoder

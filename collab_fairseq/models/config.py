@@ -55,6 +55,9 @@ class TransformerCollabConfig(TransformerConfig):
     mixing_init: ChoiceEnum(list(MIXINGS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "xavier", "initial mixing matrix of collaborative heads"
     )
+    mixing_lr_multiplier: float = _flag(
+        1.0, "under Adam the mixing matrix learns this many times as fast as the other parameters"
+    )
     attention_content_bias: bool = _flag(False, "collaborative heads have a content bias (eq. 13 of the paper)")
     attention_kernel: ChoiceEnum(list(KERNELS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",

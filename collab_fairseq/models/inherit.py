@@ -10,8 +10,8 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
 _INHERITED = (
-    "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "attention_content_bias",
-    "attention_shapes",
+    "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "mixing_lr_multiplier",
+    "attention_content_bias", "attention_shapes",
 )  # fmt: skip
 
 

@@ -239,6 +239,8 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         **own,
     }
     if collaborative:
+        # a scale of the layer's own is that of the mixing matrix as it is stored
+        arguments["mixing_lr_multiplier"] = 1.0 if "scale" in own else cfg.mixing_lr_multiplier
         return IncrementalCollaborativeAttention(mixing=str(cfg.mixing_init), **arguments)
     kv_heads, latent_dim = arguments.pop("kv_heads"), arguments.pop("kv_latent_dim")
     if latent_dim is not None:

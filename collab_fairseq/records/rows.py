@@ -73,6 +73,8 @@ def heads(run: Run) -> str:
         kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
         mixing = lookup(run, "config.model.mixing_init")
         kind += f", {mixing}" if mixing not in (None, "xavier") else ""
+        rate = lookup(run, "config.model.mixing_lr_multiplier")
+        kind += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
     for field, shared in SHARED.items():
         number = lookup(run, f"config.model.{field}")
         kind += "" if number is None else f", {shared.format(number)}"

@@ -11,6 +11,9 @@ declare -A with_flags=(
     [keys1]="--kv-heads 1" [keys2]="--kv-heads 2" [latent64]="--kv-latent-dim 64"
     [blocks_values1]="--mixing-init blocks --value-heads 1" [blocks_values2]="--mixing-init blocks --value-heads 2"
     [blocks_content]="--mixing-init blocks --attention-content-bias")
+blocks8="--mixing-init blocks --mixing-lr-multiplier 8"
+for name in 1 2; do with_flags[blocks8_values$name]="$blocks8 --value-heads $name"; done
+for name in 3 8 24; do with_flags[blocks$name]="--mixing-init blocks --mixing-lr-multiplier $name"; done
 for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_flags[$name]="--mixing-init $name"; done
 
 # HEADS:KEY_DIM[:NAME] of a sweep
