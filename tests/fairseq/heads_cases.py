@@ -37,6 +37,7 @@ def collaborative_state(run, content_bias=False, key_dim=None):
     state = copy.deepcopy(standard_state(run))
     config, model = model_config(state), state["model"]
     config.update(collaborative_heads="encoder_cross_decoder", attention_content_bias=content_bias, key_dim=key_dim)
+    config["mixing_lr_multiplier"] = 2.0 if content_bias else 1.0
     random = torch.Generator().manual_seed(1)
     for place in PLACES:
         prefix = parameter_prefix(place)

@@ -28,7 +28,7 @@ SMALL = {
 KINDS = {
     "collaborative": {"key_dim": 6},
     "shared-values": {"key_dim": 6, "value_heads": 1},
-    "content": {"key_dim": 6, "attention_content_bias": True},
+    "content": {"key_dim": 6, "attention_content_bias": True, "mixing_lr_multiplier": 3.0},
     "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
     "standard": {"collaborative_heads": "none"},
     "multi-query": {"collaborative_heads": "none", "kv_heads": 1},

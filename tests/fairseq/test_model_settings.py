@@ -105,6 +105,7 @@ def test_a_layer_may_have_a_shape_of_its_own():
         ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads names all sites"),
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "two kinds of attention; give one of them"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
+        ({"mixing_lr_multiplier": -1.0}, "--mixing-lr-multiplier must be positive, but is -1.0"),
         ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
         ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),

@@ -147,6 +147,7 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
         (lambda: LatentAttention(E, H, latent_dim=4, kdim=7), "one input, but kdim is 7 and vdim is None"),
         (lambda: build("latent")(*(x.clone() for x in inputs("self"))), "value must be key, but is another tensor"),
         (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
+        (lambda: CollaborativeAttention(E, H, 5, mixing_lr_multiplier=0), "must be positive, but is 0"),
         (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),
         (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
         (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "head_loop, sdpa, sdpa_one_key, but is 'fast'"),

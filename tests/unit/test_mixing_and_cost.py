@@ -49,6 +49,28 @@ def test_random_mixing_has_the_stated_variance(name, variance):
 STANDARD, COLLABORATIVE = AttentionSize(512, 8, 512, False), AttentionSize(512, 8, 128, True)
 
 
+def test_the_mixing_matrix_learns_faster_by_a_multiplier():
+    """Trainings with Adam: the same as with a learning rate of its own for ``mixing``, and not as without."""
+    x = torch.randn(3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def trained(multiplier, rate):
+        torch.manual_seed(2)
+        layer = CollaborativeAttention(12, 3, 6, mixing="unit", mixing_lr_multiplier=multiplier, dtype=torch.float64)
+        others = [p for name, p in layer.named_parameters() if name != "mixing"]
+        groups = [{"params": others}, {"params": [layer.mixing], "lr": rate}]
+        optimizer = torch.optim.Adam(groups, lr=0.01, eps=1e-30)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (layer(x, x, x)[0] - x).square().sum().backward()
+            optimizer.step()
+        return layer
+
+    expected, found, other = trained(1.0, 0.08), trained(8.0, 0.01), trained(1.0, 0.01)
+    assert torch.allclose(found.mixing * 8, expected.mixing, atol=1e-10)
+    assert torch.allclose(found.q_proj.weight, expected.q_proj.weight, atol=1e-10)
+    assert (other.mixing - expected.mixing).abs().max() > 0.05
+
+
 @pytest.mark.parametrize(
     ("shape", "millions", "multiply_adds_of_128"),
     [
