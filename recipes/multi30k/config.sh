@@ -6,15 +6,16 @@ tests=(test:test_2016_flickr test1:test_2017_flickr)
 blind=(blind_2017_mscoco blind_2018_flickr) # sources without references, translated where they are at hand
 blind_sources=${MULTI30K_DIR:-}
 
-# flags by name, for `--with NAME`: other attentions of equal cache, and other initial mixing matrices
+# flags by name, for `--with NAME`: other attentions of equal cache, initial mixing matrices, how fast these learn
 declare -A with_flags=(
     [keys1]="--kv-heads 1" [keys2]="--kv-heads 2" [latent64]="--kv-latent-dim 64"
-    [blocks_values1]="--mixing-init blocks --value-heads 1" [blocks_values2]="--mixing-init blocks --value-heads 2"
     [blocks_content]="--mixing-init blocks --attention-content-bias")
-blocks8="--mixing-init blocks --mixing-lr-multiplier 8"
-for name in 1 2; do with_flags[blocks8_values$name]="$blocks8 --value-heads $name"; done
-for name in 3 8 24; do with_flags[blocks$name]="--mixing-init blocks --mixing-lr-multiplier $name"; done
 for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_flags[$name]="--mixing-init $name"; done
+with_flags[xavier8]="--mixing-lr-multiplier 8"
+for rate in 3 8 24; do with_flags[blocks$rate]="--mixing-init blocks --mixing-lr-multiplier $rate"; done
+for name in blocks blocks8; do
+    for groups in 1 2; do with_flags[${name}_values$groups]="${with_flags[$name]} --value-heads $groups"; done
+done
 
 # HEADS:KEY_DIM[:NAME] of a sweep
 runs=(none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64

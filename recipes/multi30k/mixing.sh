@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034
-# Which initial mixing matrix? Short trainings, one factor at a time, beside standard heads.
+# Which initial mixing matrix, and how fast does it learn? Short trainings, one factor at a time, beside standard heads.
 # Settings for `recipes/multi30k/sweep.sh --config recipes/multi30k/mixing.sh`.
 
 updates=800
@@ -8,6 +8,6 @@ fast=yes
 cpu_precision=bf16
 
 runs=(none:128 none:32 encoder_cross_decoder:32)
-for name in blocks noisy_blocks scaled_blocks bands signs unit normal blocks_content; do
+for name in blocks noisy_blocks scaled_blocks bands signs unit normal blocks_content blocks3 blocks8 blocks24 xavier8; do
     runs+=("encoder_cross_decoder:32:$name")
 done
