@@ -146,7 +146,8 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
         [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
         if [ -n "$wide" ]; then
             [ "$heads" != none ] && [ -n "$key_dim" ] || die "--wide needs --key-dim, and --heads other than none"
-            [ "$wide" -lt "$updates" ] || die "--wide must be less than all $updates updates, got $wide"
+            [ $((updates / save_interval - wide / save_interval)) -ge "$average" ] ||
+                die "--wide must leave the last $average checkpoints, one every $save_interval of $updates updates, got $wide"
             [ "$nodes" -eq 1 ] || die "--wide trains on one node, got $nodes"
             # else the learning rate would fall to zero with the first part
             case " ${optimisation_flags[*]} " in

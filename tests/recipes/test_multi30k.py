@@ -215,7 +215,7 @@ def test_a_wide_start_is_one_training(prepared, tmp_path):
     ("flags", "message"),
     [
         (["--wide", 2, "--heads", "none"], "--wide needs --key-dim, and --heads other than none"),
-        (["--wide", 4], "--wide must be less than all 4 updates, got 4"),
+        (["--wide", 3], "--wide must leave the last 2 checkpoints, one every 1 of 4 updates, got 3"),
         (["--wide", 2, "--stock"], "--stock excludes --wide"),
         (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
         (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim, --arch and --fast"),
