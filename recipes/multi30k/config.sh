@@ -13,9 +13,7 @@ declare -A with_flags=(
 for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_flags[$name]="--mixing-init $name"; done
 with_flags[xavier8]="--mixing-lr-multiplier 8"
 for rate in 3 8 24; do with_flags[blocks$rate]="--mixing-init blocks --mixing-lr-multiplier $rate"; done
-for name in blocks blocks8; do
-    for groups in 1 2; do with_flags[${name}_values$groups]="${with_flags[$name]} --value-heads $groups"; done
-done
+for groups in 1 2; do with_flags[blocks8_values$groups]="${with_flags[blocks8]} --value-heads $groups"; done
 
 # HEADS:KEY_DIM[:NAME] of a sweep
 runs=(none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64

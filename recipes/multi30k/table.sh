@@ -8,6 +8,6 @@ cpu_precision=bf16
 optimisation_flags+=(--lr-scheduler cosine)
 
 # The rows of the table, after them pairs whose caches are equal
-runs=(none:128 none:32 encoder_cross_decoder:32:blocks
-    encoder_cross_decoder:64:blocks_values2 none:128:keys2
-    encoder_cross_decoder:32:blocks_values1 none:128:keys1 none:128:latent64)
+runs=(none:128 none:32 encoder_cross_decoder:32:blocks8 encoder_cross_decoder:32:blocks
+    encoder_cross_decoder:64:blocks8_values2 none:128:keys2
+    encoder_cross_decoder:32:blocks8_values1 none:128:keys1 none:128:latent64)

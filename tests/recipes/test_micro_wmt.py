@@ -97,7 +97,7 @@ def test_a_sweep_names_runs_by_their_flags():
     done = run("bash", multi30k / "sweep.sh", "--config", multi30k / "table.sh", "--seeds", "2", "--dry-run")
     found = [line.split("/runs/multi30k/")[1].split()[0] for line in done.stdout.splitlines()]
     assert found[0] == "none-dk128-s2-u4000"
-    assert "encoder_cross_decoder-dk64-blocks_values2-s2-u4000" in found
+    assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in found
     flags = ("--heads", "none", "--with", "keys1", "--threads", "1", "--dry-run")
     assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
     wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
