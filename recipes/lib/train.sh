@@ -39,8 +39,9 @@ run_logged() { # LOG COMMAND...: a signal to this script reaches the command, wh
 train() { # or print the commands that do, with --dry-run
     if [ -n "$wide" ]; then
         start_wide
-        # its settings say what heads it has
-        model_flags+=(--attention-from "$output/checkpoints/checkpoint_last.pt")
+        local newest
+        newest=$(newest_valid_checkpoint "$output/checkpoints") # whose settings say what heads it has
+        model_flags+=(--attention-from "${newest:-$output/checkpoints/checkpoint_last.pt}")
     fi
     train_in checkpoints train
 }
