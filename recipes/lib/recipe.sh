@@ -30,7 +30,8 @@ with='' # name of more flags of fairseq-train
 wide='' # updates with standard heads of full width, before the others
 fast=''
 fast_flags=(--criterion label_smoothed_cross_entropy_chunked --optimizer fused_adam --fast-dropout)
-declare -A with_flags=()
+# what served collaborative heads better than the start and the one learning rate of the paper (recipes/multi30k)
+declare -A with_flags=([blocks8]="--mixing-init blocks --mixing-lr-multiplier 8")
 gpus=
 nodes=1
 loaders=0

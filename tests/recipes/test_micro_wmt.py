@@ -100,5 +100,8 @@ def test_a_sweep_names_runs_by_their_flags():
     assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in found
     flags = ("--heads", "none", "--with", "keys1", "--threads", "1", "--dry-run")
     assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
+    iwslt = ROOT / "recipes" / "iwslt14_de_en" / "run.sh"
+    done = run("bash", iwslt, "--with", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
+    assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout
     wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
     assert "config.sh has no flags of the name 'keys9'" in wrong.stderr
