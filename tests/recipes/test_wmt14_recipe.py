@@ -22,8 +22,6 @@ RECIPES = ROOT / "recipes"
 WMT14 = RECIPES / "wmt14_en_de"
 PYTHON = ["--python", sys.executable]
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
-
 
 def bash(program, *arguments, check=True):
     """Run a few lines of bash with the functions of recipes/lib, on a machine with 4 imaginary cards."""
