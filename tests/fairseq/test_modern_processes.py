@@ -166,8 +166,8 @@ from omegaconf import OmegaConf
 def config(port):
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.common.cpu = True
-    method = f"tcp://127.0.0.1:{port}"
-    cfg.distributed_training.update(distributed_backend="gloo", distributed_init_method=method, distributed_world_size=1)
+    cfg.distributed_training.update(distributed_backend="gloo", distributed_world_size=1)
+    cfg.distributed_training.distributed_init_method = f"tcp://127.0.0.1:{port}"
     return cfg
 
 seen = []
