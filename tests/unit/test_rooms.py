@@ -100,14 +100,7 @@ def test_fairseq_modern_knows_nothing_of_the_project(path):
     assert not [name for name in imported(path) if name.split(".")[0] == "collab_fairseq"]
 
 
-@pytest.mark.parametrize(
-    ("statement", "unwanted"),
-    [
-        ("import collab_fairseq.cli.main", {"torch", "fairseq", "numpy"}),
-        ("import collab_fairseq.attention; import torch", {"fairseq", "hydra", "omegaconf"}),
-    ],
-)
-def test_importing_is_cheap(statement, unwanted):
-    code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
+def test_layers_do_not_import_fairseq():
+    code = "import sys; import collab_fairseq.attention; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not unwanted & set(done.stdout.split())
+    assert not {"fairseq", "hydra", "omegaconf"} & set(done.stdout.split())
