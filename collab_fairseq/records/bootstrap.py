@@ -55,7 +55,7 @@ def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str) -> Opti
                 f"{record['name']}: the sacreBLEU of {test} is {score['score']}, but its sentence statistics add up to "
                 f"{total.score}"
             )
-    return paired_bootstrap(*rows)
+    return paired_bootstrap(rows[0], rows[1])
 
 
 def _sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:
