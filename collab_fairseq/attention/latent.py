@@ -115,9 +115,7 @@ class LatentAttention(StandardAttention):
 
     def _absorbs(self, query_len: int, key_len: int, dropout: float) -> bool:
         """Whether absorbing is allowed (weights must add up to 1) and takes fewer multiplications than expanding."""
-        if self.training or dropout > 0.0 or key_len == 0:
-            return False
-        if not torch.jit.is_scripting() and is_tracing():  # type: ignore[attr-defined]
+        if self.training or dropout > 0.0 or key_len == 0 or is_tracing():
             return False
         widths = self.key_dim + self.num_heads * self.head_dim
         expanding = key_len * self.latent_dim * widths + query_len * key_len * widths
