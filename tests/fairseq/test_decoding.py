@@ -1,11 +1,10 @@
-"""Step-by-step decoding against the full forward pass, and beam search with the caches against beam search without."""
+"""Step-by-step decoding against the full forward pass."""
 
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
 from tests.common import FLOAT32
-from tests.fairseq.models import KINDS, SMALL, Task, batch, build, cached, model_of, step_by_step
+from tests.fairseq.models import KINDS, SMALL, batch, build, cached, model_of, step_by_step
 
 
 def test_standard_heads_decode_as_fairseqs_transformer_does():
@@ -45,45 +44,6 @@ def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind, mixed):
         assert (step - full).abs().max() < FLOAT32
         if kind != "cross-self":
             assert cached(model, state, "cross")[0]["prev_key"].size(0) == (3 if mixed else 1)  # one sentence is left
-
-
-def translate(models, sample, without_cache=False, **options):
-    """Hypotheses of every sentence: (tokens, score), best first."""
-    generator = SequenceGenerator(models, Task().target_dictionary, max_len_b=12, **options)
-    if without_cache:
-        generator.model.has_incremental = False
-        for model in models:  # the encoder output is one row per hypothesis then
-            model.set_beam_size(1)
-    return [
-        [(hypothesis["tokens"].tolist(), float(hypothesis["score"])) for hypothesis in sentence]
-        for sentence in generator.generate(models, sample)
-    ]
-
-
-def sample_of(sentences=5):
-    source, lengths, target = batch(sentences=sentences, seed=7)
-    return {"net_input": {"src_tokens": source, "src_lengths": lengths}, "target": target}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("beam", [1, 4])
-def test_translations_equal_those_without_a_cache(kind, beam):
-    models = [model_of(kind)]
-    ours = translate(models, sample_of(), beam_size=beam)
-    plain = translate(models, sample_of(), without_cache=True, beam_size=beam)
-    assert [[h[0] for h in s] for s in ours] == [[h[0] for h in s] for s in plain]
-    assert all(abs(a[1] - b[1]) < 1e-4 for s, r in zip(ours, plain, strict=True) for a, b in zip(s, r, strict=True))
-    assert len({tuple(s[0][0]) for s in ours}) > 1  # not all the same
-
-
-def test_the_generator_compiles_to_torchscript():
-    model = model_of("content")
-    generator = SequenceGenerator([model], Task().target_dictionary, beam_size=3, max_len_b=12)
-    sample = sample_of()
-    expected = [s[0]["tokens"].tolist() for s in generator.generate([model], sample)]
-    net_input = {"net_input": sample["net_input"]}
-    found = torch.jit.script(generator)(net_input)
-    assert [s[0]["tokens"].tolist() for s in found] == expected
 
 
 def test_the_encoder_output_is_copied_only_where_it_changes():
