@@ -24,11 +24,8 @@ class LatentAttention(StandardAttention):
     queries, expanding is cheaper; see :mod:`.cost`.
 
     Args:
-        embed_dim, num_heads: E and H.
-        key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
-        latent_dim: L.
+        latent_dim: L. The others: as of :class:`.StandardAttention`.
         kdim, vdim: width of the inputs Y; keys and values have the same inputs, hence one width.
-        options: as of :class:`.StandardAttention`.
 
     Parameters: ``q_proj`` (H·dk, E), ``latent_proj`` (L, kdim) without bias, ``k_proj`` (H·dk, L), ``v_proj``
     (H·dv, L), ``out_proj`` (E, H·dv).

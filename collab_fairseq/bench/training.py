@@ -1,13 +1,8 @@
 """A training step of whole models: forward, label-smoothed loss, backward, Adam, with the preset's dropouts.
 
-Rows ``fast`` have all that makes ours fast, beside fairseq's own, in fp32 and bf16:
-
-====================  ==============================================================================================
-fairseq               fairseq's transformer with its loss and its Adam, in float32
-fairseq-bf16          the same under autocast in bfloat16
-ours                  ours with ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and
-                      ``--fast-dropout``; under autocast in bfloat16, as with ``--amp``, where the row says so
-====================  ==============================================================================================
+Rows ``fast`` have ours with ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and
+``--fast-dropout`` beside fairseq's transformer with its own loss and Adam in float32; rows ``fast-bf16`` have ours, and
+fairseq's once more (``fairseq-bf16``), under autocast in bfloat16, as with ``--amp``.
 
 All sentences of their batches are equally long: fairseq batches by length, and padding, which the chunked loss leaves
 out, would flatter it.
