@@ -19,7 +19,7 @@ from collab_fairseq.modules.gates import OPEN
 from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError, parse_shapes
 from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
-from .checks import check_flags, check_sizes
+from .checks import check_config
 
 #: what ``--attention-from`` takes over
 _INHERITED = (
@@ -156,7 +156,6 @@ def resolve(args: Any) -> TransformerCollabConfig:
         return args
     if OmegaConf.is_config(args):
         args = Namespace(**dict(OmegaConf.to_container(args, resolve=True)))  # type: ignore[arg-type]
-    check_flags(args)
     args = Namespace(**vars(args))
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         keep = getattr(args, name, None)
@@ -164,7 +163,7 @@ def resolve(args: Any) -> TransformerCollabConfig:
             setattr(args, name, ",".join(map(str, keep)))
     cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(args)
     keep_layers(cfg)
-    check_sizes(cfg)
+    check_config(cfg)
     return cfg
 
 
