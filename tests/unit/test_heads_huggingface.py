@@ -13,13 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
-from collab_fairseq.heads.folders import compare_answers, read_examples  # noqa: E402
 from collab_fairseq.heads.huggingface import (  # noqa: E402
     Encoded,
     answers,
+    compare_answers,
     gradients,
     importance,
     multiplied,
+    read_examples,
 )
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
