@@ -29,8 +29,6 @@ from tests.fairseq.heads_cases import (
     standard_state,
 )
 
-KINDS = ["standard", "collaborative", "content-bias"]
-
 
 @pytest.fixture(scope="module")
 def states(tiny_run):
@@ -48,7 +46,7 @@ def references(states, tiny_data, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["standard", "collaborative", "content-bias"])
 @pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1", "E:1:1,2 D:1:2"])
 def test_removed_is_masked(states, kind, heads, tiny_data):
     state = states[kind]

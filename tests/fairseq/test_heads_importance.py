@@ -20,10 +20,9 @@ from tests.common import free_port, run
 from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
 
 
-@pytest.fixture(scope="module", params=["standard", "collaborative"])
+@pytest.fixture(scope="module", params=[standard_state, collaborative_state])
 def trained(request, tiny_run, tiny_data):
-    state = {"standard": standard_state, "collaborative": collaborative_state}[request.param](tiny_run)
-    return load(state, tiny_data)
+    return load(request.param(tiny_run), tiny_data)
 
 
 @pytest.fixture(autouse=True)
