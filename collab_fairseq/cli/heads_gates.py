@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     shared.check_output(args)
     if not args.output:
         options.refuse(args, ("empty_layers",), "needs --output")
-    import collab_fairseq.models  # noqa: F401  (so that fairseq knows the presets' names)
+    import importlib
+
+    importlib.import_module("collab_fairseq.models")  # so that fairseq knows the presets' names
     from collab_fairseq import checkpoints
     from collab_fairseq.heads import removal
 

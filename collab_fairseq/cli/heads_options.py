@@ -129,9 +129,9 @@ def checkpoints_of(args: argparse.Namespace) -> List[str]:
 def load(args: argparse.Namespace, path: Optional[str] = None) -> Any:
     """The model that the options name, or another checkpoint with their data."""
     device = choose_device(args)
-    from collab_fairseq.translation import load_model
+    from collab_fairseq.heads import taps
 
-    return load_model(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
+    return taps.load(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
 
 
 def load_folder(args: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:

@@ -11,6 +11,7 @@ from collab_fairseq.attention import AttentionLayer, KeyValue
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
 from collab_fairseq.modules.settings import SITES, parse_sites
+from collab_fairseq.translation import load_model as load  # noqa: F401  (what all analyses begin with)
 
 from . import HeadsError
 
