@@ -137,7 +137,7 @@ def distill(
     *,
     sentences: Optional[int] = None,
     max_tokens: int = 1000,
-    rate: float = 5e-3,
+    rate: Optional[float] = None,
     seed: int = 1,
     kept: Optional[PathLike] = None,
 ) -> Distilled:
@@ -148,7 +148,7 @@ def distill(
         split, sentences: the text with the source's translations (:func:`.own_translations`); its batches come in
             random order, again and again, one of ``max_tokens`` a step.
         rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
-            falls to zero along a cosine. seed: of the order of batches.
+            falls to zero along a cosine; None: 0.005. seed: of the order of batches.
         kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:
@@ -159,6 +159,7 @@ def distill(
         ReparamError: no steps, no positive rate; ``kept`` belongs to another run.
         CheckpointError: ``kept`` cannot be read or written.
     """
+    rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
         raise ReparamError(f"distillation needs at least one step and a positive rate, got {steps} and {rate:g}")
     origin = sources(trained, list(weights))

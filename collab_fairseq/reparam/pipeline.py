@@ -120,9 +120,8 @@ def convert_model(
         own = text_of(distill_text or calibration, trained, max_tokens, option="--distill-text", seed=seed)
         settings["distill_text"] = own.setting()
         weights = {name: fit.weights for name, fit in fits.items()}
-        options: Dict[str, Any] = {"seed": seed, "kept": f"{os.fspath(output)}.distilling"}
-        options.update({"rate": distill_rate} if distill_rate else {})
-        distilled = distill(trained, weights, own.split, distill_steps, **options)
+        kept = f"{os.fspath(output)}.distilling"
+        distilled = distill(trained, weights, own.split, distill_steps, rate=distill_rate, seed=seed, kept=kept)
         state = fairseq.converted(trained, distilled.weights)
     if keep_progress:
         fairseq.keep_progress(trained, state)
@@ -163,7 +162,10 @@ def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bo
     for name in ("budget", "distill"):
         if settings[name] and not calibration:
             raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
-    if (settings["distill_text"] or settings["distill_rate"]) and not settings["distill"]:
+    rate = settings["distill_rate"]
+    if rate is not None and not rate > 0:
+        raise ReparamError(f"--distill-rate must be above 0, got {rate:g}")
+    if (settings["distill_text"] or rate) and not settings["distill"]:
         raise ReparamError("--distill-text and --distill-rate need --distill")
     if references and not evaluate:
         raise ReparamError("--reference needs --evaluate")

@@ -192,6 +192,7 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "17"], "encoder.0: the shared key dim must be between 1 and 16"),
         (["--budget", "mean:8"], "--budget needs text"),
         (["--key-dim", "8", "--distill-text", "train:9"], "--distill-text and --distill-rate need --distill"),
+        (["--key-dim", "8", "--distill", "9", "--calibration", "train:9", "--distill-rate", "0"], "must be above 0"),
         (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev'; it has train, valid, test"),
         (["--budget", "parameters:100", "--calibration", "train:9"], "the budget is too small"),
         (["--key-dim", "8", "--multiple", "8"], "--multiple needs --budget"),
