@@ -135,7 +135,6 @@ def distill(
     split: str,
     steps: int,
     *,
-    sentences: Optional[int] = None,
     max_tokens: int = 1000,
     rate: Optional[float] = None,
     seed: int = 1,
@@ -145,8 +144,8 @@ def distill(
 
     Args:
         weights: ``site.layer`` → scores to start from. Layers whose key dim is the source's are exact and stay.
-        split, sentences: the text with the source's translations (:func:`.own_translations`); its batches come in
-            random order, again and again, one of ``max_tokens`` a step.
+        split: the text with the source's translations (:func:`.text_of` with a seed); its batches come in random
+            order, again and again, one of ``max_tokens`` a step.
         rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
             falls to zero along a cosine; None: 0.005. seed: of the order of batches.
         kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
@@ -170,7 +169,7 @@ def distill(
     digest = hashlib.sha256()
     for parameter in student.parameters.values():
         digest.update(parameter.detach().cpu().numpy().tobytes())
-    run = {"steps": steps, "rate": rate, "seed": seed, "split": split, "sentences": sentences, "max_tokens": max_tokens}
+    run = {"steps": steps, "rate": rate, "seed": seed, "split": split, "max_tokens": max_tokens}
     state: Dict[str, Any] = {"run": {**run, "start": digest.hexdigest()}, "step": 0, "curve": [], "seconds": 0.0}
     if kept and os.path.exists(kept):
         earlier = checkpoints.load(kept)
@@ -179,7 +178,7 @@ def distill(
         state = earlier
         student.load(state)
         logger.info("distillation goes on after step %d of %d", state["step"], steps)
-    text = list(batches(trained, split, sentences=sentences, max_tokens=max_tokens))
+    text = list(batches(trained, split, max_tokens=max_tokens))
     total, tokens, began = 0.0, 0, time.process_time() - state["seconds"]
     for step, sample in enumerate(_shuffled(text, state["step"], steps, seed), state["step"]):
         more, counted = student.step(sample, rate * _factor(step, steps))
@@ -193,7 +192,7 @@ def distill(
                 checkpoints.save({**state, **student.state()}, kept)
     given = attention_layers(with_state(trained, converted(trained, weights)).model)
     variants = {"before": {name: given[name] for name in learning}, "after": student.layers}
-    measured = divergences(trained, variants, split, sentences=min(_MEASURED, sentences or _MEASURED))
+    measured = divergences(trained, variants, split, sentences=_MEASURED)
     if kept:
         Path(kept).unlink(missing_ok=True)
     closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
