@@ -99,22 +99,18 @@ def test_divergences_are_those_of_the_predictions(trained, calibrations):
     assert found["none"] == pytest.approx(0, abs=1e-7)
 
 
-def test_a_curve_at_multiples():
-    curve = {4: 1.0, 8: 0.6, 12: 0.2, 20: 0.0}
-    assert at_multiples(curve, 3) == pytest.approx({6: 0.8, 9: 0.5, 12: 0.2, 15: 0.125, 18: 0.05})
-    with pytest.raises(ReparamError, match="must be multiples of 8, but a layer has only 7"):
-        at_multiples({1: 1.0, 7: 0.0}, 8)
-
-
 def test_budgets_are_spent_in_multiples(trained):
-    full = dict.fromkeys(PLACES, 16)
     curves = {name: {2: 1.0 + n, 7: 0.3, 16: 0.0} for n, name in enumerate(PLACES)}
     for multiple in (3, 4, 8):
         dims = spend(trained, curves, Budget(mean=9), multiple=multiple)
         assert all(dim % multiple == 0 for dim in dims.values())
         assert 9 * 3 - 2 * multiple < sum(dims.values()) <= 9 * 3
     assert any(dim % 8 for dim in spend(trained, curves, Budget(mean=9)).values())
-    assert spend(trained, curves, Budget(mean=16), multiple=8) == full
+    assert spend(trained, curves, Budget(mean=16), multiple=8) == dict.fromkeys(PLACES, 16)
+    between = at_multiples({4: 1.0, 8: 0.6, 12: 0.2, 20: 0.0}, 3)
+    assert between == pytest.approx({6: 0.8, 9: 0.5, 12: 0.2, 15: 0.125, 18: 0.05})
+    with pytest.raises(ReparamError, match="must be multiples of 17, but a layer has only 16"):
+        spend(trained, curves, Budget(mean=9), multiple=17)
 
 
 def test_budgets_are_spent_where_they_matter(trained, calibrations):
