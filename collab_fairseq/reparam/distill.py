@@ -17,7 +17,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -39,26 +39,6 @@ _STRIDE = 50
 _WARMUP = 0.05
 # sentences that the divergence before and after is measured on
 _MEASURED = 200
-
-
-class Distilled(NamedTuple):
-    """What :func:`distill` made of a model.
-
-    Attributes:
-        weights: ``site.layer`` → scores. before, after: KL(p ‖ p') in bits per target token, on some of the text.
-        curve: step and the same on the batches since the point before.
-        cpu_seconds: of this process, and of those that were killed.
-    """
-
-    weights: Dict[str, ScoreWeights]
-    before: float
-    after: float
-    curve: List[Tuple[int, float]]
-    cpu_seconds: float
-
-    def told(self) -> Dict[str, Any]:
-        """What a record says of it."""
-        return {name: value for name, value in self._asdict().items() if name != "weights"}
 
 
 class _Student:
@@ -139,7 +119,7 @@ def distill(
     rate: Optional[float] = None,
     seed: int = 1,
     kept: Optional[PathLike] = None,
-) -> Distilled:
+) -> Tuple[Dict[str, ScoreWeights], Dict[str, Any]]:
     """Train collaborative scores on the predictions of the source.
 
     Args:
@@ -151,8 +131,9 @@ def distill(
         kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:
-        Scores of all layers of ``weights``, and the divergences; where the model came no closer, the scores that it
-        started from.
+        Scores of all layers of ``weights``, where the model came no closer those that it started from; and for records
+        ``before`` and ``after``, KL(p ‖ p') in bits per target token on some of the text, ``curve``, of steps and the
+        same on the batches since the point before, and ``cpu_seconds``, of this process and of those that were killed.
 
     Raises:
         ReparamError: no steps, no positive rate; ``kept`` belongs to another run.
@@ -164,7 +145,7 @@ def distill(
     origin = sources(trained, list(weights))
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:
-        return Distilled(dict(weights), 0.0, 0.0, [], 0.0)
+        return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
     student = _Student(trained, weights, learning)
     digest = hashlib.sha256()
     for parameter in student.parameters.values():
@@ -197,4 +178,5 @@ def distill(
         Path(kept).unlink(missing_ok=True)
     closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
     learnt = {**weights, **_balanced({n: scores_of(s) for n, s in student.layers.items()})} if closer else dict(weights)
-    return Distilled(learnt, measured["before"], min(measured.values()), state["curve"], state["seconds"])
+    divergence = {"before": measured["before"], "after": min(measured.values())}
+    return learnt, {**divergence, "curve": state["curve"], "cpu_seconds": state["seconds"]}

@@ -121,8 +121,10 @@ def convert_model(
         settings["distill_text"] = own.setting()
         weights = {name: fit.weights for name, fit in fits.items()}
         kept = f"{os.fspath(output)}.distilling"
-        distilled = distill(trained, weights, own.split, distill_steps, rate=distill_rate, seed=seed, kept=kept)
-        state = fairseq.converted(trained, distilled.weights)
+        weights, distilled = distill(
+            trained, weights, own.split, distill_steps, rate=distill_rate, seed=seed, kept=kept
+        )  # fmt: skip
+        state = fairseq.converted(trained, weights)
     if keep_progress:
         fairseq.keep_progress(trained, state)
     seconds = time.perf_counter() - began
@@ -147,7 +149,7 @@ def convert_model(
             for name, source in fairseq.sources(trained, names).items()
         ],
         parameters={"before": parameters_of(trained.state), "after": parameters_of(state)}, divergences=curves,
-        distillation=distilled and distilled.told(), seconds=seconds, evaluation=evaluation,
+        distillation=distilled, seconds=seconds, evaluation=evaluation,
     )  # fmt: skip
     return record
 
