@@ -122,7 +122,7 @@ class Study:
     def unlabelled(self) -> str:
         """The split of the source's own translations."""
         flag = f"train:{self.args.unlabelled}"
-        return text_of(flag, self.trained, 4000, option="unlabelled", seed=self.args.seeds[0]).split
+        return text_of(flag, self.trained, 4000, option="unlabelled", seed=self.args.seeds[0])[0]
 
     def parafacs(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
         """The paper's decomposition of all layers and its CPU seconds; `authors` has another scale."""

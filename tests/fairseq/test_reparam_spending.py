@@ -142,7 +142,7 @@ def start(trained, calibrations):
 @pytest.fixture(scope="module")
 def own(trained):
     """The name of a split of 64 training sentences with translations drawn from the model."""
-    return text_of("train:64", trained, 4000, option="own", seed=1).split
+    return text_of("train:64", trained, 4000, option="own", seed=1)[0]
 
 
 def test_translations_are_drawn_from_the_model(trained, own):
@@ -151,8 +151,8 @@ def test_translations_are_drawn_from_the_model(trained, own):
     pairs = [(drawn.src[n], given.src[n]) for n in range(64)]
     assert all(torch.equal(one.long(), other.long()) for one, other in pairs)
     targets = [[tuple(data.tgt[n].tolist()) for n in range(64)] for data in (drawn, given)]
-    other = trained.task.dataset(text_of("train:64", trained, 4000, option="other", seed=2).split)
-    again = trained.task.dataset(text_of("train:64", trained, 4000, option="again", seed=1).split)
+    other = trained.task.dataset(text_of("train:64", trained, 4000, option="other", seed=2)[0])
+    again = trained.task.dataset(text_of("train:64", trained, 4000, option="again", seed=1)[0])
     assert [tuple(again.tgt[n].tolist()) for n in range(64)] == targets[0]
     assert [tuple(other.tgt[n].tolist()) for n in range(64)] != targets[0]
     assert sum(one == reference for one, reference in zip(*targets, strict=True)) < 10
