@@ -159,16 +159,17 @@ def test_the_training_function_can_be_sent_to_workers():
 ONE_RANK = """
 import sys
 import torch.distributed as dist
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils
 from omegaconf import OmegaConf
 
 def config(port):
-    cfg = OmegaConf.structured(FairseqConfig)
-    cfg.common.cpu = True
-    cfg.distributed_training.update(distributed_backend="gloo", distributed_world_size=1)
-    cfg.distributed_training.distributed_init_method = f"tcp://127.0.0.1:{port}"
-    return cfg
+    return OmegaConf.create({
+        "common": {"cpu": True, "tpu": False, "model_parallel_size": 1},
+        "distributed_training": {
+            "distributed_backend": "gloo", "distributed_init_method": f"tcp://127.0.0.1:{port}",
+            "distributed_world_size": 1, "distributed_rank": 0, "device_id": 0,
+        },
+    })
 
 seen = []
 for port in sys.argv[1:3]:  # twice in one process, as with Hydra's --multirun
