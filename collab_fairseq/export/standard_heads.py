@@ -64,20 +64,19 @@ def _affine(projection: Any) -> Tensor:
 
 @torch.no_grad()
 def as_standard(
-    layer: IncrementalAttention, heads: Optional[int] = None, width: Optional[int] = None, scale: Optional[float] = None
+    layer: IncrementalAttention, heads: int, width: Optional[int] = None, scale: Optional[float] = None
 ) -> IncrementalStandardAttention:
     """The same attention with standard heads; masks and gates become zeros.
 
     Args:
         layer: H heads, of either kind, in evaluation mode.
-        heads: as many at least; default H.
+        heads: so many, at least H.
         width: dimensions of a head, for keys and values; default :func:`needed_width`.
         scale: of the scores, the rest going into the queries; default the layer's.
 
     Raises:
         ExportError: the heads do not fit into this width.
     """
-    heads = layer.num_heads if heads is None else heads
     width = needed_width(layer) if width is None else width
     if layer.num_heads > heads:
         raise ExportError(f"it has {layer.num_heads} heads, but there is room for {heads}")
