@@ -2,7 +2,6 @@
 # Half an hour of one GPU: tests, speed, precisions, the main table; most valuable first. See --help.
 set -euo pipefail
 
-recipe=gpu
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
