@@ -9,13 +9,14 @@ import hashlib
 import logging
 import os
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
 from fairseq_modern import loading
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.files import whole_or_not_at_all
+from fairseq_modern.files import sha256
+from fairseq_modern.saving import checkpoint_file
 
 logger = logging.getLogger(__name__)
 
@@ -77,22 +78,8 @@ def save(state: Dict[str, Any], path: PathLike) -> None:
     Raises:
         CheckpointError: the file cannot be written.
     """
-    if os.path.isdir(path):
-        raise CheckpointError(f"cannot write {os.fspath(path)}: it is a directory")
-    try:
-        with whole_or_not_at_all(os.fspath(path)) as stream:
-            torch.save(state, stream)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
-
-
-def sha256(path: PathLike) -> str:
-    """SHA-256 of a file, as `sha256sum` prints it."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    with checkpoint_file(os.fspath(path)) as stream:
+        torch.save(state, stream)
 
 
 def file_setting(path: PathLike) -> Dict[str, str]:
@@ -112,29 +99,18 @@ def num_updates(state: Dict[str, Any]) -> Optional[int]:
     return history[-1].get("num_updates")
 
 
-def select_checkpoints(
-    directory: PathLike,
-    *,
-    epochs: Optional[int] = None,
-    updates: Optional[int] = None,
-    upper_bound: Optional[int] = None,
-) -> List[str]:
+def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound: Optional[int] = None) -> List[str]:
     """The newest checkpoints of a folder, newest first, chosen as fairseq's averaging script does.
 
     Args:
         directory: a `--save-dir`.
-        epochs: take this many of checkpointE.pt, ordered by epoch. Exactly one of `epochs` and `updates` is given.
-        updates: take this many of checkpoint_E_U.pt, ordered by update.
+        kind: "epoch", checkpointE.pt ordered by epoch, or "update", checkpoint_E_U.pt ordered by update.
+        wanted: how many of them.
         upper_bound: leave out epochs (or updates) beyond this number; the number itself is included.
 
     Raises:
         CheckpointError: there are fewer than asked for; the message lists those that are there.
     """
-    if (epochs is None) == (updates is None):
-        raise ValueError("exactly one of epochs and updates must be given")
-    wanted, kind = (updates or 0, "update") if epochs is None else (epochs, "epoch")
-    if wanted < 1:
-        raise CheckpointError(f"the number of {kind} checkpoints must be at least 1, got {wanted}")
     folder = os.fspath(directory)
     if not os.path.isdir(folder):
         raise CheckpointError(f"{folder} is not a directory, expected the folder that holds the {kind} checkpoints")
@@ -154,10 +130,8 @@ def select_checkpoints(
     return [os.path.join(folder, name) for _, name in found[:wanted]]
 
 
-def average(
-    paths: Sequence[PathLike], progress: Optional[Callable[[str], None]] = None
-) -> Tuple[Dict[str, Any], Report]:
-    """Average the model parameters of checkpoints.
+def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], Report]:
+    """Average the model parameters of checkpoints, and log the name of each before it is read.
 
     Floating-point tensors are summed in float64 and rounded once, to their stored type. Integer and boolean tensors
     (counters) are not averaged: the newest checkpoint's stay. Tensors that share memory in every input share it in the
@@ -165,7 +139,6 @@ def average(
 
     Args:
         paths: checkpoints of one training run.
-        progress: called with the name of each file before it is read.
 
     Returns:
         The state of the newest input (most updates; the last named of several) with the averaged `model`, without
@@ -183,8 +156,7 @@ def average(
     newest: Dict[str, Any] = {}
     report: Report = []
     for path in [os.fspath(path) for path in paths]:
-        if progress:
-            progress(path)
+        logger.info("reading %s", path)
         state = load_with_model(path)
         if newest:
             _check_same(newest["model"], state["model"], os.fspath(paths[0]), path)

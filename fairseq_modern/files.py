@@ -1,9 +1,10 @@
-"""Writing a file whole or not at all: the one way of this package and of collab_fairseq."""
+"""Writing a file whole or not at all, and its sum: the one way of this package and of collab_fairseq."""
 
 import contextlib
+import hashlib
 import io
 import os
-from typing import IO, Any, Iterator, Optional
+from typing import IO, Any, Iterator, Optional, Union
 
 
 class _File(io.FileIO):
@@ -49,3 +50,12 @@ def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def sha256(path: Union[str, "os.PathLike[str]"]) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

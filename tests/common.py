@@ -71,6 +71,11 @@ def run(
     return done
 
 
+def content(folder: Path) -> Dict[str, bytes]:
+    """The bytes of all files in a folder, by their names in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def free_port() -> int:
     """A TCP port of this machine that nothing listens on at the moment."""
     with socket.socket() as s:

@@ -18,6 +18,7 @@ import marshal
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -82,9 +83,7 @@ def stop(parent: "subprocess.Popen[bytes]", folder: Path) -> None:
     """End the warm parent and what it has running."""
     parent.terminate()
     parent.wait()
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
 
 
 #: tool, arguments, environment, working directory, numbers of the open files that come with it
@@ -122,15 +121,10 @@ def work(tool: str, arguments: List[str]) -> None:
         sys.modules.pop(target, None)  # imported by the warm parent
         runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what python -m calls
         return
-    source = {"-c": target, "stdin": ""}.get(kind)
-    if kind == "stdin":
-        source = sys.stdin.read()
-    elif source is None:
-        source = Path(target).read_bytes()
-    main = types.ModuleType("__main__")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind == "file":
         main.__file__ = target
-    sys.modules["__main__"] = main
+    source = {"-c": lambda: target, "stdin": sys.stdin.read, "file": Path(target).read_bytes}[kind]()
     exec(compile(source, target if kind == "file" else "<string>", "exec"), vars(main))
 
 

@@ -78,12 +78,7 @@ def multiply_adds(size: AttentionSize, query_len: int, key_len: int) -> int:
 
 
 def cache_numbers(size: AttentionSize) -> int:
-    """Numbers that decoding keeps for each position: keys and values as they are shared, or one latent."""
+    """Numbers that decoding keeps for each position of a row: keys and values as they are shared, or one latent."""
     if size.kv_latent_dim is not None:
         return size.kv_latent_dim
     return sum(size.widths()) + (size.num_heads if size.content_bias else 0)
-
-
-def cache_bytes(size: AttentionSize, key_len: int, bytes_per_number: int) -> int:
-    """Bytes that decoding keeps per row for ``key_len`` (S) positions."""
-    return key_len * cache_numbers(size) * bytes_per_number

@@ -16,10 +16,7 @@ class GroupedAttention(StandardAttention):
     Decoding caches G·(dk + dv) numbers per position. With G = H it is :class:`.StandardAttention`.
 
     Args:
-        embed_dim, num_heads: E and H.
-        key_dim: dimensions of all queries together, H · dk; default E. Must be divisible by the number of heads.
-        kv_heads: G, a divisor of H; 1: multi-query attention.
-        options: as of :class:`.StandardAttention`.
+        kv_heads: G, a divisor of H; 1: multi-query attention. The others: as of :class:`.StandardAttention`.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (G·dk, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv).
 

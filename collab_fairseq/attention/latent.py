@@ -24,11 +24,8 @@ class LatentAttention(StandardAttention):
     queries, expanding is cheaper; see :mod:`.cost`.
 
     Args:
-        embed_dim, num_heads: E and H.
-        key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
-        latent_dim: L.
+        latent_dim: L. The others: as of :class:`.StandardAttention`.
         kdim, vdim: width of the inputs Y; keys and values have the same inputs, hence one width.
-        options: as of :class:`.StandardAttention`.
 
     Parameters: ``q_proj`` (H·dk, E), ``latent_proj`` (L, kdim) without bias, ``k_proj`` (H·dk, L), ``v_proj``
     (H·dv, L), ``out_proj`` (E, H·dv).
@@ -115,9 +112,7 @@ class LatentAttention(StandardAttention):
 
     def _absorbs(self, query_len: int, key_len: int, dropout: float) -> bool:
         """Whether absorbing is allowed (weights must add up to 1) and takes fewer multiplications than expanding."""
-        if self.training or dropout > 0.0 or key_len == 0:
-            return False
-        if not torch.jit.is_scripting() and is_tracing():  # type: ignore[attr-defined]
+        if self.training or dropout > 0.0 or key_len == 0 or is_tracing():
             return False
         widths = self.key_dim + self.num_heads * self.head_dim
         expanding = key_len * self.latent_dim * widths + query_len * key_len * widths

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .cache import KeyValue, of_each_head
 from .kernels import check_name
-from .masks import AttentionMask, combine, multiply_heads
+from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
@@ -166,7 +166,6 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         is_causal: bool = False,
         head_multiplier: Optional[Tensor] = None,
         dropout: Optional[float] = None,
-        mask: Optional[AttentionMask] = None,
         projected: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attention of queries over keys and values that :meth:`project` has projected.
@@ -181,7 +180,6 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch; not with beams.
             head_multiplier: (H), (R, H) or (R, T, H), factor on every head's context.
             dropout: probability for attention weights; None: the layer's in training, 0 otherwise.
-            mask: what :func:`.combine` made of the masks, in place of all three; with beams it must have one T.
             projected: ``query`` is (R, T, key_dim), projected already.
 
         Returns:
@@ -189,7 +187,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             no key gets zero weights and a zero context.
 
         Raises:
-            ValueError: shapes that do not fit together; ``mask`` beside another mask.
+            ValueError: shapes that do not fit together.
         """
         width = self.key_dim if projected else self.embed_dim
         if query.dim() != 3 or query.size(2) != width:
@@ -205,13 +203,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         beams = query_rows // rows if rows > 0 else 1
         if beams * rows != query_rows:
             raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
-        if mask is None:
-            mask = combine(
-                key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, queries.dtype,
-                query.device,
-            )  # fmt: skip
-        elif key_padding_mask is not None or attn_mask is not None or is_causal:
-            raise ValueError("mask stands in place of key_padding_mask, attn_mask and is_causal: give one or the other")
+        mask = combine(
+            key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, queries.dtype,
+            query.device,
+        )  # fmt: skip
         additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)
         if beams > 1 and additive is not None and additive.size(2) > 1:
             raise ValueError(
@@ -268,16 +263,11 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             output (N, T, E); weights or None, see :meth:`attend`.
         """
         widths = [query.size(-1), key.size(-1), value.size(-1)]
-        three = query.dim() == 3 and key.dim() == 3 and value.dim() == 3
-        if not three or widths != [self.embed_dim, self.kdim, self.vdim]:
+        fits = query.dim() == 3 and key.dim() == 3 and value.dim() == 3 and query.size(0) == key.size(0)
+        if not fits or key.shape[:2] != value.shape[:2] or widths != [self.embed_dim, self.kdim, self.vdim]:
             raise ValueError(
                 f"query, key and value must have shapes (N, T, {self.embed_dim}), (N, S, {self.kdim}) and "
                 f"(N, S, {self.vdim}), but are {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
-            )
-        if key.size(0) != query.size(0) or value.size(0) != key.size(0) or key.size(1) != value.size(1):
-            raise ValueError(
-                "query, key and value must agree in rows, key and value in positions, but are "
-                f"{list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
             )
         queries, entry = self._project(query, key, value)
         return self.attend(

@@ -22,24 +22,15 @@ def block_mixing(sizes: Sequence[int]) -> Tensor:
     """
     if not sizes or min(sizes) < 1:
         raise ValueError(f"every head needs at least one key dimension, but the block sizes are {list(sizes)}")
-    mixing = torch.zeros(len(sizes), sum(sizes))
-    first = 0
-    for head, size in enumerate(sizes):
-        mixing[head, first : first + size] = 1.0
-        first += size
-    return mixing
-
-
-def even_sizes(num_heads: int, key_dim: int) -> Sequence[int]:
-    """Split ``key_dim`` into ``num_heads`` block sizes that differ by at most one, the larger first."""
-    if key_dim < num_heads:
-        raise ValueError(f"blocks need key_dim ≥ num_heads, but key_dim is {key_dim} and num_heads is {num_heads}")
-    small, larger = divmod(key_dim, num_heads)
-    return [small + 1] * larger + [small] * (num_heads - larger)
+    return torch.block_diag(*(torch.ones(1, size) for size in sizes))
 
 
 def _blocks(num_heads: int, key_dim: int) -> Tensor:
-    return block_mixing(even_sizes(num_heads, key_dim))
+    """Blocks whose sizes differ by at most one, the larger first."""
+    if key_dim < num_heads:
+        raise ValueError(f"blocks need key_dim ≥ num_heads, but key_dim is {key_dim} and num_heads is {num_heads}")
+    small, larger = divmod(key_dim, num_heads)
+    return block_mixing([small + 1] * larger + [small] * (num_heads - larger))
 
 
 #: name → function of (num_heads, key_dim)

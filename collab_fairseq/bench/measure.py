@@ -17,6 +17,8 @@ from .cases import Options, Step
 logger = logging.getLogger(__name__)
 
 CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
+#: rounds that are not counted
+WARMUP = 2
 
 
 def spread(values: Sequence[float]) -> Dict[str, float]:
@@ -52,22 +54,19 @@ def stopwatch(options: Options) -> Callable[[Step], float]:
     return on_gpu if options.device == "cuda" else on_cpu
 
 
-def interleave(
-    parts: Sequence[Mapping[str, Step]], seconds_of: Callable[[Step], float], options: Options, warmup: int = 2
-) -> Dict[str, List[float]]:
-    """Seconds of every contestant in every round.
+def interleave(parts: Sequence[Mapping[str, Step]], options: Options) -> Dict[str, List[float]]:
+    """Seconds of every contestant in every round, after :data:`WARMUP` rounds of the first part.
 
     Args:
         parts: what each contestant does, in one part or several whose times are added up; within every part all
             contestants take turns. A call leaves everything ready for the next.
-        seconds_of: seconds that a call takes. options: when to stop, and the seed of the order of the turns.
-        warmup: rounds of the first part that are not counted.
+        options: the clock, when to stop, and the seed of the order of the turns.
     """
-    order = list(parts[0])
+    order, seconds_of = list(parts[0]), stopwatch(options)
     shuffle = random.Random(options.seed).shuffle
     times: Dict[str, List[float]] = {name: [] for name in order}
     spent = 0.0
-    for number in range(-warmup, options.rounds):
+    for number in range(-WARMUP, options.rounds):
         if number >= options.least and spent >= options.seconds:
             break
         totals = dict.fromkeys(order, 0.0)

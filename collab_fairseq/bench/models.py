@@ -15,7 +15,6 @@ from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
 
 from .baselines import AuthorsAttention
 from .cases import Options
-from .checks import compare
 
 #: our preset of a size; stock fairseq is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
@@ -78,15 +77,3 @@ def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any
     batch = collate(samples, task.source_dictionary.pad(), task.source_dictionary.eos())
     moved: Dict[str, Any] = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
     return moved
-
-
-def check_models(found: Dict[str, nn.Module], batch: Dict[str, Any], loss: Any) -> None:
-    """Models with the same parameters give the same loss, a function of model and batch, without dropout.
-
-    Raises:
-        MismatchError: they do not.
-    """
-    with torch.no_grad():
-        losses = {name: loss(model.eval(), batch) for name, model in found.items()}
-    for one, other in (("fairseq", "none"), ("authors", "ours")):
-        compare(f"loss of the model {other}, compared with {one},", losses[other], losses[one], torch.float32)

@@ -18,7 +18,7 @@ from collab_fairseq.records.record import Record
 
 from . import decoding, layers, training
 from .cases import Case, Options, choose
-from .measure import captured, interleave, peak_bytes, ratio, spread, stopwatch
+from .measure import captured, interleave, peak_bytes, ratio, spread
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def measure(case: Case, options: Options) -> Optional[Dict[str, Any]]:
     if case.measure == "memory":
         samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
     else:
-        samples = interleave(parts, stopwatch(options), options)
+        samples = interleave(parts, options)
     return {
         "unit": "bytes" if case.measure == "memory" else "s",
         "values": {name: spread(values) for name, values in samples.items()},

@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    by_number = args.num_epoch_checkpoints is not None or args.num_update_checkpoints is not None
-    if not by_number:
+    number = args.num_epoch_checkpoints or args.num_update_checkpoints
+    if not number:
         refuse(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")
-    if by_number and len(args.inputs) != 1:
+    if number and len(args.inputs) != 1:
         raise UsageError(f"with a number of checkpoints --inputs must be one folder, got {len(args.inputs)} paths")
-    if not by_number and os.path.isdir(args.inputs[0]):
+    if not number and os.path.isdir(args.inputs[0]):
         raise UsageError(
             f"{args.inputs[0]} is a folder: say how many of its checkpoints with --num-epoch-checkpoints or "
             "--num-update-checkpoints, or name the files"
@@ -47,20 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq import checkpoints
 
     paths = args.inputs
-    if by_number:
-        paths = checkpoints.select_checkpoints(
-            args.inputs[0], epochs=args.num_epoch_checkpoints, updates=args.num_update_checkpoints,
-            upper_bound=args.checkpoint_upper_bound,
-        )  # fmt: skip
+    if number:
+        kind = "epoch" if args.num_epoch_checkpoints else "update"
+        paths = checkpoints.select_checkpoints(args.inputs[0], kind, number, args.checkpoint_upper_bound)
     check_distinct(args.output, *paths)
-    state, report = checkpoints.average(paths, progress=_show)
+    state, report = checkpoints.average(paths)
     checkpoints.save(state, args.output)
     for entry in report:
         updates = "unknown" if entry["num_updates"] is None else entry["num_updates"]
         sys.stdout.write(f"{entry['file']}\tupdates {updates}\tsha256 {entry['sha256']}\n")
     sys.stdout.write(f"averaged {len(report)} checkpoints into {args.output}\n")
     return 0
-
-
-def _show(path: str) -> None:
-    sys.stderr.write(f"collab average: reading {path}\n")

@@ -35,20 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     shared.check_output(args)
-    from collab_fairseq.heads import ablation, folders, taps
+    from collab_fairseq.heads import ablation, huggingface, taps
 
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
     asked: Dict[str, Any] = {"modes": modes, "sites": taps.sites(args.sites)}
     if shared.is_folder(args):
         (loaded, settings), splits = shared.load_folder(args), ["text"]
-        if folders.translates(loaded.model):
+        if huggingface.translates(loaded.model):
             search = {"beam": args.beam, "lenpen": args.lenpen}
             settings.update(search=search, samples=args.samples)
             asked.update(search, samples=args.samples)
         else:
             options.refuse(args, ("beam", "lenpen", "samples"), "is for models that translate, this one classifies")
         record = shared.make_record(args, "ablate", settings, loaded.model.device)
-        folders.ablate(loaded, record, **asked)
+        huggingface.ablate(loaded, record, **asked)
     else:
         tests = shared.read_tests(args)
         trained, splits = shared.load(args), [test.split for test in tests]

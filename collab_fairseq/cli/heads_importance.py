@@ -12,6 +12,7 @@ collaborative heads the result also has the importance of every shared key dimen
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from . import heads_options as shared
@@ -49,20 +50,17 @@ def run(args: argparse.Namespace) -> int:
 def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
     from collab_fairseq.heads import huggingface, importance
 
+    compute: Any
     if folder:
         loaded, settings = shared.load_folder(args)
         device = loaded.model.device
+        compute = partial(huggingface.importance, loaded.model, loaded.places, loaded.batches)
     else:
         trained = shared.load(args)
         settings, device = {**shared.data_setting(args, trained), "form": args.form}, trained.device
-    record = shared.make_record(args, "importance", settings, device)
-
-    def compute() -> Any:
-        if folder:
-            return huggingface.importance(loaded.model, loaded.places, loaded.batches)
         asked = {"tokens": args.form == "token", "max_tokens": args.max_tokens, "sentences": args.sentences}
-        return importance.importance(trained, args.split, **asked)
-
+        compute = partial(importance.importance, trained, args.split, **asked)
+    record = shared.make_record(args, "importance", settings, device)
     if not first:  # the sums need every process, unless the result is there already
         if "importance" not in record.parts:
             compute()

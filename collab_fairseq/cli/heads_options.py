@@ -138,9 +138,9 @@ def load_folder(args: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     """The Hugging Face model that the options name with its text, and the text as settings of a record."""
     device = choose_device(args)
     from collab_fairseq.checkpoints import file_setting
-    from collab_fairseq.heads import folders
+    from collab_fairseq.heads import huggingface
 
-    loaded = folders.load(
+    loaded = huggingface.load(
         args.checkpoint, args.text, args.fields.split(","), args.label, sentences=args.sentences,
         batch_size=args.batch_size, device=device,
     )  # fmt: skip
@@ -148,7 +148,9 @@ def load_folder(args: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     return loaded, {"text": file_setting(args.text), **told}
 
 
-def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu") -> Any:
+def make_record(
+    args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu", program: str = "collab"
+) -> Any:
     """The analysis' record; ``settings`` on top of the checkpoint's name and sum."""
     import torch
 
@@ -158,7 +160,7 @@ def make_record(args: argparse.Namespace, name: str, settings: Dict[str, Any], d
     files = [file_setting(path) for path in checkpoints_of(args)]
     settings = {"checkpoint": files[0] if len(files) == 1 else files, **settings}
     kind = "gpu" if str(device).startswith("cuda") else "cpu"
-    return Record("heads", name, command(), settings, args.json, device=kind, threads=torch.get_num_threads())
+    return Record("heads", name, command(program), settings, args.json, device=kind, threads=torch.get_num_threads())
 
 
 def draw_heads(args: argparse.Namespace, values: Dict[str, float], label: str) -> None:

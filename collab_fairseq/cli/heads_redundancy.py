@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     shared.check_output(args)
     from collab_fairseq import checkpoints
-    from collab_fairseq.heads import folders, redundancy
+    from collab_fairseq.heads import huggingface, redundancy
 
     if os.path.isdir(args.checkpoint):
-        weights = folders.read_weights(args.checkpoint)
+        weights = huggingface.read_weights(args.checkpoint)
     else:
         weights = redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
     record = shared.make_record(args, "redundancy", {})

@@ -134,6 +134,6 @@ def check_distinct(output: str, *sources: str) -> None:
             raise UsageError(f"{output} is one of the inputs and would be overwritten")
 
 
-def command() -> str:
+def command(program: str = "collab") -> str:
     """What was typed."""
-    return shlex.join(["collab", *sys.argv[1:]])
+    return shlex.join([program, *sys.argv[1:]])

@@ -16,6 +16,7 @@ import argparse
 import logging
 from typing import List
 
+from collab_fairseq.records import table
 from collab_fairseq.records.drawing import check_figure
 
 from .options import UsageError, add_page, check_page, publish, refuse
@@ -29,11 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
     add("--columns", type=_names, metavar="A,B,...",
-        help="which columns, in this order, of: those of --group-by, seeds, parameters, cache, valid_loss, "
-        "tokenised, compound_split, sacrebleu, chrf, words_per_second, wall_time, peak_memory, records "
-        "(default: all that have a value)",
-    )  # fmt: skip
-    add("--group-by", type=_names, default=["heads", "key_dim", "updates"], metavar="A,B,...",
+        help=f"which columns, in this order, of: those of --group-by, {', '.join(table.COLUMNS)} "
+        "(default: all that have a value)")  # fmt: skip
+    add("--group-by", type=_names, default=list(table.GROUP_BY), metavar="A,B,...",
         help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "
         "config.model.dropout (default: heads,key_dim,updates)")  # fmt: skip
     text = "name of a run: compare the other rows with the row that it is in; repeatable"
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--x updates draws curves of valid_loss, got --y {args.y}")
     check_figure(args.figure)
     folder = check_page(args)
-    from collab_fairseq.records import figures, table
+    from collab_fairseq.records import figures
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]

@@ -9,7 +9,7 @@ one head in the decoder's self-attention (its flag ``multi_query``), if heads ar
 elsewhere. Groups of heads are projected once, but cached as copies.
 """
 
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import torch
 
@@ -31,24 +31,21 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     spec = _specification(source)
     spec.validate()
     spec.optimize(quantization=quantization or "float32")
+    about = ["What is given up: the small cache of keys (and values) that heads share.\n"]
+    if any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
+        about = [
+            "One head of keys and values is cached in the decoder's self-attention. CTranslate2 cannot score targets",
+            "of different lengths in one call of `score_batch` then.\n",
+        ]
     with new_folder(output) as folder:
         spec.save(folder)
         write_text_side(
             source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization or 'float32'})",
             "Its attention is written as standard heads; scores are those of the model that it was made from.",
-            *_about_cache(spec),
+            *about,
             "    collab translate DIR FILE\n",
             "`ctranslate2.Translator(\"DIR\")` takes and gives units of the dictionaries.",
         )  # fmt: skip
-
-
-def _about_cache(spec: Any) -> List[str]:
-    if not any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
-        return ["What is given up: the small cache of keys (and values) that heads share.\n"]
-    return [
-        "One head of keys and values is cached in the decoder's self-attention. CTranslate2 cannot score targets of",
-        "different lengths in one call of `score_batch` then.\n",
-    ]
 
 
 def _leave_out_copies(layer: IncrementalStandardAttention) -> int:

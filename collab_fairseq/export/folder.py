@@ -11,7 +11,7 @@ The weights are in a pickle, since fairseq reads nothing else; it is loaded with
 
 import copy
 import os
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict
 from typing import Any, Dict
 
 from fairseq.dataclass.configs import FairseqConfig
@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models.config import OWN_FIELDS
+from collab_fairseq.modules.stock import flat
 from collab_fairseq.translation.torch_engine import MODEL
 from collab_fairseq.translation.units import SUBWORD_FILES
 
@@ -44,7 +45,7 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     assert isinstance(cfg, dict)
     own = source.trained.state["cfg"]
     card = source.card
-    settings = _flat(source.config)
+    settings = flat(asdict(source.config))
     if arch == "transformer":
         settings = {name: value for name, value in settings.items() if name not in OWN_FIELDS}
     cfg["model"] = {**settings, "_name": arch, "arch": arch}
@@ -66,15 +67,6 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
         "last_optimizer_state": None,
         "extra_state": {"epoch": 1, "batch_offset": 0},
     }
-
-
-def _flat(config: Any, prefix: str = "") -> Dict[str, Any]:
-    """``encoder_layers`` of nested ``encoder.layers``, and so on."""
-    found: Dict[str, Any] = {}
-    for f in fields(config):
-        value = getattr(config, f.name)
-        found.update(_flat(value, f"{prefix}{f.name}_") if is_dataclass(value) else {prefix + f.name: value})
-    return found
 
 
 def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:

@@ -32,7 +32,6 @@ class _Attention(nn.Module):
     def __init__(self, layer: IncrementalAttention) -> None:
         super().__init__()
         self.layer = layer
-        layer.kernel = "bmm"  # chosen by size otherwise
         self.entry: Optional[KeyValue] = None
         self.padding: Optional[Tensor] = None
 
@@ -124,7 +123,7 @@ def export(source: Source, output: PathLike) -> None:
     wrapped = {place: _Attention(layer) for place, layer in layers.items() if not place.startswith("encoder")}
     own = [layer.layer for place, layer in wrapped.items() if place.startswith("decoder")]
     for layer in layers.values():
-        layer.kernel = "bmm"
+        layer.kernel = "bmm"  # chosen by size otherwise
     tokens = torch.full((2, 5), 4)
     tokens[1, 0] = model.encoder.padding_idx
     names = {"cross": _names(cross, "cross"), "past": _names(own, "past"), "present": _names(own, "present")}

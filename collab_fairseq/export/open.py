@@ -7,7 +7,7 @@ import os
 from typing import Optional
 
 from collab_fairseq.translation.translator import Engine, Translator
-from collab_fairseq.translation.units import CARD, PathLike, TextUnits, TranslationError, read_card, sha256_of
+from collab_fairseq.translation.units import CARD, Card, PathLike, TextUnits, TranslationError, read_card, sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +22,10 @@ def open_folder(
     """See :func:`collab_fairseq.load`."""
     if engine not in ("torch", "ctranslate2"):
         raise TranslationError(f"the engine must be one of torch, ctranslate2, but is {engine!r}")
-    if engine == "ctranslate2":
-        folder = _for_ctranslate2(os.fspath(folder))
     card = read_card(folder)
+    if engine == "ctranslate2" and card.engine != engine:
+        folder = _for_ctranslate2(os.fspath(folder), card)
+        card = read_card(folder)
     if card.engine not in ENGINES:
         raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
     home = importlib.import_module(f"collab_fairseq.translation.{card.engine}_engine")
@@ -32,17 +33,14 @@ def open_folder(
     return Translator(computes, TextUnits(folder, card), card)
 
 
-def _for_ctranslate2(folder: str) -> str:
-    """The folder itself if it is CTranslate2's, else its conversion, in float32, made once and kept.
+def _for_ctranslate2(folder: str, card: Card) -> str:
+    """The conversion of a folder, in float32, made once and kept.
 
     Conversions are in ``$XDG_CACHE_HOME/collab_fairseq``, by default ``~/.cache``, and may be deleted at any time.
 
     Raises:
         TranslationError, ExportError, CheckpointError: as of reading and exporting the folder.
     """
-    card = read_card(folder)
-    if card.engine == "ctranslate2":
-        return folder
     if card.engine != "torch":
         raise TranslationError(f"{folder} is for {card.engine}, not for ctranslate2")
     files = [os.path.join(folder, file) for file in (CARD, "model.pt")]

@@ -31,64 +31,52 @@ def _key_width(layer: IncrementalAttention) -> int:
     return layer.key_dim + (layer.content_bias is not None)
 
 
-def _queries_and_keys(layer: IncrementalAttention) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Query weights (H, w, E) and biases (H, w), key weights (H, w, kdim) and biases (H, w) in float64."""
-    heads = layer.num_heads
-    query, query_bias = _affine(layer.q_proj)
+def _queries_and_keys(layer: IncrementalAttention) -> Tuple[Tensor, Tensor]:
+    """Queries (H, w, E + 1) and keys (H, w, kdim + 1) as of :func:`_affine`."""
+    query = _affine(layer.q_proj)
     mixing = getattr(layer, "mixing", None)
     if mixing is None:
-        split = query.unflatten(0, (heads, -1)), query_bias.unflatten(0, (heads, -1))
-        return *split, *_of_each_head(layer, "k_proj")
-    key, key_bias = _affine(layer.k_proj)
-    mixing = mixing.double()
-    queries, biases = mixing[..., None] * query, mixing * query_bias
-    keys, key_biases = key.expand(heads, -1, -1), key_bias.expand(heads, -1)
+        return query.unflatten(0, (layer.num_heads, -1)), _of_each_head(layer, "k_proj")
+    queries, keys = mixing.double()[..., None] * query, _affine(layer.k_proj).expand(layer.num_heads, -1, -1)
     if layer.content_bias is not None:
-        one = biases.new_ones(heads, 1)
-        queries, biases = _grow(queries, 1, 1), torch.cat([biases, one], dim=1)
-        keys = torch.cat([keys, layer.content_bias.double()[:, None]], dim=1)
-        key_biases = _grow(key_biases, 1, 1)
-    return queries, biases, keys, key_biases
+        one = torch.zeros_like(queries[:, :1])
+        one[:, :, -1] = 1
+        content = nn.functional.pad(layer.content_bias.double()[:, None], [0, 1])
+        queries, keys = torch.cat([queries, one], dim=1), torch.cat([keys, content], dim=1)
+    return queries, keys
 
 
-def _of_each_head(layer: IncrementalAttention, name: str) -> Tuple[Tensor, Tensor]:
-    """Weights (H, w, input) and biases (H, w) of the keys or values that each head reads."""
-    weight, bias = _affine(getattr(layer, name))
+def _of_each_head(layer: IncrementalAttention, name: str) -> Tensor:
+    """The keys or values that each head reads, (H, w, input + 1), as of :func:`_affine`."""
+    projection = _affine(getattr(layer, name))
     latent = getattr(layer, "latent_proj", None)
     if latent is not None:
-        weight = weight @ latent.weight.double()
+        projection = torch.cat([projection[:, :-1] @ latent.weight.double(), projection[:, -1:]], dim=1)
     groups = layer.key_heads if name == "k_proj" else layer.value_heads
-    members = layer.num_heads // groups
-    split = [tensor.unflatten(0, (groups, -1)).repeat_interleave(members, dim=0) for tensor in (weight, bias)]
-    return split[0], split[1]
+    return projection.unflatten(0, (groups, -1)).repeat_interleave(layer.num_heads // groups, dim=0)
 
 
-def _affine(projection: Any) -> Tuple[Tensor, Tensor]:
-    weight = projection.weight.double()
-    return weight, weight.new_zeros(weight.size(0)) if projection.bias is None else projection.bias.double()
-
-
-def _grow(tensor: Tensor, dim: int, by: int) -> Tensor:
-    """Zeros behind the last index of a dimension."""
-    return nn.functional.pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [0, by])
+def _affine(projection: Any) -> Tensor:
+    """(output, input + 1) in float64: the weight, and the bias behind it, as of an input that is 1."""
+    weight, bias = projection.weight.double(), projection.bias
+    return torch.cat([weight, weight.new_zeros(len(weight), 1) if bias is None else bias.double()[:, None]], dim=1)
 
 
 @torch.no_grad()
 def as_standard(
-    layer: IncrementalAttention, heads: Optional[int] = None, width: Optional[int] = None, scale: Optional[float] = None
+    layer: IncrementalAttention, heads: int, width: Optional[int] = None, scale: Optional[float] = None
 ) -> IncrementalStandardAttention:
     """The same attention with standard heads; masks and gates become zeros.
 
     Args:
         layer: H heads, of either kind, in evaluation mode.
-        heads: as many at least; default H.
+        heads: so many, at least H.
         width: dimensions of a head, for keys and values; default :func:`needed_width`.
         scale: of the scores, the rest going into the queries; default the layer's.
 
     Raises:
         ExportError: the heads do not fit into this width.
     """
-    heads = layer.num_heads if heads is None else heads
     width = needed_width(layer) if width is None else width
     if layer.num_heads > heads:
         raise ExportError(f"it has {layer.num_heads} heads, but there is room for {heads}")
@@ -102,25 +90,22 @@ def as_standard(
         layer.embed_dim, heads, heads * width, kdim=layer.kdim, vdim=layer.vdim, head_dim=width, scale=scale,
         cross=layer.cross,
     )  # fmt: skip
-    query, query_bias, key, key_bias = _queries_and_keys(layer)
-    value, value_bias = _of_each_head(layer, "v_proj")
-    out, out_bias = _affine(layer.out_proj)
-    out = out.unflatten(1, (layer.num_heads, -1))  # (E, H, dv)
+    query, key = _queries_and_keys(layer)
+    out = _affine(layer.out_proj)
+    of_heads = out[:, :-1].unflatten(1, (layer.num_heads, -1)).movedim(0, 2)  # (H, dv, E)
     multiplier = layer.multiplier()
     if multiplier is not None:
-        out = out * multiplier.double()[:, None]
+        of_heads = of_heads * multiplier.double()[:, None, None]
 
-    def fill(tensor: Tensor, head: int = 0) -> Tensor:
-        """(H, w, …) → (heads · width, …); the number of the dimension of heads is ``head``."""
-        wide = _grow(tensor, head + 1, width - tensor.size(head + 1))
-        return _grow(wide, head, heads - tensor.size(head)).flatten(head, head + 1)
+    def fill(tensor: Tensor) -> Tensor:
+        """(H, w, …) → (heads · width, …)"""
+        missing = [0, 0, 0, width - tensor.size(1), 0, heads - tensor.size(0)]
+        return nn.functional.pad(tensor, missing).flatten(0, 1)
 
-    parameters: Dict[str, Tensor] = {
-        "q_proj.weight": fill(query * rest), "q_proj.bias": fill(query_bias * rest),
-        "k_proj.weight": fill(key), "k_proj.bias": fill(key_bias),
-        "v_proj.weight": fill(value), "v_proj.bias": fill(value_bias),
-        "out_proj.weight": fill(out, 1), "out_proj.bias": out_bias,
-    }  # fmt: skip
+    parameters = {"out_proj.weight": fill(of_heads).T, "out_proj.bias": out[:, -1]}
+    for name, own in (("q_proj", query * rest), ("k_proj", key), ("v_proj", _of_each_head(layer, "v_proj"))):
+        filled = fill(own)
+        parameters.update({f"{name}.weight": filled[:, :-1], f"{name}.bias": filled[:, -1]})
     made.to(layer.q_proj.weight.dtype).load_state_dict(parameters)
     return made.eval()
 

@@ -122,15 +122,15 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool 
         place → (N, H), or (N, T, H) of T query positions with ``tokens``; place → (N, D̃k) of collaborative layers.
     """
     model, layers, inputs = trained.model, attention_layers(trained.model), sample["net_input"]
-    rows, target_len = inputs["prev_output_tokens"].shape
+    source, target = inputs["src_tokens"].shape, inputs["prev_output_tokens"].shape
+    like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
     ones: Dict[str, Tensor] = {}
     deltas: Dict[str, Tensor] = {}
     for place, layer in layers.items():
-        steps = inputs["src_tokens"].size(1) if place.startswith("encoder") else target_len
-        like = {"dtype": layer.out_proj.weight.dtype, "device": layer.out_proj.weight.device, "requires_grad": True}
-        ones[place] = torch.ones(rows, *([steps] if tokens else []), layer.num_heads, **like)
+        size = source if place.startswith("encoder") else target
+        ones[place] = torch.ones(*size[: 2 if tokens else 1], layer.num_heads, **like)
         if isinstance(layer, CollaborativeAttention):
-            deltas[place] = torch.ones(rows, layer.key_dim, **like)
+            deltas[place] = torch.ones(size[0], layer.key_dim, **like)
 
     def scaled(place: str, read: Read, query: Tensor, *rest: Any) -> Attended:
         return read(query * deltas[place].unsqueeze(1), *rest)

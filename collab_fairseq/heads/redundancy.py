@@ -12,6 +12,7 @@ A shared dimension can be scaled in the mixing vectors or in the projections wit
 therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths of the rows of query and key.
 """
 
+import itertools
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
@@ -164,7 +165,5 @@ def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> Non
 
 
 def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:
-    groups: Dict[str, List[str]] = {}
-    for name in in_order(layers):
-        groups.setdefault(name.split(".")[0], []).append(name)
-    return groups
+    groups = itertools.groupby(in_order(layers), key=lambda name: name.split(".")[0])
+    return {site: list(names) for site, names in groups}

@@ -111,7 +111,6 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
             stack.enter_context(context)
         inputs = stack.enter_context(linearised(model, epsilon))
         for bias in biases:
-            stack.callback(bias.requires_grad_, False)  # `frozen` then gives back what they were
             bias.requires_grad_(True)
         logits = model(**sample["net_input"])[0]
         for step in range(logits.size(1)):

@@ -170,10 +170,5 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
 def _result(hits: int, offset: int, offset_hits: int, instances: int) -> Dict[str, Any]:
     """``accuracy`` of a head, ``baseline`` of the best ``offset``, ``instances``, and whether it is ``syntactic``."""
     accuracy, baseline = hits / instances, offset_hits / instances
-    return {
-        "accuracy": accuracy,
-        "baseline": baseline,
-        "offset": offset,
-        "instances": instances,
-        "syntactic": instances >= ENOUGH and accuracy >= MARGIN * baseline,
-    }
+    found = {"accuracy": accuracy, "baseline": baseline, "offset": offset, "instances": instances}
+    return {**found, "syntactic": instances >= ENOUGH and accuracy >= MARGIN * baseline}

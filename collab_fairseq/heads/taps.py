@@ -72,22 +72,18 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 @contextlib.contextmanager
 def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
     """Let every layer's ``_contexts`` go through a function of place, the layer's own ``_contexts``, and arguments."""
-    try:
+    with contextlib.ExitStack() as stack:
         for place, layer in layers.items():
+            stack.callback(delattr, layer, "_contexts")
             layer._contexts = partial(through, place, layer._contexts)  # type: ignore[method-assign]
         yield
-    finally:
-        for layer in layers.values():
-            layer.__dict__.pop("_contexts", None)
 
 
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Without gradients of parameters, which nobody here asks for."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        model.requires_grad_(False)
+    with contextlib.ExitStack() as stack:
+        for parameter in model.parameters():
+            stack.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(False)
         yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)

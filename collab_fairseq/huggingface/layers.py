@@ -98,19 +98,6 @@ class CollaborativeHeads(nn.Module):
     mixing: nn.Parameter
     content_bias: Optional[nn.Parameter]
 
-    def share(self, shape: Shape) -> None:
-        """Give a layer that has just been made with standard heads shared dimensions instead, not yet trained."""
-        like = getattr(self, self.names.key).weight
-        heads, width = getattr(self, self.names.heads), like.size(1)
-        for name, bias in ((self.names.query, shape.query_bias), (self.names.key, False)):
-            new = nn.Linear(width, shape.key_dim, bias=bias, device=like.device, dtype=like.dtype)
-            setattr(self, name, new)
-        self.mixing = nn.Parameter(like.new_empty(heads, shape.key_dim))
-        nn.init.xavier_uniform_(self.mixing)
-        content_bias = nn.Parameter(like.new_zeros(heads, width)) if shape.content_bias else None
-        self.register_parameter("content_bias", content_bias)
-        self.scaling = shape.scale
-
     def entry(self, states: Tensor, cache: Optional[Cache], from_source: bool) -> KeyValue:
         """Keys and values of (N, S, D), with those that are cached, and cached themselves.
 
@@ -135,30 +122,27 @@ class CollaborativeHeads(nn.Module):
         content = keys[..., key_dim:].transpose(1, 2) if self.content_bias is not None else None
         return KeyValue(keys[..., :key_dim], values.unflatten(-1, (heads, -1)).transpose(1, 2), content)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any
-    ) -> Attended:
-        return self.attend(hidden_states, None, attention_mask, past_key_values, **kwargs)
-
     def finish(self, context: Tensor, queries: Tensor) -> Tensor:
         """What the architecture's layer makes of the contexts, (N, T, H·dv)."""
         return context if self.names.output is None else getattr(self, self.names.output)(context)
 
-    def attend(
+    def forward(
         self,
-        queries: Tensor,
-        keys: Optional[Tensor],
-        mask: Optional[Tensor],
-        cache: Optional[Cache] = None,
+        hidden_states: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        past_key_values: Optional[Cache] = None,
+        key_value_states: Optional[Tensor] = None,
+        encoder_hidden_states: Optional[Tensor] = None,
         is_causal: Optional[bool] = None,
         output_attentions: Optional[bool] = False,
         **_: Any,
     ) -> Attended:
-        """Output (N, T, D) and weights (N, H, T, S) or None.
+        """Output (N, T, D) and weights (N, H, T, S) or None. Models give all but the first two by name.
 
         Args:
-            queries: (N, T, D). keys: (N, S, D) of another text than the queries', or None.
-            mask: as the model hands it to its layers. cache: of earlier positions or of the source.
+            hidden_states: queries, (N, T, D). attention_mask: as the model hands it to its layers.
+            past_key_values: cache of earlier positions or of the source.
+            key_value_states, encoder_hidden_states: (N, S, D), the source, as Marian and as BERT call it, or None.
             is_causal: instead of the layer's own, as transformers' layers take it.
             output_attentions: return the weights whatever the implementation.
 
@@ -171,13 +155,14 @@ class CollaborativeHeads(nn.Module):
                 f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}, but it is "
                 f"{implementation}, which takes no queries wider than values and no content scores"
             )
-        entry = self.entry(queries if keys is None else keys, cache, keys is not None)
-        rows, query_len, key_len = queries.size(0), queries.size(1), entry.key.size(1)
-        query = getattr(self, self.names.query)(queries)
+        source = encoder_hidden_states if key_value_states is None else key_value_states
+        entry = self.entry(hidden_states if source is None else source, past_key_values, source is not None)
+        rows, query_len, key_len = hidden_states.size(0), hidden_states.size(1), entry.key.size(1)
+        query = getattr(self, self.names.query)(hidden_states)
         # with eager attention transformers hands over every mask, with sdpa a missing one may mean a causal one
         own_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
         causal = implementation == "sdpa" and query_len > 1 and bool(own_causal)
-        seen = visible(mask, causal, rows, query_len, key_len)
+        seen = visible(attention_mask, causal, rows, query_len, key_len)
         heads = 1 if seen is None or seen.dim() == 2 else seen.size(1)
         seen, kind = seen if seen is None else seen.to(query.device), torch.promote_types(query.dtype, torch.float32)
         combined = combine(None, seen, False, rows, heads, query_len, key_len, kind, query.device)
@@ -190,7 +175,7 @@ class CollaborativeHeads(nn.Module):
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
             weights = weights if weights is None else weights.masked_fill(hidden, 0.0)
-        return self.finish(context.transpose(1, 2).flatten(2), queries), weights
+        return self.finish(context.transpose(1, 2).flatten(2), hidden_states), weights
 
 
 class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
@@ -199,13 +184,6 @@ class CollaborativeBertSelfAttention(CollaborativeHeads, BertSelfAttention):
 
 class CollaborativeBertCrossAttention(CollaborativeHeads, BertCrossAttention):
     names = CollaborativeBertSelfAttention.names
-
-    # in the order in which transformers gives them
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, encoder_hidden_states: Any = None, attention_mask: Any = None,
-        past_key_values: Any = None, **kwargs: Any,
-    ) -> Attended:  # fmt: skip
-        return self.attend(hidden_states, encoder_hidden_states, attention_mask, past_key_values, **kwargs)
 
 
 class CollaborativeDistilBertSelfAttention(CollaborativeHeads, DistilBertSelfAttention):
@@ -224,12 +202,6 @@ class CollaborativeAlbertAttention(CollaborativeHeads, AlbertAttention):
 class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
     names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout", "out_proj")
 
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, key_value_states: Any = None, past_key_values: Any = None,
-        attention_mask: Any = None, **kwargs: Any,
-    ) -> Attended:  # fmt: skip
-        return self.attend(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
-
 
 #: attention layer of transformers → the one that takes its place
 COLLABORATIVE: Dict[Type[nn.Module], Type[CollaborativeHeads]] = {
@@ -247,8 +219,15 @@ def names_of(layer: nn.Module) -> Optional[Names]:
     return None if kind is None else kind.names  # type: ignore[attr-defined]
 
 
-def replace_heads(layer: nn.Module, shape: Shape) -> None:
+def replace_heads(layer: Any, shape: Shape) -> None:
     """Turn an attention layer of transformers, in place, into the collaborative one of this shape, not yet trained."""
-    # its constructor's arguments are not all to be had any more; the class is all that differs
+    # its constructor's arguments are not all to be had any more; the class and these parts are all that differs
     layer.__class__ = COLLABORATIVE[type(layer)]
-    layer.share(shape)  # type: ignore[operator]
+    names, like = layer.names, getattr(layer, layer.names.key).weight
+    heads, width = getattr(layer, names.heads), like.size(1)
+    for name, bias in ((names.query, shape.query_bias), (names.key, False)):
+        setattr(layer, name, nn.Linear(width, shape.key_dim, bias=bias, device=like.device, dtype=like.dtype))
+    layer.mixing = nn.Parameter(like.new_empty(heads, shape.key_dim))
+    nn.init.xavier_uniform_(layer.mixing)
+    layer.content_bias = nn.Parameter(like.new_zeros(heads, width)) if shape.content_bias else None
+    layer.scaling = shape.scale

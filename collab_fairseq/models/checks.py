@@ -1,7 +1,6 @@
 """What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
 import math
-from argparse import Namespace
 from typing import AbstractSet, Any
 
 from collab_fairseq.modules.heads import check_heads, parse_heads
@@ -17,23 +16,8 @@ from collab_fairseq.modules.settings import (
 )
 
 
-def check_flags(args: Namespace) -> None:
-    """Refuse values of flags that no config can hold.
-
-    Raises:
-        ConfigurationError: naming the flag, what was expected and what was got.
-    """
-    for flag, known in (("mixing-init", MIXINGS), ("attention-kernel", KERNELS)):
-        value = getattr(args, flag.replace("-", "_"), known[0])
-        if value not in known:
-            raise ConfigurationError(f"--{flag} must be one of {', '.join(known)}, but is {value!r}")
-    for side in ("encoder", "decoder"):
-        if getattr(args, f"{side}_xformers_att_config", None) is not None:
-            raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
-
-
-def check_sizes(cfg: Any) -> None:
-    """Refuse sizes that no layer could be built with, and flags that would have no effect.
+def check_config(cfg: Any) -> None:
+    """Refuse values that no layer could be built with, and flags that would have no effect.
 
     Args:
         cfg: a :class:`.TransformerCollabConfig`.
@@ -41,6 +25,11 @@ def check_sizes(cfg: Any) -> None:
     Raises:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
+    for flag, value, known in (
+        ("mixing-init", cfg.mixing_init, MIXINGS), ("attention-kernel", cfg.attention_kernel, KERNELS)
+    ):  # fmt: skip
+        if value not in known:
+            raise ConfigurationError(f"--{flag} must be one of {', '.join(known)}, but is {value!r}")
     sites = parse_sites(cfg.collaborative_heads)
     _check_sharing(cfg, sites)
     if not sites and not cfg.attention_shapes and str(cfg.attention_kernel) not in KERNELS_OF_STANDARD_HEADS:
@@ -52,19 +41,20 @@ def check_sizes(cfg: Any) -> None:
         raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
     if not 0 < cfg.mixing_lr_multiplier < math.inf:
         raise ConfigurationError(f"--mixing-lr-multiplier must be positive, but is {cfg.mixing_lr_multiplier}")
-    for site in SITES:
-        side = "encoder" if site == "encoder" else "decoder"
-        sub = cfg.encoder if site == "encoder" else cfg.decoder
-        heads, width = sub.attention_heads, sub.embed_dim
+    for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
+        heads, width = stack.attention_heads, stack.embed_dim
+        if stack.xformers_att_config is not None:
+            raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
         for name, value in (("attention-heads", heads), ("embed-dim", width)):
             if value < 1:
                 raise ConfigurationError(f"--{side}-{name} must be positive, but is {value}")
-        key_dim = width if cfg.key_dim is None else cfg.key_dim
-
         if width % heads != 0:
             raise ConfigurationError(
                 f"--{side}-embed-dim must be divisible by --{side}-attention-heads, but they are {width} and {heads}"
             )
+    for site in SITES:
+        stack = cfg.encoder if site == "encoder" else cfg.decoder
+        heads, key_dim = stack.attention_heads, stack.embed_dim if cfg.key_dim is None else cfg.key_dim
         if site not in sites and key_dim % heads != 0:
             raise ConfigurationError(
                 f"--key-dim must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "

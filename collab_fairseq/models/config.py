@@ -5,20 +5,27 @@ with one. Flags, presets and Hydra configs all become a flat namespace first (:f
 """
 
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Dict, List, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from collab_fairseq import checkpoints
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError
-from collab_fairseq.modules.stock import SUB_CONFIGS
+from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError, parse_shapes
+from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
-from .checks import check_flags, check_sizes
-from .kept_layers import keep_layers
+from .checks import check_config
+
+#: what ``--attention-from`` takes over
+_INHERITED = (
+    "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "mixing_lr_multiplier",
+    "attention_content_bias", "attention_shapes",
+)  # fmt: skip
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -149,7 +156,6 @@ def resolve(args: Any) -> TransformerCollabConfig:
         return args
     if OmegaConf.is_config(args):
         args = Namespace(**dict(OmegaConf.to_container(args, resolve=True)))  # type: ignore[arg-type]
-    check_flags(args)
     args = Namespace(**vars(args))
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         keep = getattr(args, name, None)
@@ -157,5 +163,78 @@ def resolve(args: Any) -> TransformerCollabConfig:
             setattr(args, name, ",".join(map(str, keep)))
     cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(args)
     keep_layers(cfg)
-    check_sizes(cfg)
+    check_config(cfg)
     return cfg
+
+
+def keep_layers(cfg: Any) -> None:
+    """Follow ``--encoder-layers-to-keep`` and ``--decoder-layers-to-keep``, in ``attention_shapes`` too.
+
+    fairseq renames parameters in the same way when it loads the checkpoint. Nothing changes in a config that is of the
+    kept layers already.
+
+    Args:
+        cfg: a :class:`.TransformerCollabConfig`, changed in place.
+
+    Raises:
+        ConfigurationError: layers to keep, or with a shape of their own, that are not there.
+    """
+    numbers = {"encoder": _kept("encoder", cfg.encoder), "decoder": _kept("decoder", cfg.decoder)}
+    numbers["cross"] = numbers["decoder"]
+    counts = {"encoder": cfg.encoder.layers, "cross": cfg.decoder.layers, "decoder": cfg.decoder.layers}
+    for place in parse_shapes(cfg.attention_shapes):
+        site, _, number = place.partition(".")
+        if number not in map(str, range(counts[site])):
+            raise ConfigurationError(
+                f"attention_shapes has {place!r}, but the layers are "
+                + ", ".join(f"{site}.0 to {site}.{counts[site] - 1}" for site in SITES)
+            )
+    cfg.attention_shapes = {
+        f"{site}.{new}": cfg.attention_shapes[f"{site}.{old}"]
+        for site in SITES
+        for new, old in enumerate(numbers[site])
+        if f"{site}.{old}" in (cfg.attention_shapes or {})
+    }
+    cfg.encoder.layers, cfg.decoder.layers = len(numbers["encoder"]), len(numbers["decoder"])
+
+
+def _kept(side: str, stack: Any) -> List[int]:
+    """Numbers of the layers that are kept of a stack, in order."""
+    layers = list(range(stack.layers))
+    names = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
+    if len(names) in (0, len(layers)):  # as many as there are: all of them, or fairseq has taken the others out before
+        return layers
+    if not set(names) <= set(map(str, layers)) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"--{side}-layers-to-keep must be different layers from 0 to {stack.layers - 1}, joined by commas, "
+            f"but is {stack.layers_to_keep}"
+        )
+    return sorted(map(int, names))
+
+
+def inherit_attention(args: Any) -> None:
+    """``--attention-from``: take over what a checkpoint says of attention, in place, so that the run's own say it too.
+
+    Args:
+        args: settings of the model, a namespace or a Hydra config. Its ``attention_from`` is None afterwards, so that
+            nothing is read again when a checkpoint of the run is loaded.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+        ConfigurationError: a model of another kind.
+    """
+    path = getattr(args, "attention_from", None)
+    if path is None:
+        return
+    state = checkpoints.load(path)
+    if not isinstance(state.get("model"), dict):
+        raise ConfigurationError(f"--attention-from {path} holds no model")
+    try:
+        config = model_config(as_transformer_collab(state))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--attention-from {path}: {error}") from error
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        for name in _INHERITED:
+            if name in config:
+                setattr(args, name, config[name])
+        args.attention_from = None

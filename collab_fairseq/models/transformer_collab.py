@@ -21,8 +21,7 @@ from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 
-from .config import TransformerCollabConfig, resolve
-from .inherit import inherit_attention
+from .config import TransformerCollabConfig, inherit_attention, resolve
 
 _WRITTEN_BACK = (
     "attention_shapes",

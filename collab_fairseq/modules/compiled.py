@@ -134,7 +134,6 @@ def _compiled(backend: Any, device: str) -> Callable[..., Any]:
     return compiled
 
 
-@functools.cache
 def _try(backend: Any, device: str) -> None:
     """Compile one addition: what a compiler lacks (Triton, C++, Python's headers) shows in seconds."""
     x = torch.ones(3, device=device)

@@ -15,11 +15,6 @@ from torch import Tensor, nn
 #: what fairseq calls the criterion with a penalty on open gates (``models/criterions.py``)
 CRITERION = "label_smoothed_cross_entropy_with_gates"
 
-BETA, GAMMA, ZETA = 0.33, -0.1, 1.1
-
-#: from here on the mean gate, clip(σ(log α) (ζ − γ) + γ), is exactly 1: where a converged model starts
-OPEN = math.log((1 - GAMMA) / (ZETA - 1))
-
 
 class HeadGates(nn.Module):
     """One gate for each of H heads, independent of the input.
@@ -33,9 +28,9 @@ class HeadGates(nn.Module):
     Parameters: ``log_alpha`` (H).
     """
 
-    beta: Final[float] = BETA  # TorchScript knows the constants of a module's class, not those of its file
-    gamma: Final[float] = GAMMA
-    zeta: Final[float] = ZETA
+    beta: Final[float] = 0.33  # TorchScript knows the constants of a module's class, not those of its file
+    gamma: Final[float] = -0.1
+    zeta: Final[float] = 1.1
 
     def __init__(self, num_heads: int, init: float) -> None:
         super().__init__()
@@ -55,8 +50,12 @@ class HeadGates(nn.Module):
     def open_probability(self) -> Tensor:
         """P(g ≠ 0) of each head, (H), float32 or wider, differentiable."""
         log_alpha = self.log_alpha if self.log_alpha.dtype == torch.float64 else self.log_alpha.float()
-        return torch.sigmoid(log_alpha - BETA * math.log(-GAMMA / ZETA))
+        return torch.sigmoid(log_alpha - self.beta * math.log(-self.gamma / self.zeta))
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Any], name: str) -> None:
         """A checkpoint without gates (fairseq's hook on loading): they start as in a new model."""
         state_dict.setdefault(f"{name}.log_alpha", torch.full_like(self.log_alpha.detach(), self.init))
+
+
+#: from here on the mean gate, clip(σ(log α) (ζ − γ) + γ), is exactly 1: where a converged model starts
+OPEN = math.log((1 - HeadGates.gamma) / (HeadGates.zeta - 1))

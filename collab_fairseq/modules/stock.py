@@ -54,7 +54,7 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
         cfg = convert_namespace_to_omegaconf(made["args"])
     made["args"] = None
     made["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
-    made["cfg"]["model"] = _flat(made["cfg"].get("model"))
+    made["cfg"]["model"] = flat(made["cfg"].get("model"))
     model = model_config(made)
     arch = model.get("_name") or model.get("arch")
     kind = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
@@ -79,7 +79,7 @@ def begin_anew(state: Dict[str, Any], **notes: Any) -> None:
     state.update(last_optimizer_state=None, extra_state={"train_iterator": iterator, **notes})
 
 
-def _flat(model: Union[Namespace, Dict[str, Any], None]) -> Union[Namespace, Dict[str, Any]]:
+def flat(model: Union[Namespace, Dict[str, Any], None]) -> Any:
     """Settings with ``encoder_layers`` in the place of Hydra's ``encoder: {layers: …}``."""
     if isinstance(model, Namespace):
         return model

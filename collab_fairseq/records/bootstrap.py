@@ -28,7 +28,7 @@ def rows_of(statistics: Dict[str, Any]) -> List[List[int]]:
     return rows
 
 
-def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples: int = 1000) -> Optional[Comparison]:
+def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str) -> Optional[Comparison]:
     """Compare two records on one test set of both; None where one of them has no sentence statistics.
 
     Raises:
@@ -55,7 +55,7 @@ def compare(system: Dict[str, Any], baseline: Dict[str, Any], test: str, samples
                 f"{record['name']}: the sacreBLEU of {test} is {score['score']}, but its sentence statistics add up to "
                 f"{total.score}"
             )
-    return paired_bootstrap(rows[0], rows[1], samples=samples)
+    return paired_bootstrap(rows[0], rows[1])
 
 
 def _sacrebleu_of(record: Dict[str, Any], test: str) -> Dict[str, Any]:

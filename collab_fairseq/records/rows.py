@@ -7,9 +7,9 @@ import logging
 import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.records import training
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.record import RecordError
+from collab_fairseq.records.record import RecordError, load
+from collab_fairseq.records.schema import validate
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,11 @@ def load_run(path: PathLike) -> Run:
     Raises:
         RecordError: the file cannot be read or is not a valid record.
     """
-    record = training.load(path)
+    record = load(path, "training")
+    try:
+        validate(record)
+    except RecordError as error:
+        raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
     model = (run["config"] or {}).get("model") or {}
     shapes = (model.get("attention_shapes") or {}).values()

@@ -11,7 +11,6 @@ from typing import Any, Dict, Optional
 
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, RecordError, read_json, reading, without_paths
-from collab_fairseq.records.record import load as load_record
 from collab_fairseq.records.schema import validate
 from collab_fairseq.records.train_log import read_train_log
 
@@ -115,20 +114,6 @@ def make_record(
     })  # fmt: skip
     validate(record.content)
     return record.content
-
-
-def load(path: PathLike) -> Dict[str, Any]:
-    """Read and check the record of a training.
-
-    Raises:
-        RecordError: the file cannot be read or is not a valid record.
-    """
-    record = load_record(path, "training")
-    try:
-        validate(record)
-    except RecordError as error:
-        raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
-    return record
 
 
 def _read_log(path: PathLike) -> Dict[str, Any]:

@@ -21,8 +21,7 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import converted, score_parameters, sources
-from .scores import fit_layers
+from .fairseq import convert, score_parameters, sources
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +115,8 @@ def measure_curves(
     curves: Dict[str, Curve] = {name: {origin[name].heads.rank: 0.0} for name in names}
     for number, part in enumerate(sorted(grid)):
         dims = {name: max(1, round(part * origin[name].heads.rank)) for name in names}
-        fits = fit_layers(origin, dims, calibrations, progress=lambda *_: None, **options)
-        model = with_state(trained, converted(trained, {name: fit.weights for name, fit in fits.items()})).model
+        state, _ = convert(trained, dims, calibrations, progress=lambda *_: None, **options)
+        model = with_state(trained, state).model
         variants = {name: {name: layer} for name, layer in attention_layers(model).items() if name in dims}
         measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
         for name, value in measured.items():

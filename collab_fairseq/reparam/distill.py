@@ -17,7 +17,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -39,26 +39,6 @@ _STRIDE = 50
 _WARMUP = 0.05
 # sentences that the divergence before and after is measured on
 _MEASURED = 200
-
-
-class Distilled(NamedTuple):
-    """What :func:`distill` made of a model.
-
-    Attributes:
-        weights: ``site.layer`` → scores. before, after: KL(p ‖ p') in bits per target token, on some of the text.
-        curve: step and the same on the batches since the point before.
-        cpu_seconds: of this process, and of those that were killed.
-    """
-
-    weights: Dict[str, ScoreWeights]
-    before: float
-    after: float
-    curve: List[Tuple[int, float]]
-    cpu_seconds: float
-
-    def told(self) -> Dict[str, Any]:
-        """What a record says of it."""
-        return {name: value for name, value in self._asdict().items() if name != "weights"}
 
 
 class _Student:
@@ -135,41 +115,42 @@ def distill(
     split: str,
     steps: int,
     *,
-    sentences: Optional[int] = None,
     max_tokens: int = 1000,
-    rate: float = 5e-3,
+    rate: Optional[float] = None,
     seed: int = 1,
     kept: Optional[PathLike] = None,
-) -> Distilled:
+) -> Tuple[Dict[str, ScoreWeights], Dict[str, Any]]:
     """Train collaborative scores on the predictions of the source.
 
     Args:
         weights: ``site.layer`` → scores to start from. Layers whose key dim is the source's are exact and stay.
-        split, sentences: the text with the source's translations (:func:`.own_translations`); its batches come in
-            random order, again and again, one of ``max_tokens`` a step.
+        split: the text with the source's translations (:func:`.text_of` with a seed); its batches come in random
+            order, again and again, one of ``max_tokens`` a step.
         rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
-            falls to zero along a cosine. seed: of the order of batches.
+            falls to zero along a cosine; None: 0.005. seed: of the order of batches.
         kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:
-        Scores of all layers of ``weights``, and the divergences; where the model came no closer, the scores that it
-        started from.
+        Scores of all layers of ``weights``, where the model came no closer those that it started from; and for records
+        ``before`` and ``after``, KL(p ‖ p') in bits per target token on some of the text, ``curve``, of steps and the
+        same on the batches since the point before, and ``cpu_seconds``, of this process and of those that were killed.
 
     Raises:
         ReparamError: no steps, no positive rate; ``kept`` belongs to another run.
         CheckpointError: ``kept`` cannot be read or written.
     """
+    rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
         raise ReparamError(f"distillation needs at least one step and a positive rate, got {steps} and {rate:g}")
     origin = sources(trained, list(weights))
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:
-        return Distilled(dict(weights), 0.0, 0.0, [], 0.0)
+        return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
     student = _Student(trained, weights, learning)
     digest = hashlib.sha256()
     for parameter in student.parameters.values():
         digest.update(parameter.detach().cpu().numpy().tobytes())
-    run = {"steps": steps, "rate": rate, "seed": seed, "split": split, "sentences": sentences, "max_tokens": max_tokens}
+    run = {"steps": steps, "rate": rate, "seed": seed, "split": split, "max_tokens": max_tokens}
     state: Dict[str, Any] = {"run": {**run, "start": digest.hexdigest()}, "step": 0, "curve": [], "seconds": 0.0}
     if kept and os.path.exists(kept):
         earlier = checkpoints.load(kept)
@@ -178,7 +159,7 @@ def distill(
         state = earlier
         student.load(state)
         logger.info("distillation goes on after step %d of %d", state["step"], steps)
-    text = list(batches(trained, split, sentences=sentences, max_tokens=max_tokens))
+    text = list(batches(trained, split, max_tokens=max_tokens))
     total, tokens, began = 0.0, 0, time.process_time() - state["seconds"]
     for step, sample in enumerate(_shuffled(text, state["step"], steps, seed), state["step"]):
         more, counted = student.step(sample, rate * _factor(step, steps))
@@ -192,9 +173,10 @@ def distill(
                 checkpoints.save({**state, **student.state()}, kept)
     given = attention_layers(with_state(trained, converted(trained, weights)).model)
     variants = {"before": {name: given[name] for name in learning}, "after": student.layers}
-    measured = divergences(trained, variants, split, sentences=min(_MEASURED, sentences or _MEASURED))
+    measured = divergences(trained, variants, split, sentences=_MEASURED)
     if kept:
         Path(kept).unlink(missing_ok=True)
     closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
     learnt = {**weights, **_balanced({n: scores_of(s) for n, s in student.layers.items()})} if closer else dict(weights)
-    return Distilled(learnt, measured["before"], min(measured.values()), state["curve"], state["seconds"])
+    divergence = {"before": measured["before"], "after": min(measured.values())}
+    return learnt, {**divergence, "curve": state["curve"], "cpu_seconds": state["seconds"]}

@@ -7,7 +7,7 @@ fairseq-generate, -validate and -train build them.
 import contextlib
 import math
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from collab_fairseq.translation import TrainedModel, batches, with_state
 from .calibrate import Calibration, Calibrator
 from .scores import ScoreFit, fit_layers, scores_of
 
+#: one call of a layer: arguments by name, query positions that are no padding, output
+Call = Tuple[Dict[str, Any], Tensor, Tensor]
 #: how the names of the parameters of the scores begin, within their layer
 SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
 
@@ -29,19 +31,6 @@ def score_parameters(state: Mapping[str, Any], place: str) -> int:
     """How many parameters the scores of ``site.layer`` have in a checkpoint."""
     own = tuple(parameter_prefix(place) + part for part in SCORE_PARAMETERS)
     return sum(tensor.numel() for name, tensor in state["model"].items() if name.startswith(own))
-
-
-class Call(NamedTuple):
-    """One call of an attention layer within a model. N: sentences, T: query positions.
-
-    Attributes:
-        given: its arguments by name, as fairseq's layers pass them on; query (T, N, Dq), key and value (S, N, Dk).
-        counted: (N, T), False for padding. output: (N, T, Dq).
-    """
-
-    given: Dict[str, Any]
-    counted: Tensor
-    output: Tensor
 
 
 def places(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
@@ -71,6 +60,10 @@ def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) 
     Args:
         split, text: of :func:`collab_fairseq.translation.batches`.
 
+    Yields:
+        Name → arguments as fairseq's layers pass them on, query (T, N, Dq), key and value (S, N, Dk); which of the
+        query positions (N, T) are no padding; output (N, T, Dq). N: sentences, T, S: query and key positions.
+
     Raises:
         ReparamError: text without a target side.
     """
@@ -81,7 +74,7 @@ def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) 
     def hook(name: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
         given = {**dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)), **kwargs}
         side = "src_tokens" if name.startswith("encoder") else "prev_output_tokens"
-        seen[name] = Call(given, words[side], result[0].transpose(0, 1))
+        seen[name] = given, words[side], result[0].transpose(0, 1)
 
     pad = trained.task.target_dictionary.pad()
     with contextlib.ExitStack() as stack:

@@ -20,7 +20,7 @@ from . import allocation, fairseq
 from .allocation import parameters_of
 from .distill import distill
 from .scores import ScoreFit
-from .text import Text, text_of
+from .text import text_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +97,13 @@ def convert_model(
     if evaluate:
         translation.test_splits(trained, references)
 
-    text: Optional[Text] = None
-    calibrations = curves = distilled = None
+    text = calibrations = curves = distilled = None
     tokens: Dict[str, Any] = {"max_tokens": max_tokens}
     if calibration:
-        text = text_of(calibration, trained, max_tokens)
-        some = min(_MEASURED, text.sentences)
-        logger.info("calibrating on %s", text.description)
-        calibrations = fairseq.calibrate(trained, text.split, names, sentences=text.sentences, **tokens)
+        split, text = text_of(calibration, trained, max_tokens)
+        some = min(_MEASURED, text["sentences"])
+        logger.info("calibrating on %s", text["text"])
+        calibrations = fairseq.calibrate(trained, split, names, sentences=text["sentences"], **tokens)
     else:
         logger.warning(
             "no --calibration: the fit counts all inputs alike and loses more than one to which text shows the queries "
@@ -113,17 +112,18 @@ def convert_model(
     key_dims: Any = dict.fromkeys(names, key_dim)
     if spending and text:
         measured = {**tokens, "sentences": some, "seed": seed}
-        curves = allocation.measure_curves(trained, names, text.split, calibrations, **measured)
+        curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
         key_dims = allocation.spend(trained, curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
     if distill_steps and calibration:
-        own = text_of(distill_text or calibration, trained, max_tokens, option="--distill-text", seed=seed)
-        settings["distill_text"] = own.setting()
+        unlabelled = distill_text or calibration
+        own, settings["distill_text"] = text_of(unlabelled, trained, max_tokens, option="--distill-text", seed=seed)
         weights = {name: fit.weights for name, fit in fits.items()}
-        options: Dict[str, Any] = {"seed": seed, "kept": f"{os.fspath(output)}.distilling"}
-        options.update({"rate": distill_rate} if distill_rate else {})
-        distilled = distill(trained, weights, own.split, distill_steps, **options)
-        state = fairseq.converted(trained, distilled.weights)
+        kept = f"{os.fspath(output)}.distilling"
+        weights, distilled = distill(
+            trained, weights, own, distill_steps, rate=distill_rate, seed=seed, kept=kept
+        )  # fmt: skip
+        state = fairseq.converted(trained, weights)
     if keep_progress:
         fairseq.keep_progress(trained, state)
     seconds = time.perf_counter() - began
@@ -132,13 +132,13 @@ def convert_model(
 
     record = Record(
         "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]),
-        {**settings, "checkpoint": file_setting(checkpoint), "calibration": text and text.setting()},
+        {**settings, "checkpoint": file_setting(checkpoint), "calibration": text},
         device="gpu" if device.startswith("cuda") else "cpu", threads=threads,
     )  # fmt: skip
     errors, evaluation = {}, {}
     after = translation.with_state(trained, state) if text or evaluate else trained
     if text:
-        errors = fairseq.output_errors(trained, after, text.split, names, sentences=some, **tokens)
+        errors = fairseq.output_errors(trained, after, split, names, sentences=some, **tokens)
     if evaluate:
         logger.info("evaluating on valid and the test splits")
         evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
@@ -148,7 +148,7 @@ def convert_model(
             for name, source in fairseq.sources(trained, names).items()
         ],
         parameters={"before": parameters_of(trained.state), "after": parameters_of(state)}, divergences=curves,
-        distillation=distilled and distilled.told(), seconds=seconds, evaluation=evaluation,
+        distillation=distilled, seconds=seconds, evaluation=evaluation,
     )  # fmt: skip
     return record
 
@@ -163,7 +163,10 @@ def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bo
     for name in ("budget", "distill"):
         if settings[name] and not calibration:
             raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
-    if (settings["distill_text"] or settings["distill_rate"]) and not settings["distill"]:
+    rate = settings["distill_rate"]
+    if rate is not None and not rate > 0:
+        raise ReparamError(f"--distill-rate must be above 0, got {rate:g}")
+    if (settings["distill_text"] or rate) and not settings["distill"]:
         raise ReparamError("--distill-text and --distill-rate need --distill")
     if references and not evaluate:
         raise ReparamError("--reference needs --evaluate")

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -15,26 +15,18 @@ logger = logging.getLogger(__name__)
 _SENTENCES = 400
 
 
-class Text(NamedTuple):
-    """The first ``sentences`` of a split, in the model's units; and what it is, for people."""
-
-    split: str
-    sentences: int
-    description: str
-
-    def setting(self) -> Dict[str, Any]:
-        """What a record says of it."""
-        return {"text": self.description, "sentences": self.sentences}
-
-
 def text_of(
     flag: str, trained: TrainedModel, max_tokens: int, *, option: str = "--calibration", seed: Optional[int] = None
-) -> Text:
+) -> Tuple[str, Dict[str, Any]]:
     """Find or read the text; sources without a translation are translated by the model.
 
     Args:
         flag: as the value of ``option``: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE``.
         seed: if given, the source side is all that is read, and the model draws the translations.
+
+    Returns:
+        The split that it is, in the model's units, and the setting of a record: ``text``, what it is for people, and
+        ``sentences``, how many of the split, the first.
 
     Raises:
         TranslationError: no such file or split, or files of different lengths.
@@ -55,7 +47,7 @@ def text_of(
         found = int(number) if number else _SENTENCES
         description = f"the first {found} sentences of {split}"
         if seed is None:
-            return Text(split, found, description)
+            return split, {"text": description, "sentences": found}
         lines = [_sources(trained, split, found)]
     else:
         lines = [_lines(file, option) for file in files]
@@ -64,7 +56,7 @@ def text_of(
         lines[1:] = [own_translations(trained, lines[0], name, max_tokens, seed)]
         description += " and its translation by the model" if seed is None else ", translations drawn from the model"
     translation.add_text(trained, name, *lines)
-    return Text(name, len(lines[0]), description)
+    return name, {"text": description, "sentences": len(lines[0])}
 
 
 def own_translations(

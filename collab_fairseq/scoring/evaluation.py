@@ -10,6 +10,7 @@ from typing import Dict, List, Optional, Sequence
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.generate_log import GenerateLog, read_generate_log
 from collab_fairseq.scoring.references import PathLike, ScoringError, check_number, read_references, score_raw
+from fairseq_modern.files import sha256
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
 _SAME_TEXT = 0.5
@@ -74,7 +75,7 @@ def evaluate(
     guess = text.looks_tokenised(log.references or log.hypotheses)
     result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, target_lang)
     read = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
-    result.files = [{"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in read]
+    result.files = [{"file": path.name, "sha256": sha256(path)} for path in read]
     source = "" if reference is None else read[-1].name
     _add_tokenised(result, log, raw, source)
     _add_sacrebleu(result, log, raw, source)

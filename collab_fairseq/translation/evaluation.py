@@ -11,8 +11,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import read_references, score_raw
 
 from .load import TrainedModel
-from .text import batches, splits, subword_units
-from .text import references as target_side
+from .text import batches, dataset, splits, subword_units
 from .units import TranslationError
 
 
@@ -94,7 +93,7 @@ def score(
 
     Args:
         references: a file or its lines, of which there may be more than ``sentences``; None: the target side of the
-            data-bin.
+            data-bin as words, which subword models may have normalised.
         options: of :func:`translate`.
 
     Raises:
@@ -102,7 +101,8 @@ def score(
     """
     hypotheses = translate(trained, split, **options)
     if references is None:
-        references = target_side(trained, split)[: len(hypotheses)]
+        target, lines = trained.task.target_dictionary, dataset(trained, split).tgt
+        references = [target.string(lines[n], subword_units(target)) for n in range(len(hypotheses))]
     name, lang = f"the reference of {split}", trained.task.cfg.target_lang
     return score_text(hypotheses, references, options.get("sentences"), target_lang=lang, name=name)
 
@@ -166,5 +166,5 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
     found: Dict[str, Any] = {"valid": loss(trained, "valid", **tokens)._asdict(), "bleu": {}}
     for name in tests:
         scored = score(trained, name, references.get(name), **options)
-        found["bleu"][name] = dict(list(scored._asdict().items())[:3])
+        found["bleu"][name] = {key: getattr(scored, key) for key in ("score", "signature", "references")}
     return found

@@ -98,12 +98,6 @@ def _check_units(data: Any, name: str) -> None:
             )
 
 
-def references(trained: TrainedModel, split: str) -> List[str]:
-    """The target side of a split as words, in the order of the corpus; subword models may have normalised it."""
-    target = trained.task.target_dictionary
-    return [target.string(tokens, subword_units(target)) for tokens in dataset(trained, split).tgt]
-
-
 def subword_units(dictionary: Any) -> Optional[str]:
     """What fairseq's ``--remove-bpe`` is to be for a dictionary; None where it has words."""
     return {"▁": "sentencepiece", "@@": "@@ ", None: None}[subword_marker(dictionary.symbols)]

@@ -3,12 +3,13 @@
 Such a folder has a ``translation.json``, its :class:`Card`, beside dictionaries, subword model and weights.
 """
 
-import hashlib
 import importlib
 import json
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Union
+
+from fairseq_modern.files import sha256 as sha256_of
 
 #: the card's file; the subword models' have the names under which fairseq finds them by itself
 CARD = "translation.json"
@@ -59,15 +60,6 @@ class Card:
     longest: int
     made_from: Dict[str, Any] = field(default_factory=dict)
     files: Dict[str, str] = field(default_factory=dict)
-
-
-def sha256_of(path: PathLike) -> str:
-    """SHA-256 of a file; :func:`collab_fairseq.checkpoints.sha256` without torch."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def read_card(folder: PathLike) -> Card:

@@ -2,7 +2,6 @@
 # Half an hour of one GPU: tests, speed, precisions, the main table; most valuable first. See --help.
 set -euo pipefail
 
-recipe=gpu
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=recipes/lib/common.sh
 . "$root/recipes/lib/common.sh"
@@ -134,7 +133,7 @@ recipe_flags=(--data "$data" --device "$device" --threads 1 --python "$python")
 
 [ -d "$data/data-bin" ] || step data 300 "$root/data_prep/multi30k.sh" --output "$data" ${source:+--source "$source"} --python "$python"
 step tests 150 "$python" -m pytest -q -p no:cacheprovider -m "not slow" "$root"/tests/unit/test_{attention,kernels,cache,reparam_solver}*.py \
-    "$root"/tests/fairseq/test_decoding_state.py "${tests[@]}"
+    "$root"/tests/fairseq/test_decoding.py "${tests[@]}"
 for what in train decode layer; do
     for dtype in "${types[@]}"; do
         step "bench-$what-$dtype" 100 "$scripts/collab" bench "$what" --device "$card" --dtype "$dtype" --seconds 4 \

@@ -9,34 +9,25 @@ BLEU against the heads left.
 
 import argparse
 import logging
-import shlex
 import sys
 from typing import Any, Dict
 
-import torch
-
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options as shared
-from collab_fairseq.cli import options
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import compare, evaluate, whole_model
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
-from collab_fairseq.records.record import Record, load
+from collab_fairseq.records.record import load
 
 
 def score(args: argparse.Namespace) -> None:
     """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
-    device = options.choose_device(args)
-    source = translation.load_model(args.model, args.data, device=device, seed=args.seed)
-    tests = shared.read_tests(args)
-    asked = shared.test_settings(args, source)
-    record = Record(
-        "heads", "gates", shlex.join(["recipes/heads/gates.py", *sys.argv[1:]]),
-        {"checkpoint": checkpoints.file_setting(args.model), **asked, "updates": args.updates}, args.json,
-        device="gpu" if device.startswith("cuda") else "cpu", threads=torch.get_num_threads(),
-    )  # fmt: skip
+    tests, source = shared.read_tests(args), shared.load(args, args.model)
+    settings = {"checkpoint": checkpoints.file_setting(args.model), **shared.test_settings(args, source)}
+    settings["updates"] = args.updates
+    record = shared.make_record(args, "gates", settings, source.device, program="recipes/heads/gates.py")
     whole = {test.split: whole_model(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
@@ -44,7 +35,7 @@ def score(args: argparse.Namespace) -> None:
         state = checkpoints.load(args.checkpoint)
         result = removal.finalise(state, empty_layers=True)
         checkpoints.save(result.state, args.finalised)
-        model = translation.load_model(args.finalised, args.data, device=device, seed=args.seed)
+        model = shared.load(args, args.finalised)
         return {
             "checkpoint": checkpoints.file_setting(args.checkpoint),
             "gates": {head: gate._asdict() for head, gate in removal.read_gates(state).items()},

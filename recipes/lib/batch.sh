@@ -25,8 +25,7 @@ find_cards() { # sets device, gpus (processes per node) and capability
             [ -n "$gpus" ] || gpus=$number
             [ "$gpus" -le "$number" ] || die "--gpus $gpus: this machine has $number"
             ;;
-        *) die "--device must be auto, gpu or cpu, got '$device'" ;;
-    esac
+    esac # any other is refused by find_device
 }
 
 products() { # prints how fast this CPU multiplies matrices of the model's sizes: GFLOP/s in fp32, in bf16

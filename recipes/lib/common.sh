@@ -43,10 +43,8 @@ keep_settings() { # FILE; stdin: the settings of this run. A folder holds one ru
     local wanted
     wanted=$(cat)
     if [ -f "$1" ]; then
-        printf '%s\n' "$wanted" | cmp -s - "$1" || {
-            printf '%s\n' "$wanted" | diff "$1" - >&2 || true
+        diff "$1" - <<<"$wanted" >&2 ||
             die "$output holds a run with other settings (< there, > asked for); choose another --output"
-        }
     else
         printf '%s\n' "$wanted" >"$1.tmp"
         mv "$1.tmp" "$1"

@@ -1,24 +1,15 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Translating, scoring and recording for all recipes. Sourced; uses common.sh and the settings of a recipe's config.sh.
 # $tests holds SUBSET:NAME pairs. The raw references of NAME are $reference, else $data/raw/NAME.$target_lang, else those
-# of a sacreBLEU test set, named in $sacrebleu_sets as NAME:SET.
+# of a sacreBLEU test set, named in ${sacrebleu_sets[NAME]}.
 
-find_references() { # sets references: a file of raw references per test set
-    local pair name file set
-    references=()
-    for pair in "${tests[@]}"; do
-        name=${pair#*:}
-        file=${reference:-$data/raw/$name.$target_lang}
-        if [ -z "${reference:-}" ] && [ ! -f "$file" ]; then
-            for set in "${sacrebleu_sets[@]}"; do
-                [ "${set%%:*}" = "$name" ] || continue
-                file=$data/references/$name.$target_lang
-                [ -f "$file" ] || fetch_references "${set#*:}" "$file"
-            done
-        fi
-        [ -f "$file" ] || die "there are no references $file; name a file of raw references with --reference"
-        references+=("$file")
-    done
+find_references() { # NAME: sets file, its raw references
+    file=${reference:-$data/raw/$1.$target_lang}
+    if [ -z "${reference:-}" ] && [ ! -f "$file" ] && [ -n "${sacrebleu_sets[$1]:-}" ]; then
+        file=$data/references/$1.$target_lang
+        [ -f "$file" ] || fetch_references "${sacrebleu_sets[$1]}" "$file"
+    fi
+    [ -f "$file" ] || die "there are no references $file; name a file of raw references with --reference"
 }
 
 fetch_references() { # SET FILE: the references of a sacreBLEU test set
@@ -51,16 +42,15 @@ translate() {
 }
 
 score() { # prints the three BLEUs of every test set, and keeps them as NAME.scores.json
-    local pair name references number=0
-    find_references
+    local pair name file
     for pair in "${tests[@]}"; do
         name=${pair#*:}
+        find_references "$name"
         echo "$name"
-        "$scripts/collab" score "$output/$name${variant:-}.generate.log" --reference "${references[number]}" \
+        "$scripts/collab" score "$output/$name${variant:-}.generate.log" --reference "$file" \
             --target-lang "$target_lang" --json "$output/$name${variant:-}.scores.json" || die "scoring $name failed"
         check_lengths "$name" "$output/$name${variant:-}.scores.json" ||
             die "$name was scored against other references than those of the published results"
-        number=$((number + 1))
     done
 }
 

@@ -5,27 +5,21 @@ Prints two numbers, GFLOP/s of the threads that OMP_NUM_THREADS allows; the seco
 """
 
 import sys
-import time
 from argparse import Namespace
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from torch.utils.benchmark import Timer
 
 import collab_fairseq.models  # noqa: F401  (registers its presets)
 from fairseq_modern import processor
 
-SECONDS = 0.5
-
 
 def rate(dtype: torch.dtype, tokens: int, width: int, inner: int) -> float:
     """GFLOP/s of the products of a feed-forward layer, the best of all within half a second."""
-    x, weight = torch.randn(tokens, width).to(dtype), torch.randn(inner, width).to(dtype)
-    best, end = float("inf"), time.perf_counter() + SECONDS
-    while time.perf_counter() < end or best == float("inf"):
-        start = time.perf_counter()
-        x.mm(weight.t()).mm(weight)
-        best = min(best, time.perf_counter() - start)
-    return 4e-9 * tokens * width * inner / best
+    operands = {"x": torch.randn(tokens, width).to(dtype), "weight": torch.randn(inner, width).to(dtype)}
+    timer = Timer("x.mm(weight.t()).mm(weight)", globals=operands, num_threads=torch.get_num_threads())
+    return 4e-9 * tokens * width * inner / min(timer.blocked_autorange(min_run_time=0.5).times)
 
 
 def main() -> None:

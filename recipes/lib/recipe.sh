@@ -22,7 +22,7 @@ source_lang=en target_lang=de
 data=$root/data/$recipe prepare=$root/data_prep/$recipe.sh source_option=--source
 heads=encoder_cross_decoder seed=1 average=5
 stock_flags=()
-sacrebleu_sets=()
+declare -A sacrebleu_sets=()
 valid_tests=()
 blind=()
 runs=()

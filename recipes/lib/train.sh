@@ -1,9 +1,6 @@
 # shellcheck shell=bash disable=SC2154  # a sourced file: the sourcing script assigns what it uses
 # Training and averaging for all recipes. Sourced; uses common.sh and the settings of a recipe's config.sh.
 
-# how fairseq-train is started: see batch.sh; alone and with the batch of $optimisation_flags unless a recipe plans more
-launch=()
-parallel_flags=()
 # told apart from the run's settings: where curves go beside the log
 logging_flags=()
 
@@ -12,10 +9,9 @@ newest_valid_checkpoint() { # DIR: prints the checkpoint that a training goes on
 }
 
 train_command() { # [FOLDER]: sets command: what trains this run up to $updates, with its checkpoints in FOLDER of $output
-    local processes=$((${gpus:-1}))
     # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
     # fairseq's own model, which comes without our --user-dir, is to survive a kill as well
-    command=(env "OMP_NUM_THREADS=$((threads / processes > 0 ? threads / processes : 1))"
+    command=(env "OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1))"
         "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}" "${launch[@]}"
         "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${model_flags[@]}" "${optimisation_flags[@]}"
         --max-update "$updates" --seed "$seed" --save-dir "$output/${1:-checkpoints}" --no-epoch-checkpoints

@@ -40,7 +40,7 @@ from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
-from collab_fairseq.reparam.distill import Distilled, distill
+from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
 from collab_fairseq.reparam.text import text_of
 
@@ -122,7 +122,7 @@ class Study:
     def unlabelled(self) -> str:
         """The split of the source's own translations."""
         flag = f"train:{self.args.unlabelled}"
-        return text_of(flag, self.trained, 4000, option="unlabelled", seed=self.args.seeds[0]).split
+        return text_of(flag, self.trained, 4000, option="unlabelled", seed=self.args.seeds[0])[0]
 
     def parafacs(self, part: Fraction, seed: int) -> Tuple[Weights, float]:
         """The paper's decomposition of all layers and its CPU seconds; `authors` has another scale."""
@@ -133,7 +133,7 @@ class Study:
             found[name] = ScoreWeights(parafac(source.heads, rank, seed), source.scale, None, content)
         return found, time.process_time() - began
 
-    def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float, Optional[Distilled]]:
+    def weights(self, method: str, part: Fraction, seed: int) -> Tuple[Weights, float, Optional[Dict[str, Any]]]:
         """The scores that a method makes, its CPU seconds, and how distillation went."""
         if method in ("paper", "authors"):
             found, seconds = self.dense(part, seed)
@@ -152,8 +152,8 @@ class Study:
         if method != "distilled":
             return found, seconds, None
         kept = self.args.output / f"{self.args.name}-{slug(part)}-seed{seed}.distilling"
-        done = distill(self.trained, found, self.unlabelled, self.args.distill, seed=seed, kept=kept)
-        return done.weights, seconds + done.cpu_seconds, done
+        found, told = distill(self.trained, found, self.unlabelled, self.args.distill, seed=seed, kept=kept)
+        return found, seconds + told["cpu_seconds"], told
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
         """One conversion and what it loses."""
@@ -165,7 +165,7 @@ class Study:
             "key_dims": {name: scores.heads.rank for name, scores in weights.items()},
             "errors": {n: relative_error(self.origin[n].heads, w.heads) for n, w in weights.items()},
             "output_errors": output_errors(self.trained, model, "train", self.names, sentences=MEASURED),
-            "parameters": parameters_of(state), "distillation": distilled and distilled.told(),
+            "parameters": parameters_of(state), "distillation": distilled,
             **self.scores(model, part in self.args.bleu_ranks),
         }  # fmt: skip
         if method in KEPT and seed == self.args.seeds[0]:

@@ -30,20 +30,15 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
 
 BIN = Path(sys.executable).parent
-#: system → its export, and flags of `collab translate`; fairseq-generate itself comes first
-SYSTEMS: Dict[str, Tuple[str, List[str]]] = {
-    "fairseq-generate": ("folder", []),
-    "torch": ("folder", []),
-    "torch, half on disk": ("half", []),
-    "plain transformer": ("fairseq", []),
-    "ctranslate2": ("ctranslate2", []),
-    "ctranslate2, int8": ("ctranslate2-int8", ["--precision", "int8"]),
-    "onnx": ("onnx", []),
-}
-#: flags of `collab export` where --to and its name do not say all
-FLAGS = {
-    "half": ["--to", "folder", "--half"],
-    "ctranslate2-int8": ["--to", "ctranslate2", "--quantization", "int8"],
+#: system → its export, flags of `collab export` for it, and of `collab translate`; fairseq-generate itself comes first
+SYSTEMS: Dict[str, Tuple[str, str, str]] = {
+    "fairseq-generate": ("folder", "--to folder", ""),
+    "torch": ("folder", "--to folder", ""),
+    "torch, half on disk": ("half", "--to folder --half", ""),
+    "plain transformer": ("fairseq", "--to fairseq", ""),
+    "ctranslate2": ("ctranslate2", "--to ctranslate2", ""),
+    "ctranslate2, int8": ("ctranslate2-int8", "--to ctranslate2 --quantization int8", "--precision int8"),
+    "onnx": ("onnx", "--to onnx", ""),
 }
 
 
@@ -147,9 +142,9 @@ def run(args: argparse.Namespace, work: Path) -> None:
         export(work / "random.pt", work / "random", "--to", "folder", "--data", folder, *pieces)
     checkpoint = work / "random" if args.random else folder
     systems = {}
-    for system, (name, _) in SYSTEMS.items():
+    for system, (name, how, _) in SYSTEMS.items():
         try:
-            place = systems[system] = export(checkpoint, work / name, *FLAGS.get(name, ["--to", name]))
+            place = systems[system] = export(checkpoint, work / name, *how.split())
         except SystemExit as refusal:
             sys.stderr.write(f"without {system}: {refusal}\n")
             continue
@@ -158,8 +153,8 @@ def run(args: argparse.Namespace, work: Path) -> None:
     def seconds(system: str, text: Path) -> float:
         if system == "fairseq-generate":
             return generate(systems[system], text, args)[0]
-        flags = ["--beam", args.beam, "--max-length", args.max_length, "--threads", args.threads, *SYSTEMS[system][1]]
-        return processor_seconds(BIN / "collab", "translate", systems[system], text, *flags)[0]
+        flags = f"--beam {args.beam} --max-length {args.max_length} --threads {args.threads} {SYSTEMS[system][2]}"
+        return processor_seconds(BIN / "collab", "translate", systems[system], text, *flags.split())[0]
 
     for number in range(args.rounds):
         for system in systems:
@@ -179,7 +174,7 @@ def table(files: Sequence[str]) -> str:
         found, settings = record["parts"], record["settings"]
         rows = [["engine", "sentences a second", "ratio", "start, s", "folder, MB", "identical", "score gap", "BLEU"]]
         first = 0.0  # speed of fairseq-generate
-        for system, (name, _) in SYSTEMS.items():
+        for system, (name, *_) in SYSTEMS.items():
             if f"bytes/{name}" not in found:
                 rows.append([system, *["–"] * (len(rows[0]) - 1)])
                 continue

@@ -13,7 +13,7 @@ prepare=$root/data_prep/wmt16_en_de.sh
 source_option=--archive
 tests=(test:newstest2014)
 valid_tests=(valid:newstest2013)
-sacrebleu_sets=(newstest2014:wmt14/full newstest2013:wmt13)
+sacrebleu_sets=([newstest2014]=wmt14/full [newstest2013]=wmt13)
 # HEADS:KEY_DIM of the eight runs of the paper
 runs=(none:512 encoder_cross_decoder:512 none:256 encoder_cross_decoder:256
     none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64)

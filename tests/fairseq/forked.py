@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
+import torch
+
 from tests import warm
 from tests.common import ROOT, free_port
 
@@ -82,3 +84,10 @@ def training_config(folder: Path, **checkpoint: Any) -> Any:
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.checkpoint.update(save_dir=str(folder), **checkpoint)
     return cfg
+
+
+def flip_a_bit(path: Path) -> None:
+    """Damage a checkpoint that holds a tensor of sevens."""
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((10,), 7.0).numpy().tobytes())] ^= 1
+    path.write_bytes(data)

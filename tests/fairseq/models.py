@@ -1,7 +1,7 @@
 """Small models and batches for the tests that need no data on disk."""
 
 from argparse import Namespace
-from typing import Any, Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 from fairseq import models
@@ -12,17 +12,15 @@ from torch import Tensor
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 
 VOCABULARY = 50
-TINY = {
-    f"{side}_{name}": size
-    for side in ("encoder", "decoder")
-    for name, size in {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4}.items()
-}
+
+
+def both_sides(**sizes: int) -> Dict[str, int]:
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+
+
+TINY = both_sides(embed_dim=128, ffn_embed_dim=256, layers=4, attention_heads=4)
 #: two layers of two heads, as small as a test wants them
-SMALL = {
-    f"{side}_{name}": size
-    for side in ("encoder", "decoder")
-    for name, size in {"embed_dim": 16, "ffn_embed_dim": 20, "layers": 2, "attention_heads": 2}.items()
-}
+SMALL = both_sides(embed_dim=16, ffn_embed_dim=20, layers=2, attention_heads=2)
 
 #: attention that decodes
 KINDS = {

@@ -70,4 +70,4 @@ def cases(folder):
         path = made.setdefault((kind, repr(flags)), folder / f"{len(made)}.pt")
         return path if path.exists() else write_checkpoint(path, data, **{**KINDS[kind], **flags})
 
-    return SimpleNamespace(data=data, checkpoint=checkpoint, sentencepiece=folder / "sentencepiece.model")
+    return SimpleNamespace(data=data, checkpoint=checkpoint)

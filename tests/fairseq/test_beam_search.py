@@ -1,4 +1,4 @@
-"""Beam search over shortlists against fairseq's own: the same hypotheses and scores."""
+"""Beam search: over shortlists against fairseq's own, with caches against without, in TorchScript."""
 
 from types import SimpleNamespace
 
@@ -39,21 +39,25 @@ def sample_of(sentences=7, seed=7):
     return {"net_input": {"src_tokens": source, "src_lengths": lengths}, "target": target}
 
 
-def hypotheses(kind, models, sample, prefix_tokens=None, **options):
+def hypotheses(kind, models, sample, prefix_tokens=None, without_cache=False, **options):
     options = {"beam_size": 4, "max_len_b": 12, **options}
     made = kind(models, DICTIONARY, **options)
+    if without_cache:
+        made.model.has_incremental = False
+        for model in models:  # the encoder output is one row per hypothesis then
+            model.set_beam_size(1)
     torch.manual_seed(0)
     return made.generate(models, sample, prefix_tokens=prefix_tokens)
 
 
-def same(ours, theirs):
+def same(ours, theirs, tolerance=1e-6):
     assert len(ours) == len(theirs)
     for sentence, other in zip(ours, theirs, strict=True):
         if len(sentence) != len(other):
             return False
         for a, b in zip(sentence, other, strict=True):
             for name in ("tokens", "score", "positional_scores", "attention"):
-                if a[name].shape != b[name].shape or not torch.allclose(a[name], b[name], rtol=0, atol=1e-6):
+                if a[name].shape != b[name].shape or not torch.allclose(a[name], b[name], rtol=0, atol=tolerance):
                     return False
     return True
 
@@ -83,6 +87,25 @@ def test_hypotheses_and_scores_are_fairseqs(kind, options, used):
     assert not same(ours, other)  # the control
     if not options and kind == "collaborative":
         assert len({max(len(h["tokens"]) for h in sentence) for sentence in ours}) > 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_hypotheses_are_those_without_a_cache(kind, beam):
+    ours, plain = (
+        hypotheses(SequenceGenerator, [model_of(kind)], sample_of(), without_cache=without, beam_size=beam)
+        for without in (False, True)
+    )
+    assert same(ours, plain, 1e-4)
+    assert len({tuple(sentence[0]["tokens"].tolist()) for sentence in ours}) > 1  # not all the same
+
+
+def test_the_generator_compiles_to_torchscript():
+    model = model_of("content")
+    scripted = torch.jit.script(SequenceGenerator([model], DICTIONARY, beam_size=4, max_len_b=12))
+    found = scripted({"net_input": sample_of()["net_input"]})
+    expected = hypotheses(SequenceGenerator, [model], sample_of())
+    assert all(torch.equal(a[0]["tokens"], b[0]["tokens"]) for a, b in zip(found, expected, strict=True))
 
 
 def test_ensembles_other_layers_and_attention(used):

@@ -10,7 +10,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from collab_fairseq import checkpoints
-from collab_fairseq.bench.cases import draw
+from collab_fairseq.bench.cases import Options, draw
+from collab_fairseq.bench.models import Task, make_batch
 from collab_fairseq.modules import compiled
 from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.settings import ConfigurationError
@@ -19,6 +20,8 @@ from tests.fairseq.commands import train_command
 from tests.fairseq.models import KINDS, SMALL, batch, build
 
 ONE = {**SMALL, "encoder_layers": 1, "decoder_layers": 1}
+TASK = Task(Options(quick=True), "tiny")
+TYPES = len(TASK.source_dictionary)
 
 
 @pytest.fixture
@@ -45,10 +48,9 @@ def compiler(monkeypatch):
     torch._dynamo.reset()
 
 
-def sentences(lengths, left):
-    """(N, longest) random tokens and </s>, padded on the left or right."""
-    rows = [torch.cat([torch.randint(4, 50, (length - 1,)), torch.tensor([2])]) for length in lengths]
-    return torch.nn.utils.rnn.pad_sequence(rows, True, 1, padding_side="left" if left else "right")
+def batch_of(*lengths):
+    """What a model is given of sources and targets of these lengths, as fairseq collates them."""
+    return make_batch(*(TASK.sentences(side, seed=0) for side in lengths), TASK, "cpu")["net_input"]
 
 
 def real_batches(number, seed=3):
@@ -57,19 +59,16 @@ def real_batches(number, seed=3):
     for n in range(number):
         size = int(torch.randint(1, 12, (), generator=random))
         sides = [draw("multi30k", size, 7 * n + side) for side in (0, 1)]
-        if n % 3 == 0:
-            sides = [[side[0]] * size for side in sides]
-        source, target = (sentences(side, left) for side, left in zip(sides, (True, False), strict=True))
-        yield source, torch.tensor(sides[0]), target
+        yield batch_of(*([side[0]] * size if n % 3 == 0 else side for side in sides))
 
 
 @pytest.mark.slow
 def test_two_hundred_batches_take_three_graphs(compiler):
     six = {"encoder_layers": 6, "decoder_layers": 6}
-    model = build(**{**SMALL, **six}, key_dim=6, dropout=0.1).train()
+    model = build(**{**SMALL, **six}, vocabulary=TYPES, key_dim=6, dropout=0.1).train()
     compile_layers(model, compiler)
-    for compiler.now, (source, lengths, target) in enumerate(real_batches(200)):
-        model(source, lengths, target)[0].logsumexp(-1).mean().backward()
+    for compiler.now, given in enumerate(real_batches(200)):
+        model(**given)[0].logsumexp(-1).mean().backward()
     assert len(compiler.batches) == 3
     assert max(compiler.batches) < 20
     assert counters["frames"]["total"] == counters["frames"]["ok"] == len(compiler.batches)
@@ -78,11 +77,10 @@ def test_two_hundred_batches_take_three_graphs(compiler):
 
 def test_the_first_batch_may_have_equal_sizes(compiler):
     """Sizes that are equal by chance are not taken for one size; neither does a batch of one sentence count."""
-    model = build(**ONE, key_dim=6, dropout=0.0).train()
+    model = build(**ONE, vocabulary=TYPES, key_dim=6, dropout=0.0).train()
     compile_layers(model, compiler)
     for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
-        sides = sentences([source] * rows, True), torch.full((rows,), source), sentences([target] * rows, False)
-        assert torch.isfinite(model(*sides)[0]).all()
+        assert torch.isfinite(model(**batch_of([source] * rows, [target] * rows))[0]).all()
     assert compiler.batches == [0, 0]
 
 

@@ -1,11 +1,14 @@
-"""Step-by-step decoding against the full forward pass, and beam search with the caches against beam search without."""
+"""Step-by-step decoding against the full forward pass, and what attention keeps between the steps."""
+
+import copy
+import warnings
 
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
-from tests.common import FLOAT32
-from tests.fairseq.models import KINDS, SMALL, Task, batch, build, cached, model_of, step_by_step
+from collab_fairseq.attention.beams import one_row_per_sentence, stay_together
+from tests.common import FLOAT32, Waiting
+from tests.fairseq.models import KINDS, SMALL, batch, build, cached, model_of, step_by_step
 
 
 def test_standard_heads_decode_as_fairseqs_transformer_does():
@@ -47,45 +50,6 @@ def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind, mixed):
             assert cached(model, state, "cross")[0]["prev_key"].size(0) == (3 if mixed else 1)  # one sentence is left
 
 
-def translate(models, sample, without_cache=False, **options):
-    """Hypotheses of every sentence: (tokens, score), best first."""
-    generator = SequenceGenerator(models, Task().target_dictionary, max_len_b=12, **options)
-    if without_cache:
-        generator.model.has_incremental = False
-        for model in models:  # the encoder output is one row per hypothesis then
-            model.set_beam_size(1)
-    return [
-        [(hypothesis["tokens"].tolist(), float(hypothesis["score"])) for hypothesis in sentence]
-        for sentence in generator.generate(models, sample)
-    ]
-
-
-def sample_of(sentences=5):
-    source, lengths, target = batch(sentences=sentences, seed=7)
-    return {"net_input": {"src_tokens": source, "src_lengths": lengths}, "target": target}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("beam", [1, 4])
-def test_translations_equal_those_without_a_cache(kind, beam):
-    models = [model_of(kind)]
-    ours = translate(models, sample_of(), beam_size=beam)
-    plain = translate(models, sample_of(), without_cache=True, beam_size=beam)
-    assert [[h[0] for h in s] for s in ours] == [[h[0] for h in s] for s in plain]
-    assert all(abs(a[1] - b[1]) < 1e-4 for s, r in zip(ours, plain, strict=True) for a, b in zip(s, r, strict=True))
-    assert len({tuple(s[0][0]) for s in ours}) > 1  # not all the same
-
-
-def test_the_generator_compiles_to_torchscript():
-    model = model_of("content")
-    generator = SequenceGenerator([model], Task().target_dictionary, beam_size=3, max_len_b=12)
-    sample = sample_of()
-    expected = [s[0]["tokens"].tolist() for s in generator.generate([model], sample)]
-    net_input = {"net_input": sample["net_input"]}
-    found = torch.jit.script(generator)(net_input)
-    assert [s[0]["tokens"].tolist() for s in found] == expected
-
-
 def test_the_encoder_output_is_copied_only_where_it_changes():
     model = model_of("collaborative")
     source, lengths, _ = batch()
@@ -116,3 +80,162 @@ def test_the_encoder_output_is_copied_only_where_it_changes():
             assert torch.equal(got["encoder_padding_mask"][0], start["encoder_padding_mask"][0][order])
             again = encoder.reorder_encoder_out(got, torch.arange(order.numel()).flip(0))
             assert torch.equal(again["encoder_out"][0], expected.flip(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_continuations_of_a_copied_state_do_not_meet(kind):
+    """Each step of each continuation, in turns, equals a full pass over its own target."""
+    model = model_of(kind)
+    source, lengths, target = batch(target_len=12)
+    targets = [target, torch.cat([target[:, :3], target[:, 3:].flip(1)], dim=1)]
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        full = [model.decoder(t, encoder_out=encoder_out)[0] for t in targets]
+        assert (full[0] - full[1])[:, 3:].abs().max() > 0.1
+        states = [step_by_step(model, encoder_out, target[:, :3])[1]]
+        states.append(copy.copy(states[0]))
+        for t in range(4, 13):
+            for i in (0, 1):
+                step = model.decoder(targets[i][:, :t], encoder_out=encoder_out, incremental_state=states[i])[0]
+                assert (step[:, -1] - full[i][:, t - 1]).abs().max() < FLOAT32
+
+        waiting = copy.copy(states[0])
+        for _ in range(2):
+            model.decoder.reorder_incremental_state_scripting(states[0], torch.tensor([1, 0, 2]))
+        with pytest.raises(ValueError, match=r"another copy of it was reordered twice.*copy\.deepcopy"):
+            model.decoder(target, encoder_out=encoder_out, incremental_state=waiting)
+
+
+@pytest.mark.parametrize("kind", ["content", "standard"])
+def test_padding_that_enters_while_decoding_stays_hidden(kind):
+    attention = model_of(kind).decoder.layers[0].self_attn
+    x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 2] = padding[2, :2] = True
+    future = torch.full((5, 5), -torch.inf).triu(1)
+    state = {}
+    with torch.no_grad():
+        full = attention(x, x, x, key_padding_mask=padding, attn_mask=future)[0]
+        steps = []
+        for t in range(5):
+            now, hidden = x[t : t + 1], padding[:, t : t + 1]
+            mask = hidden if hidden.any() else None  # fairseq passes no mask where there is no padding
+            steps.append(attention(now, now, now, key_padding_mask=mask, incremental_state=state)[0])
+        unmasked = attention(x, x, x, attn_mask=future)[0]
+    assert (torch.cat(steps) - full).abs().max() < FLOAT32
+    assert (torch.cat(steps) - unmasked).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("content", [[], 6], [[2], 8]),
+        ("shared-values", [[], 6], [[1], 8]),
+        ("standard", [[2], 8], [[2], 8]),
+        ("multi-query", [[1], 8], [[1], 8]),
+        ("latent", [[], 0], [[1], 5]),
+    ],
+)
+def test_shapes_of_the_caches(kind, key, value):
+    """What is shared is cached once; with a beam size, cross-attention keeps one row per sentence."""
+    model = model_of(kind)
+    source, lengths, target = batch()
+    beams = target.repeat_interleave(4, 0)
+    model.set_beam_size(4)
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        encoder_out = model.encoder.reorder_encoder_out(encoder_out, torch.arange(3).repeat_interleave(4))
+        _, state = step_by_step(model, encoder_out, beams)
+    for site, rows, positions in (("cross", 3, 7), ("self", 12, 6)):
+        for kept in cached(model, state, site):
+            assert kept["prev_length"] == positions
+            for name, (heads, width) in (("prev_key", key), ("prev_value", value)):
+                assert list(kept[name].narrow(-2, 0, positions).shape) == [rows, *heads, positions, width]
+
+
+def test_a_beam_size_that_was_set_before_does_not_outlive_its_search():
+    """A later batch with as many rows is not a beam, whether decoded or scored."""
+    model = model_of("collaborative")
+    source, lengths, target = batch(sentences=6)
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        expected = model.decoder(target, encoder_out=encoder_out)[0]
+        model.set_beam_size(3)
+        assert torch.equal(model.decoder(target, encoder_out=encoder_out)[0], expected)
+        steps, state = step_by_step(model, encoder_out, target)
+    assert (steps - expected).abs().max() < FLOAT32
+    assert cached(model, state, "cross")[0]["prev_key"].size(0) == 6
+
+
+def test_rows_are_one_sentence_only_if_masks_agree_too():
+    rows = torch.randn(2, 4, 3).repeat_interleave(3, 0)
+    padding = torch.zeros(6, 4, dtype=torch.bool)
+    assert [one_row_per_sentence(rows, padding, beams) for beams in (1, 2, 3, 4)] == [False, False, True, False]
+    padding[4, 0] = True
+    assert not one_row_per_sentence(rows, padding, 3)
+
+
+def beam_search_of(kind, device="cpu"):
+    """A model, the encoder's output for three sentences of three hypotheses, and a state after one step."""
+    model = model_of(kind).to(device)
+    source, lengths, target = (x.to(device) for x in batch())
+    model.set_beam_size(3)
+    expanded = torch.arange(3, device=device).repeat_interleave(3)
+    encoder_out = model.encoder.reorder_encoder_out(model.encoder(source, lengths), expanded)
+    state = {}
+    model.decoder(target[:, :1].repeat_interleave(3, 0), encoder_out=encoder_out, incremental_state=state)
+    return model, encoder_out, state
+
+
+@pytest.mark.parametrize("kind", ["content", "standard"])
+def test_the_device_is_waited_for_once_a_step_whatever_the_number_of_layers(kind):
+    order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6])
+    with torch.no_grad(), Waiting() as device:
+        model, encoder_out, state = beam_search_of(kind)
+        # masks are looked at on a CPU alone, bool; at the first step rows of the source and their padding
+        assert device.values.count(torch.float32) == 1
+
+        def waits(order):
+            device.values.clear()
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            found = model.encoder.reorder_encoder_out(encoder_out, order)
+            return device.values, found
+
+        for again in (order, order.clone()):
+            assert waits(again)[0] == [torch.int32]
+        assert waits(again) == ([], encoder_out)  # known already, and nothing moves
+        again.copy_(torch.tensor([3, 3, 3, 0, 1, 1, 8, 7, 7]))  # the same tensor with another content
+        seen, moved = waits(again)
+        assert seen == [torch.int32]
+        assert torch.equal(moved["encoder_out"][0], encoder_out["encoder_out"][0][:, again])
+        assert torch.equal(cached(model, state, "cross")[1]["prev_length"], torch.tensor(7))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_to_an_order_is_noticed(mode):
+    with mode():
+        order = torch.arange(6)
+        for content, seen in (
+            ([0, 1, 2, 3, 4, 5], (True, True)), ([1, 1, 0, 3, 5, 5], (True, True)), ([3, 4, 5, 0, 1, 2], (True, False)),
+            ([0, 1, 3, 2, 4, 5], (False, False)),
+        ):  # fmt: skip
+            order.copy_(torch.tensor(content))
+            assert stay_together(order, 3, 2) == seen
+        assert stay_together(order, 2, 3) == (True, True)  # other sentences
+        assert stay_together(order[:3], 3, 2) == (False, False)  # positions 0, 1 and 3
+        assert stay_together(torch.tensor([1, 0, 2]), 3, 2) == (True, False)  # a sentence has left
+        assert stay_together(torch.tensor([0, 1]), 3, 2) == (False, False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_is_waited_for_once_a_step():
+    with torch.no_grad():
+        model, encoder_out, state = beam_search_of("content", "cuda")
+        order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6], device="cuda")
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            model.encoder.reorder_encoder_out(encoder_out, order)
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([x for x in told if "synchronizing" in str(x.message)]) == 1

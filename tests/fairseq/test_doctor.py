@@ -141,7 +141,7 @@ def test_data_is_checked_against_its_sums(data, tmp_path):
     assert checks.data(str(data)).status == "ok"
     whole = victim.read_bytes()
     victim.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name}: FAILED")
+    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name}: not as in {listed}")
     listed.write_text("")
     assert checks.data(str(data)).status == "fail"
     listed.unlink()

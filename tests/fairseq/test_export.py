@@ -95,11 +95,18 @@ def test_standard_heads_compute_the_same(source, name):
         assert float((logits(model) - expected).abs().max()) > 1e-4
 
 
-def test_heads_that_do_not_fit_are_named(source, tmp_path):
-    with pytest.raises(ExportError, match=r"^encoder.0: heads of 12 .* for its key dim 12, but they have 8"):
-        fairseq.export(source("wide key dim"), tmp_path / "out")
-    with pytest.raises(ExportError, match=r"^encoder.0: heads of 9 .* for its key dim 8 and its content bias, but"):
-        huggingface.export(source("content bias, wide"), tmp_path / "out")
+@pytest.mark.parametrize(
+    ("target", "kind", "flags", "match"),
+    [
+        (fairseq, "collaborative", {"key_dim": 12}, "^encoder.0: heads of 12 .* for its key dim 12, but they have 8"),
+        (huggingface, "content", {"key_dim": 8}, "^encoder.0: heads of 9 .* its key dim 8 and its content bias, but"),
+        (ctranslate2, "collaborative", {"decoder_normalize_before": True}, "before alone, which CTranslate2 lacks"),
+        (ctranslate2, "collaborative", {"activation_fn": "tanh"}, "must be one of relu, gelu, but is tanh"),
+    ],
+)
+def test_what_does_not_fit_is_named(models, target, kind, flags, match, tmp_path):
+    with pytest.raises(ExportError, match=match):
+        target.export(read_source(models.checkpoint(kind, **flags)), tmp_path / "out")
     assert not os.listdir(tmp_path)
 
 
@@ -171,20 +178,6 @@ def test_a_model_folder_is_converted_once(models, source, tmp_path, monkeypatch,
     assert main.main(argv) == 1
     assert "ctranslate2 is not installed: pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
     assert json.loads((converted / "translation.json").read_text())["engine"] == "ctranslate2"
-
-
-def test_what_ctranslate2_lacks_is_said(models, tmp_path, capfd):
-    for flags, match in (
-        ({"decoder_normalize_before": True}, "--decoder-normalize-before alone, which CTranslate2 lacks"),
-        ({"activation_fn": "tanh"}, "the activation must be one of relu, gelu, but is tanh"),
-    ):
-        checkpoint = models.checkpoint("collaborative", **flags)
-        argv = ["export", str(checkpoint), "--to", "ctranslate2", "--output", str(tmp_path / "out")]
-        assert main.main(argv) == 1
-        assert match in capfd.readouterr().err
-        assert not os.listdir(tmp_path)
-    assert main.main([*argv, "--half"]) == 1
-    assert "--half does not go with --to ctranslate2" in capfd.readouterr().err
 
 
 #: those of MODELS whose heads fit into fairseq's, 8 dimensions each

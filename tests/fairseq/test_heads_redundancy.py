@@ -118,19 +118,18 @@ def test_the_command_prints_and_keeps_to_one_checkpoint(tiny_run, tmp_path, caps
 
 def test_hugging_face_folders(tmp_path, capsys, monkeypatch):
     """Figure 1 of the paper is BERT's; here a small one with random weights."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     pytest.importorskip("matplotlib")
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=8
-    )
-    model, folder = transformers.BertModel(config), str(tmp_path / "bert")
+    from tests.unit.huggingface_cases import make
+
+    model, folder = make("bert").bert, str(tmp_path / "bert")
     model.save_pretrained(folder)
     assert main(["heads", "redundancy", folder, "--figure", str(tmp_path / "bert.svg")]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 2 + 2
-    assert "| 3 | 12 |" in rows[2]
+    assert "| 4 | 32 |" in rows[2]
     attention = model.encoder.layer[1].attention.self
-    heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 3)
+    heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 4)
     counts = redundancy(heads, False)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
     monkeypatch.setitem(sys.modules, "transformers", None)

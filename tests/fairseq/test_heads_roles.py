@@ -16,12 +16,10 @@ from collab_fairseq.translation import batches
 from tests.fairseq.conftest import sentence_pairs
 from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
 
-KINDS = {"standard": standard_state, "collaborative": collaborative_state}
 
-
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[standard_state, collaborative_state])
 def trained(request, tiny_run, tiny_data):
-    return load(KINDS[request.param](tiny_run), tiny_data)
+    return load(request.param(tiny_run), tiny_data)
 
 
 def valid_words():
@@ -35,7 +33,7 @@ def test_attention_is_what_every_head_computes_alone(trained):
     handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
     seen = roles.attention(trained, sample)
     handle.remove()
-    (arguments, keywords, _), = calls
+    ((arguments, keywords, _),) = calls
     given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **keywords}
     given.update(need_weights=True, need_head_weights=True)
     assert torch.allclose(layer(**given)[1].transpose(0, 1), seen["cross.0"].weights, atol=1e-12)

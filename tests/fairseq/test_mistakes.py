@@ -118,14 +118,6 @@ def test_a_mistake_is_one_sentence(scene, mistake):
     assert re.fullmatch(rf"fairseq-[\w-]+: error: {expected}", done.stderr.splitlines()[-1])
 
 
-def test_validate_takes_the_task_of_the_checkpoint(scene):
-    """`fairseq-validate` has no default task as published."""
-    command = scene.load("fairseq-validate", "--max-tokens", 100)
-    logs = [run(*command, *more).stdout for more in ([], ["--task", "translation"])]
-    found = [re.findall(r"valid on 'valid' subset \| (loss \S+ \| nll_loss \S+)", log) for log in logs]
-    assert found[0] == found[1] != []
-
-
 # --- without a process of its own ------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from fairseq import models
 from fairseq.modules import MultiheadAttention
 
 from collab_fairseq.attention import GroupedAttention, LatentAttention
-from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, Task, arguments, batch, build
@@ -120,9 +120,3 @@ def test_a_layer_may_have_a_shape_of_its_own():
 def test_impossible_flags_are_named(flags, message):
     with pytest.raises(ConfigurationError, match=message):
         build(**{**SMALL, **flags})
-
-
-def test_sites_in_any_order():
-    assert parse_sites("decoder_encoder") == parse_sites("encoder_decoder") == {"encoder", "decoder"}
-    assert parse_sites("none") == frozenset()
-    assert parse_shapes(None) == {}

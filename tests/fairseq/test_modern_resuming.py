@@ -37,17 +37,11 @@ def checkpoint(directory, name, updates, score=None, best=None, weights=7.0, age
     return path
 
 
-def flip_a_bit(path):
-    data = bytearray(path.read_bytes())
-    data[data.index(torch.full((10,), 7.0).numpy().tobytes())] ^= 1
-    path.write_bytes(data)
-
-
 DAMAGE = {
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "one bit": flip_a_bit,
+    "one bit": forked.flip_a_bit,
 }
 
 
@@ -134,7 +128,7 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, c
     checkpoint(tmp_path, "checkpoint_best.pt", 10, 3.0, 3.0)
     checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0), age=10)
     if last == "damaged":
-        flip_a_bit(checkpoint(tmp_path, "checkpoint_last.pt", 30))
+        forked.flip_a_bit(checkpoint(tmp_path, "checkpoint_last.pt", 30))
     elif last == "a link to nothing":
         (tmp_path / "checkpoint_last.pt").symlink_to("checkpoint_1_30.pt")
     with caplog.at_level(logging.WARNING):

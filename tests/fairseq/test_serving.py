@@ -168,6 +168,7 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
     assert "name the SentencePiece model (--sentencepiece)" in refused(good, "--data", other)
     assert "is no SentencePiece model" in refused(good, "--sentencepiece", good)
     assert "have no such units" in refused(good, "--bpe-codes", good)
+    assert "--half does not go with --to ctranslate2" in refused(good, "--half", to="ctranslate2")
     fits = models.checkpoint("collaborative", key_dim=7)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))

@@ -13,7 +13,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.scoring.generate_log import read_generate_log
-from collab_fairseq.scoring.references import ScoringError, score_raw
+from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.load import run_state
 from tests.common import ROOT, run
@@ -83,13 +83,9 @@ def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_da
     assert translate(trained, "test", sentences=4, **options) == found[:4]
     references = tmp_path / "references"
     references.write_text("".join(f"{line}\n" for line in told.references), encoding="utf-8")
-    assert score_raw(told.references, references).bleu.score == pytest.approx(100)
-    assert 0 <= score_raw(found, references).bleu.score < 90
-    with pytest.raises(ScoringError, match="20 lines, expected 3"):
-        score_raw(found[:3], references)
     scored = score(trained, "test", references, max_tokens=300, **options)
     assert scored.hypotheses == found
-    assert scored.score == score_raw(found, told.references, "tgt").bleu.score
+    assert 0 <= scored.score == score_raw(found, told.references, "tgt").bleu.score < 90
     whole = evaluate(trained, {"test": references}, max_tokens=300)
     assert whole["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
     assert whole["bleu"]["test"]["references"] == "references"

@@ -23,8 +23,6 @@ SMALL = [
     "--warmup", "4", "--device", "cpu", "--python", sys.executable,
 ]  # fmt: skip
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the recipes are bash scripts")
-
 
 def demo(output: Path, *flags, check: bool = True):
     return run("bash", RECIPE, "--output", output, *SMALL, *flags, check=check)

@@ -15,8 +15,6 @@ SCRIPTS = sorted(
     if path.stat().st_mode & stat.S_IXUSR and path.name != "wheelhouse.sh"
 )
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the scripts are bash scripts")
-
 SCRIPT = f"""
 set -eu
 root={ROOT}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.common import ROOT
+from tests.common import ROOT, content
 
 FAKE = f"""#!/bin/sh
 case "$1 $2 $3" in
@@ -51,10 +51,10 @@ def test_it_is_found_asked_for_and_appears_whole_or_not_at_all(tmp_path, wheelho
     assert "--system-site-packages" in said
     sums = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     subprocess.run(sums, cwd=tmp_path / "w", check=True, capture_output=True)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "w").iterdir()}
+    before = content(tmp_path / "w")
 
     assert wheelhouse(tmp_path / "python3.12", "torch", BROKEN="yes")[0] == 1
-    assert {path.name: path.read_bytes() for path in (tmp_path / "w").iterdir()} == before
+    assert content(tmp_path / "w") == before
 
     status, said, asked = wheelhouse(tmp_path / "python3.12", "torch", "plots", "test")
     assert {"torch>=2.6", "matplotlib", "pytest"} <= set(asked)

@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 import unpack
 
-from tests.common import ROOT, run
+from tests.common import ROOT, content, run
 
 PREP = ROOT / "data_prep"
 SCRIPTS = {"wmt16_en_de": "--archive", "wmt14_en_de_spm": "--source", "iwslt14_de_en": "--archive"}
 ARCHIVE = "wmt16_en_de.tar.gz"
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the scripts are bash scripts")
 
-
-def miniature(name, folder, train=200, valid=12, test=20):
-    sizes = ["--train", train, "--valid", valid, "--test", test]
-    run("python", PREP / "miniature.py", name, "--output", folder, *sizes)
+def miniature(name, folder):
+    run("python", PREP / "miniature.py", name, "--output", folder, "--train", 200, "--valid", 12, "--test", 20)
     return folder
 
 
@@ -43,10 +40,6 @@ def wmt16(tmp_path_factory):
 def source(wmt16, tmp_path):
     """A copy of the miniature archive, with nothing prepared from it."""
     return Path(shutil.copytree(wmt16, tmp_path / "source"))
-
-
-def content(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def refused(done, *messages):

@@ -100,12 +100,8 @@ def sites_of(name: str) -> List[str]:
     return [site for site in SITES if site != "unequal" or not name.startswith("latent")]
 
 
-def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
-    """Arguments of forward for one way of hiding keys, of :data:`MASKS`."""
-    return all_masks(key_len, heads)[name]
-
-
 def all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
+    """Arguments of forward for every way of hiding keys."""
     random = torch.Generator().manual_seed(1)
     padding = torch.zeros(N, key_len, dtype=torch.bool)
     padding[0, key_len // 2 + 1 :] = True
@@ -135,6 +131,10 @@ def all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
 
 
 MASKS = list(all_masks(S, H))
+
+
+def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
+    return all_masks(key_len, heads)[name]
 
 
 def reference(layer, query, key, value, arguments):

@@ -99,6 +99,6 @@ def rows_of(markdown):
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
-def sacrebleu_scores(records, prefix, test="test_a"):
-    found = [r["scores"][test]["scores"] for name, r in records.items() if name.startswith(prefix)]
+def sacrebleu_scores(records, prefix):
+    found = [r["scores"]["test_a"]["scores"] for name, r in records.items() if name.startswith(prefix)]
     return [score["score"] for scores in found for score in scores if score["metric"] == "sacreBLEU"]

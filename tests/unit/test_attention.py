@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention, LatentAttention, StandardAttention
-from collab_fairseq.attention.masks import combine
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, masks, reference
 
@@ -99,23 +98,6 @@ def test_finite_fills_keep_their_arithmetic_meaning():
     assert (plain - filled).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_mask_may_come_combined(name):
-    """Padding and order combined once give what the two masks give; some queries see nothing."""
-    layer = build(name)
-    query, key, value = inputs("self")
-    masked = {**masks("empty-rows", T, layer.num_heads), "is_causal": True}
-    mask = combine(masked["key_padding_mask"], None, True, N, layer.num_heads, T, T, torch.float64, torch.device("cpu"))
-    entry = layer.project(key, value)
-    for got, expected in zip(layer.attend(query, entry, mask=mask), layer(query, key, value, **masked), strict=True):
-        assert (got - expected).abs().max() < FLOAT64
-    assert mask.hidden is not None
-    with pytest.raises(ValueError, match="mask stands in place of key_padding_mask"):
-        layer.attend(query, entry, mask=mask, **masked)
-    with pytest.raises(ValueError, match="several beams"):
-        layer.attend(query.repeat_interleave(2, 0), entry, mask=mask)
-
-
 def test_latents_are_absorbed_where_that_is_cheaper():
     for name, absorbed in (("latent", True), ("latent-wide", False)):
         layer = build(name, "cross")
@@ -157,11 +139,17 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
         (lambda: run_with(attn_mask=torch.zeros(T, 5).int()), "boolean or floating-point, but got torch.int32"),
         (lambda: run_with(head_multiplier=torch.ones(4)), r"\(3\), \(3, 3\) or \(3, 4, 3\), but is \[4\]"),
         (lambda: run_with(is_causal=True), "as many queries as keys, but there are 4 and 5"),
+        (lambda: attend_with_beams(build("standard")), "several beams per row of keys need one mask .* each of 4"),
     ],
 )  # fmt: skip
 def test_errors_name_what_was_expected_and_got(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def attend_with_beams(layer):
+    query, key, value = inputs("self")
+    layer.attend(query.repeat_interleave(2, 0), layer.project(key, value), attn_mask=torch.ones(T, T))
 
 
 def run_with(**arguments):

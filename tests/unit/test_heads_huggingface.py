@@ -13,13 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
-from collab_fairseq.heads.folders import compare_answers, read_examples  # noqa: E402
 from collab_fairseq.heads.huggingface import (  # noqa: E402
     Encoded,
     answers,
+    compare_answers,
     gradients,
     importance,
     multiplied,
+    read_examples,
 )
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
@@ -102,14 +103,10 @@ def test_importance_is_the_mean_over_sentences_whatever_the_batches():
     assert found["sentences"] == 8
     for name in ("source_tokens", "target_tokens"):
         assert found[name] == sum(getattr(batch, name) for batch in batches)
-    rows = [
-        {name: tensor[row : row + 1] for name, tensor in batch.inputs.items()}
-        for batch in batches
-        for row in range(batch.sentences)
-    ]
-    single = [Encoded(row, 1, 0, int((row["labels"] != -100).sum())) for row in rows]
-    for head, values in importance(model, places, single)["heads"].items():
-        assert found["heads"][head] == pytest.approx(values, rel=1e-9, abs=1e-12)
+    for place in places:
+        expected = sum(gradients(model, places, batch)[0][place].abs().sum(0) for batch in batches) / 8
+        raw = [found["heads"][head_name(place, head)]["raw"] for head in range(HEADS)]
+        assert raw == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -136,7 +133,7 @@ def test_the_exact_test_of_mcnemar():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A classifier and a translation model with a tokenizer of 48 words, and text for both."""
+    """Classifiers and a translation model with a tokenizer of 48 words, and text for both."""
     folder = tmp_path_factory.mktemp("models")
     words = ["<pad>", "</s>", *(f"w{n}" for n in range(2, 48))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="w2"))
@@ -144,14 +141,11 @@ def folders(tmp_path_factory):
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", model_max_length=20
     )
-    for case in ("bert", "marian"):
-        model = make(case, "sdpa")
-        if case == "marian":
-            model.generation_config.max_length = 12
-        model.save_pretrained(folder / case)
-        fast.save_pretrained(folder / case)
-    to_collaborative(make("bert", "sdpa"), 12).save_pretrained(folder / "bert-12")
-    fast.save_pretrained(folder / "bert-12")
+    made = {case: make(case, "sdpa") for case in ("bert", "marian")}
+    made["marian"].generation_config.max_length = 12
+    for name, model in {**made, "bert-12": to_collaborative(made["bert"], 12)}.items():
+        model.save_pretrained(folder / name)
+        fast.save_pretrained(folder / name)
     random = torch.Generator().manual_seed(3)
     lines = []
     for _ in range(12):
@@ -161,36 +155,34 @@ def folders(tmp_path_factory):
     return folder
 
 
-def test_importance_of_a_folder(folders, tmp_path, capsys):
+@pytest.fixture
+def collab(folders, tmp_path, capsys):
+    """`collab heads WHAT` of a model on the text: what is printed, and the parts of the record."""
+
+    def collab(what, model, *more):
+        output = tmp_path / f"{model}.json"
+        given = [folders / model, "--text", folders / "text.jsonl", "--device", "cpu", "--json", output, *more]
+        assert main(["heads", what, *map(str, given)]) == 0
+        return capsys.readouterr().out, json.loads(output.read_text())["parts"]
+
+    return collab
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-12"])
+def test_importance_of_a_folder(collab, name, tmp_path):
     pytest.importorskip("matplotlib")
-    for name in ("bert", "bert-12"):
-        output, figure = tmp_path / f"{name}.json", tmp_path / f"{name}.svg"
-        given = [
-            "heads", "importance", str(folders / name), "--text", str(folders / "text.jsonl"), "--fields",
-            "premise,hypothesis", "--batch-size", "5", "--device", "cpu", "--json", str(output),
-            "--figure", str(figure),
-        ]  # fmt: skip
-        assert main(given) == 0
-        shown = capsys.readouterr().out
-        assert "12 sentences" in shown
-        assert figure.exists()
-        part = json.loads(output.read_text())["parts"]["importance"]
-        assert set(part["heads"]) == {head_name(f"encoder.{n}", head) for n in range(2) for head in range(HEADS)}
-        assert bool(part["shared_dims"]) == (name == "bert-12")
-        before = output.read_bytes()
-        assert main(given) == 0  # there already
-        assert output.read_bytes() == before
-        assert capsys.readouterr().out == shown
+    figure = tmp_path / "figure.svg"
+    shown, parts = collab("importance", name, "--fields", "premise,hypothesis", "--batch-size", 5, "--figure", figure)
+    assert "12 sentences" in shown
+    assert figure.exists()
+    part = parts["importance"]
+    assert set(part["heads"]) == {head_name(f"encoder.{n}", head) for n in range(2) for head in range(HEADS)}
+    assert bool(part["shared_dims"]) == (name == "bert-12")
 
 
-def test_ablation_of_a_classifier(folders, tmp_path, capsys):
-    output = tmp_path / "ablate.json"
-    assert main([
-        "heads", "ablate", str(folders / "bert"), "--text", str(folders / "text.jsonl"), "--fields", "premise",
-        "--device", "cpu", "--json", str(output),
-    ]) == 0  # fmt: skip
-    assert "text: accuracy" in capsys.readouterr().out
-    parts = json.loads(output.read_text())["parts"]
+def test_ablation_of_a_classifier(collab, folders):
+    shown, parts = collab("ablate", "bert", "--fields", "premise")
+    assert "text: accuracy" in shown
     model = make("bert", "sdpa")
     examples = read_examples(folders / "text.jsonl", ["premise"], "label")
     tokens = torch.tensor([[int(word[1:]) for word in example.texts[0].split()] for example in examples])
@@ -202,15 +194,10 @@ def test_ablation_of_a_classifier(folders, tmp_path, capsys):
     assert len(parts) == 1 + 2 * 2 * HEADS
 
 
-def test_ablation_of_a_translation_model(folders, tmp_path, capsys):
-    output = tmp_path / "ablate.json"
-    assert main([
-        "heads", "ablate", str(folders / "marian"), "--text", str(folders / "text.jsonl"), "--fields", "premise",
-        "--label", "hypothesis", "--sentences", "4", "--beam", "2", "--sites", "cross", "--mode", "only",
-        "--device", "cpu", "--json", str(output),
-    ]) == 0  # fmt: skip
-    assert "text: BLEU" in capsys.readouterr().out
-    parts = json.loads(output.read_text())["parts"]
+def test_ablation_of_a_translation_model(collab):
+    text = ["--fields", "premise", "--label", "hypothesis", "--sentences", 4]
+    shown, parts = collab("ablate", "marian", *text, "--beam", 2, "--sites", "cross", "--mode", "only")
+    assert "text: BLEU" in shown
     heads = [head_name(f"cross.{layer}", head) for layer in range(2) for head in range(HEADS)]
     assert set(parts) == {"whole/text", *(f"text/only/{head}" for head in heads)}
     assert {"bleu", "difference", "p_value"} == set(parts["text/only/A:1:1"])

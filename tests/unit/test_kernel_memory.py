@@ -61,4 +61,7 @@ def test_what_is_kept_for_the_backward_pass_to_the_byte(key_dim):
     assert kept("head_loop") == 4 * weights
     assert kept("head_loop", dropout=0.1) == 4 * weights + weights  # one byte for each
     # the plain way keeps the mixed queries of all heads, the scaled mixing matrix and the weights
-    assert kept("bmm") == 4 * (N * H * T * key_dim + H * key_dim + weights)
+    mixed = N * H * T * key_dim
+    assert kept("bmm") == 4 * (mixed + H * key_dim + weights)
+    arguments = [x if place == 1 else x.bfloat16() for place, x in enumerate(arguments)]  # as under autocast
+    assert kept("bmm") == 2 * (mixed + H * key_dim + weights) + 4 * weights  # the softmax alone is wide

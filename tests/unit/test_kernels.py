@@ -205,17 +205,8 @@ def test_transformations_of_torch_take_the_plain_way(kernel):
     single = torch.func.vmap(lambda x, k, v: layer(x[None], k[None], v[None], need_weights=False)[0][0])
     assert (single(query, key, value) - expected).abs().max() < FLOAT64
     for convert in (torch.jit.trace, lambda *arguments: torch.export.export(*arguments).module()):
-        converted = convert(Wrapped(layer), (query, key, value))
-        assert (converted(query * 2, key, value) - function(query * 2)).abs().max() < FLOAT64
-
-
-class Wrapped(torch.nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, query, key, value):
-        return self.layer(query, key, value, need_weights=False)[0]
+        converted = convert(layer, (query, key, value))
+        assert (converted(query * 2, key, value)[0] - function(query * 2)).abs().max() < FLOAT64
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -117,23 +117,6 @@ def test_the_fused_ways_compile_without_a_break(kernel):
     assert all((a - b).abs().max() < 1e-4 for a, b in zip(ours, theirs, strict=True))
 
 
-def test_under_autocast_the_plain_way_widens_nothing():
-    class Made(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            if torch.is_tensor(found):
-                made.append((found.dtype, tuple(found.shape)))
-            return found
-
-    made = []
-    query, mixing, key, value, _ = tensors(dtype=HALF)
-    with torch.autocast("cpu", dtype=HALF), Made():
-        mixed = call("bmm", query, mixing.float(), key, value, None)[0]
-    assert (HALF, (3, 3, 4, 6)) in made  # (N, H, T, D̃k)
-    assert (SINGLE, (3, 3, 4, 6)) not in made
-    assert torch.equal(mixed, call("bmm", query, mixing.float(), key, value, None)[0])  # and without autocast at all
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE])
 @pytest.mark.parametrize(("key_dim", "keys"), [(64, 33), (128, 64), (40, 192)])

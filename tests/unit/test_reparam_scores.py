@@ -8,7 +8,6 @@ import torch
 from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.reparam import (
     Calibrator,
-    HeadFactors,
     ReparamError,
     collaborative_layer,
     fit_layers,
@@ -84,11 +83,9 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
 
 def test_bad_sources_are_refused_by_name():
     good, narrow = scores_of(build("standard")), calibrated_on(coloured(N, T, E), coloured(N, S, 7))
-    bad_heads = HeadFactors(*[torch.ones(2)] * 3)
     for change, message in (
         ({"content_bias": torch.ones(2, 12)}, r"content_bias must have shape \[3, 12\], but is \[2, 12\]"),
         ({"query_bias": torch.full((12,), math.nan)}, "query_bias must be finite"),
-        ({"heads": bad_heads}, "heads: query must have shape"),
     ):
         with pytest.raises(ReparamError, match=message):
             fit_scores(good._replace(**change), 3)

@@ -16,7 +16,6 @@ from . import head_loop, packed_bmm, sdpa
 Attended = Tuple[Tensor, Optional[Tensor]]
 CollaborativeKernel = Callable[[Tensor, Tensor, KeyValue, Optional[Tensor], float, float, bool], Attended]
 StandardKernel = Callable[[Tensor, KeyValue, Optional[Tensor], float, float, bool], Attended]
-
 Obstacle = Callable[[Tensor, Tensor, KeyValue, Optional[Tensor]], Optional[str]]
 
 
@@ -41,8 +40,6 @@ STANDARD: Dict[str, StandardKernel] = {"bmm": packed_bmm.attend_standard, "sdpa"
 
 #: with fewer queries a row, as in decoding, one product of all heads is faster than a loop over them
 FEW_QUERIES = 8
-
-
 #: from so many queries a row on, standard heads are faster through torch's fused attention, on a CPU too
 MANY_QUERIES = 64
 
@@ -104,16 +101,3 @@ def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, n
     # torch's fused attention for CPUs is for equal widths without dropout; short sentences gain nothing from it
     fused = dropout == 0.0 and query.size(-1) == entry.value.size(-1) and query.size(-2) >= MANY_QUERIES
     return sdpa.attend_standard if fused else packed_bmm.attend_standard
-
-
-__all__ = [
-    "COLLABORATIVE",
-    "STANDARD",
-    "CollaborativeKernel",
-    "KernelError",
-    "StandardKernel",
-    "check_name",
-    "choose",
-    "choose_standard",
-    "packed_bmm",
-]
