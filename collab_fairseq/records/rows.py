@@ -28,7 +28,7 @@ NUMBERS = {
     "words_per_second": ("words/s", 0), "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
 }  # fmt: skip
 #: settings of heads that share more, in words
-SHARED = {"value_heads": "{} value heads", "kv_heads": "{} key and value heads", "kv_latent_dim": "latent {}"}
+SHARED = {"value_heads": "{} value head{s}", "kv_heads": "{} key and value head{s}", "kv_latent_dim": "latent {}"}
 #: what a layer's own shape says, and the flag for the whole model
 _OF_SHAPES = {"key_dim": "key_dim", "value_heads": "value_heads", "content_bias": "attention_content_bias"}
 OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
@@ -81,7 +81,7 @@ def heads(run: Run) -> str:
         kind += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
     for field, shared in SHARED.items():
         number = lookup(run, f"config.model.{field}")
-        kind += "" if number is None else f", {shared.format(number)}"
+        kind += "" if number is None else f", {shared.format(number, s='s' * (number != 1))}"
     return f"{kind}, as published" if "published" in run else kind
 
 
