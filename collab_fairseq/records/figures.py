@@ -6,7 +6,7 @@ from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import KEYS, METRICS, NUMBERS, Run, frame, test_sets
 
-_PANEL = (4.2, 3.0)  # inches
+_PANEL, _LINE = (4.2, 3.0), 0.2  # inches: a panel, and the height of a line
 #: what a point's place says
 _AXES = {
     "key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "cache": NUMBERS["cache"][0],
@@ -45,6 +45,8 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
         handles, labels = axes[0].get_legend_handles_labels()
         beside = sum(map(len, labels)) < 35 * len(panels)  # characters that fit the width
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if beside else 1)
+        if not beside:  # a line each, which is not to be taken from the panels
+            figure.set_figheight(_PANEL[1] + _LINE * len(labels))
 
 
 def _points(axis: Any, data: Any, x: str, y: str) -> bool:
