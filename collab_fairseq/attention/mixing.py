@@ -22,7 +22,7 @@ def block_mixing(sizes: Sequence[int]) -> Tensor:
     """
     if not sizes or min(sizes) < 1:
         raise ValueError(f"every head needs at least one key dimension, but the block sizes are {list(sizes)}")
-    return torch.block_diag(*(torch.ones(1, size) for size in sizes))
+    return torch.eye(len(sizes)).repeat_interleave(torch.tensor(sizes), dim=1)
 
 
 def _blocks(num_heads: int, key_dim: int) -> Tensor:
