@@ -41,7 +41,7 @@ TRAINING: Dict[str, Any] = {
             **dict.fromkeys(("peak_memory_bytes", "peak_gpu_bytes"), _NUMBER),
             "parts": list,  # [{wall_seconds, peak_memory_bytes, exit_status}]
         },
-        "curves": {"*": [{"updates": int, "*": _NUMBER}]},  # train, valid
+        "curves": {"*": [{"updates": int, "*": _NUMBER}]},  # train, valid and other subsets
         "scores": {"*": _SCORES},  # by test set
     },
 }

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import math
+import re
 import statistics
 from typing import Any, Dict, List
 
 from collab_fairseq.records.files import PathLike
 
-# curve -> prefix of the keys in the log; "" for the lines within an epoch
-_CURVES = {"train": "", "valid": "valid_"}
+# what stands before a key in the log names the curve; in the lines within an epoch, which are "train", nothing does
+_UPDATES = re.compile(r"((?:valid\w*_)?)num_updates")
 _COLUMNS = ("loss", "nll_loss", "ppl", "lr", "gnorm")
 
 
@@ -17,26 +18,25 @@ def read_train_log(path: PathLike) -> Dict[str, Any]:
     """Parse a training log, from one process or several parts of a resumed run.
 
     Returns:
-        - `curves`: {"train": [...], "valid": [...]}, each a list of {"updates": int, "loss": float, ...} ordered by
-          updates. Of several lines for one update (fairseq's --log-file repeats lines; a resumed run redoes updates)
-          the last counts.
+        - `curves`: {"train": [...], "valid": [...]}, and one more for every other subset of `--valid-subset`, each a
+          list of {"updates": int, "loss": float, ...} ordered by updates. Of several lines for one update (fairseq's
+          --log-file repeats lines; a resumed run redoes updates) the last counts.
         - `words_per_second`: median over the training lines, target tokens; over the epochs' lines in a run too short
           for training lines; None where the log has neither.
         - `train_seconds`: fairseq's own wall clock, which resumed runs continue; None where the log has none.
         - `gb_free`: the least free GPU memory in GiB; None on a CPU.
     """
-    points: Dict[str, Dict[float, Dict[str, float]]] = {name: {} for name in _CURVES}
+    points: Dict[str, Dict[float, Dict[str, float]]] = {"train": {}, "valid": {}}
     speeds: Dict[str, List[float]] = {"": [], "train_": []}
     free: List[float] = []
     wall = None
     with open(path, encoding="utf-8", errors="replace", newline="\n") as stream:
         entries = [_numbers(line) for line in stream]
     for entry in entries:
-        for name, prefix in _CURVES.items():
-            updates = entry.get(f"{prefix}num_updates")
-            if updates is not None:
-                values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
-                points[name][updates] = {"updates": int(updates), **values}
+        for prefix in (match.group(1) for match in map(_UPDATES.fullmatch, entry) if match):
+            values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
+            updates = entry[f"{prefix}num_updates"]
+            points.setdefault(prefix.rstrip("_") or "train", {})[updates] = {"updates": int(updates), **values}
         # in the line of an epoch `train_wall` is the clock; in others it is the time spent in updates
         prefix = "train_" if "train_num_updates" in entry else ""
         if entry.get(f"{prefix}wps"):

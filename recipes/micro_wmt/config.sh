@@ -12,4 +12,5 @@ blind=(newstest2014 tatoeba_blind)
 blind_sources=${MICRO_WMT_DIR:-}
 valid_tests=(valid:tatoeba_valid valid1:newstest2013)
 updates=6000
-optimisation_flags+=(--valid-subset valid,valid1)
+# fairseq takes the language files of valid1 for subsets that were forgotten
+optimisation_flags+=(--valid-subset valid,valid1 --ignore-unused-valid-subsets)

@@ -1,6 +1,7 @@
 """From the public sources of micro-WMT to a data-bin, in miniature, and the training that its recipe asks for."""
 
 import gzip
+import json
 import sys
 import zipfile
 
@@ -74,6 +75,14 @@ def test_the_corpus_is_made_by_its_rules_and_prepared(sources):
     assert (folder / "data" / "raw" / "newstest2013.de").read_text() == "".join(
         d + "\n" for _, d in expected["newstest2013"]
     )
+    run(
+        "bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--data", folder / "data", "--output", folder / "run",
+        "--updates", 2, "--average", 1, "--warmup", 1, "--threads", 1, "--device", "cpu", "--python", sys.executable,
+    )  # fmt: skip
+    found = json.loads((folder / "run" / "record.json").read_text())["parts"]
+    assert set(found["scores"]) == {"tatoeba_test"}
+    assert set(found["curves"]) == {"train", "valid", "valid1"}
+    assert found["curves"]["valid"][-1]["loss"] != found["curves"]["valid1"][-1]["loss"] > 0
 
 
 @pytest.mark.parametrize(
