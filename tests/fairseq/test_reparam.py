@@ -123,6 +123,8 @@ def test_a_collaborative_model_becomes_smaller_again(trained, calibrations):
     dims = {place: layer.key_dim for place, layer in attention_layers(quarter.model).items()}
     assert dims == {"encoder.0": 5, "cross.0": 8, "decoder.0": 8}
     assert 1e-4 < output_errors(half, quarter, "valid", ["encoder.0"])["encoder.0"] < 0.6
+    with pytest.raises(ReparamError, match=r"encoder\.0: the shared key dim must be between 1 and 5, .* but is 6"):
+        convert(quarter, 6)
 
 
 def test_half_precision_stays_half(trained, calibrations, tiny_data):

@@ -107,6 +107,13 @@ def test_importance_is_the_mean_over_sentences_whatever_the_batches():
         expected = sum(gradients(model, places, batch)[0][place].abs().sum(0) for batch in batches) / 8
         raw = [found["heads"][head_name(place, head)]["raw"] for head in range(HEADS)]
         assert raw == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
+    rows = [
+        {name: tensor[row : row + 1] for name, tensor in batch.inputs.items()}
+        for batch in batches for row in range(batch.sentences)
+    ]  # fmt: skip
+    single = importance(model, places, [Encoded(row, 1, 0, int((row["labels"] != -100).sum())) for row in rows])
+    for head, values in single["heads"].items():
+        assert found["heads"][head] == pytest.approx(values, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
