@@ -107,17 +107,21 @@ def cache(run: Run) -> Optional[int]:
     return int(keys + width * groups // heads + bias)
 
 
+def losses(run: Run) -> Dict[str, float]:
+    """Validation set → its last loss, of the last checkpoint itself rather than the average."""
+    curves = {name: [p["loss"] for p in curve if "loss" in p] for name, curve in run["curves"].items()}
+    return {name: curve[-1] for name, curve in sorted(curves.items()) if curve and name != "train"}
+
+
 def numbers(run: Run) -> Dict[str, Any]:
     """What is averaged over the seeds; None for what the run does not have."""
     training = run["training"]
-    # of the last checkpoint itself rather than the average
-    losses = [point["loss"] for point in run["curves"].get("valid", []) if "loss" in point]
     seconds = training["wall_seconds"]
     peak = training["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
     return {
         "parameters": run["parameters"],
         "cache": cache(run),
-        "valid_loss": losses[-1] if losses else None,
+        "valid_loss": losses(run).get("valid"),
         "words_per_second": training["words_per_second"],
         "wall_time": None if seconds is None else seconds / 3600,
         "peak_memory": None if peak is None else peak / 2**30,
@@ -159,8 +163,9 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, and of every test
-    set each metric, such as `sacreBLEU test`. Lines with the same `row` belong together.
+    row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the loss of every
+    other validation set, such as `validation loss valid1`, and of every test set each metric, such as `sacreBLEU test`.
+    Lines with the same `row` belong together.
 
     Raises:
         RecordError: pandas is not installed; two records have one name; or runs of a row have
@@ -173,9 +178,11 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
         ) from error
     lines: List[Dict[str, Any]] = []
+    others = sorted({name for run in runs for name in losses(run)} - {"valid"})
     for run in runs:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
-        scores = {f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs)}
+        scores = {f"{NUMBERS['valid_loss'][0]} {name}": losses(run).get(name) for name in others}
+        scores.update({f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs)})
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
         lines.append({**about, **fields, **numbers(run), **scores})

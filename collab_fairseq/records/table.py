@@ -78,7 +78,8 @@ def _column(name: str, data: Any, group_by: Sequence[str], folder: str) -> Dict[
     if name in OF_HARDWARE:
         machines = rows["machine"].nunique()
         cells = [cell if count == 1 else "different machines" for cell, count in zip(cells, machines, strict=True)]
-    return {header: cells}
+    others = [column for column in data if name == "valid_loss" and column.startswith(f"{header} ")]
+    return {header: cells, **{column: [spread(group, decimals) for _, group in rows[column]] for column in others}}
 
 
 def spread(values: Any, decimals: int, sign: str = "") -> str:

@@ -76,6 +76,14 @@ def test_numbers_are_means_and_sample_deviations(runs, files, records):
     assert "flatters German" in markdown
 
 
+def test_every_validation_set_has_its_loss(records):
+    runs = [copy.deepcopy(records[f"none-32-s{seed}"]) for seed in SEEDS]
+    for run in runs[:2]:
+        run["curves"]["valid1"] = [{"updates": n, "loss": n + run["seed"]} for n in (7, 9)]
+    (row,) = rows_of(table.markdown_table(runs, columns=["valid_loss"]))
+    assert row == {"validation loss": "5.200 ± 0.100", "validation loss valid1": "10.500 ± 0.707 (of 2)"}
+
+
 def test_the_same_records_give_the_same_bytes(runs):
     once = table.markdown_table(runs, baselines=["none-32-s1"])
     random.Random(1).shuffle(runs)
