@@ -10,10 +10,11 @@ newest_valid_checkpoint() { # DIR: prints the checkpoint that a training goes on
 
 train_command() { # [FOLDER]: sets command: what trains this run up to $updates, with its checkpoints in FOLDER of $output
     # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
-    # fairseq's own model, which comes without our --user-dir, is to survive a kill as well
+    # fairseq's own model, which comes without our --user-dir, is to survive a kill as well; the flags of --with, which are
+    # among the model's, change the recipe's
     command=(env "OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1))"
         "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}" "${launch[@]}"
-        "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${model_flags[@]}" "${optimisation_flags[@]}"
+        "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${optimisation_flags[@]}" "${model_flags[@]}"
         --max-update "$updates" --seed "$seed" --save-dir "$output/${1:-checkpoints}" --no-epoch-checkpoints
         --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"
         --log-format json --log-interval "$log_interval" --num-workers "${loaders:-0}"
