@@ -4,7 +4,6 @@
 
 updates=1200
 warmup=400
-blind=()
 
 with_flags[lr002]="--lr 0.002"
 with_flags[blocks8_lr002]="${with_flags[blocks8]} --lr 0.002"

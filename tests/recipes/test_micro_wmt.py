@@ -109,9 +109,9 @@ def test_a_sweep_names_runs_by_their_flags():
     assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in found
     flags = ("--heads", "none", "--with", "keys1", "--threads", "1", "--dry-run")
     assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
-    micro = ROOT / "recipes" / "micro_wmt"
-    rate = run("bash", micro / "run.sh", "--config", micro / "rate.sh", "--heads", "none", "--with", "lr002", "--dry-run")
-    assert rate.stdout.rpartition("--lr ")[2].startswith("0.002 ")
+    micro, flags = ROOT / "recipes" / "micro_wmt", ("--heads", "none", "--with", "lr002", "--dry-run")
+    done = run("bash", micro / "run.sh", "--config", micro / "rate.sh", *flags)
+    assert done.stdout.rpartition("--lr ")[2].startswith("0.002 ")
     iwslt = ROOT / "recipes" / "iwslt14_de_en" / "run.sh"
     done = run("bash", iwslt, "--with", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
     assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout
