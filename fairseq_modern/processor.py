@@ -1,11 +1,16 @@
-"""What this CPU is and whether it has units for products in bfloat16. Needs the standard library alone."""
+"""What this CPU is and whether it has units for products in bfloat16. Needs no torch."""
 
 import functools
+import os
 import platform
 import re
 import subprocess
 from typing import List
 
+from fairseq_modern.errors import UserError
+
+#: says `none` or `some` in place of what the CPU says, to try what happens on another one
+ASSUMED = "CPU_BFLOAT16_UNITS"
 # flag of the CPU -> what its maker calls the units
 BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm", "FEAT_BF16": "Arm"}
 
@@ -39,8 +44,18 @@ def read(path: str) -> str:
 
 
 def bfloat16_units() -> List[str]:
-    """The units for products in bfloat16, the fastest first: of AMX, AVX-512, Arm."""
-    return list(dict.fromkeys(units for flag, units in BFLOAT16.items() if flag in flags()))
+    """The units for products in bfloat16, the fastest first: of AMX, AVX-512, Arm.
+
+    The variable CPU_BFLOAT16_UNITS says `none` or `some` in their place; torch emulates units that are not there.
+
+    Raises:
+        UserError: the variable has another value.
+    """
+    assumed = os.environ.get(ASSUMED, "")
+    if assumed not in ("", "none", "some"):
+        raise UserError(f"{ASSUMED} must be none or some, got {assumed!r}")
+    found = list(dict.fromkeys(units for flag, units in BFLOAT16.items() if flag in flags()))
+    return [] if assumed == "none" else found or ["emulated"] * (assumed == "some")
 
 
 def vector_units() -> str:

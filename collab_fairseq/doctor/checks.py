@@ -96,7 +96,8 @@ def cards(facts: Facts, driver: bool) -> Iterator[Finding]:
 def cpu() -> Finding:
     """The CPU, and whether --amp trains faster on it."""
     units = " and ".join(processor.bfloat16_units())
-    return Finding("CPU", "ok", f"{processor.name()}, {f'bf16 with {units}: --amp' if units else 'no units for bf16'}")
+    found = f"bf16 with {units}: --amp" if units else "no units for bf16: trains in fp32"
+    return Finding("CPU", "ok", f"{processor.name()}, {found}")
 
 
 def hook(facts: Facts) -> Finding:

@@ -32,6 +32,13 @@ products() { # prints how fast this CPU multiplies matrices of the model's sizes
     OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1)) "$python" "$root/recipes/lib/products.py" "$arch"
 }
 
+has_bfloat16_units() { # whether this CPU computes faster in bfloat16
+    local units
+    units=$("$python" -c 'from fairseq_modern import processor; print(*processor.bfloat16_units())') ||
+        die "this CPU could not be asked for its units"
+    [ -n "$units" ]
+}
+
 choose_precision() { # sets precision to fp16, bf16 or fp32
     local measured single half
     [ "$capability" != unknown ] || case $precision in
@@ -45,7 +52,14 @@ choose_precision() { # sets precision to fp16, bf16 or fp32
                 if [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
                 return 0
             fi
-            [ -z "${cpu_precision:-}" ] || { precision=$cpu_precision && return; }
+            if [ -n "${cpu_precision:-}" ]; then
+                precision=$cpu_precision
+                if [ "$precision" = bf16 ] && ! has_bfloat16_units; then
+                    precision=fp32
+                    say "this CPU has no units for bfloat16: trains in fp32"
+                fi
+                return
+            fi
             measured=$(products) || die "this CPU could not be measured"
             read -r single half <<<"$measured"
             if [ $((10 * half)) -ge $((13 * single)) ]; then precision=bf16; else precision=fp32; fi
@@ -54,6 +68,8 @@ choose_precision() { # sets precision to fp16, bf16 or fp32
         fp32) ;;
         fp16 | bf16)
             [ "$device" = gpu ] || [ "$precision" = bf16 ] || die "--precision fp16 needs a GPU; a CPU trains in fp32 or bf16"
+            [ "$device" = gpu ] || has_bfloat16_units ||
+                die "--precision bf16: this CPU has no units for bfloat16; leave out the option or give --precision fp32"
             [ "$device" = cpu ] || [ "$precision" = fp16 ] || [ "$capability" -ge 80 ] ||
                 die "--precision bf16 needs a GPU of compute capability 8.0, this one has" \
                     "$((capability / 10)).$((capability % 10)); use fp16"

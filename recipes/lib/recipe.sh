@@ -82,7 +82,7 @@ machine
   --max-tokens N    tokens per GPU and pass (default: the largest up to $largest_tokens that gives the batch)
   --batch-tokens N  tokens per update, of all GPUs together (default: $batch_tokens)
   --precision NAME  auto, fp16, bf16 or fp32 (default: $precision; auto: bf16 where the GPUs have it, else fp16;
-                    a CPU ${cpu_precision:-is measured})
+                    a CPU ${cpu_precision:-is measured}$([ "${cpu_precision:-}" != bf16 ] || echo ' where it has units for it, else fp32'))
   --threads N       CPU threads per node (default: the number of cores)
   --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
 results

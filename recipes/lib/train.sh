@@ -81,7 +81,7 @@ train_in() { # FOLDER STEP: trains up to $updates, from the newest checkpoint wh
     case $status in
         0) finish "$2" ;;
         75) say "training: stopped as asked; the same command resumes it" && exit 75 ;; # EX_TEMPFAIL: try again
-        *) die "training failed, see $log; the same command resumes it" ;;
+        *) die "training failed, see $log; the same command resumes it once the cause is removed" ;;
     esac
 }
 

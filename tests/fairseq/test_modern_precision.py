@@ -23,7 +23,7 @@ from tests.fairseq.models import SMALL
 @pytest.fixture
 def units(monkeypatch):
     """A CPU with units for bfloat16, whatever this one has."""
-    monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
+    monkeypatch.setenv(processor.ASSUMED, "some")
 
 
 def optimizer_of(parameter):
@@ -104,11 +104,26 @@ def test_amp_on_a_cpu_computes_in_bfloat16_and_steps_in_float32(units):
 
 
 def test_a_cpu_without_the_units_refuses(monkeypatch):
+    monkeypatch.setenv(processor.ASSUMED, "none")
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"sse2", "avx2"}))
     monkeypatch.setattr(processor, "name", lambda: "Old CPU")
     with pytest.raises(UserError, match=r"no units for it \(Old CPU with avx2\); leave out --amp") as error:
         optimizer_of(torch.nn.Parameter(torch.ones(2)))
     assert error.value.user_error
+
+
+@pytest.mark.parametrize(
+    ("flag", "assumed", "found"),
+    [("avx512_bf16", "", ["AVX-512"]), ("avx512_bf16", "none", []), ("avx512_bf16", "some", ["AVX-512"]),
+     ("avx2", "", []), ("avx2", "none", []), ("avx2", "some", ["emulated"])],
+)  # fmt: skip
+def test_units_can_be_assumed(flag, assumed, found, monkeypatch):
+    monkeypatch.setattr(processor, "flags", lambda: frozenset({flag}))
+    monkeypatch.setenv(processor.ASSUMED, assumed)
+    assert processor.bfloat16_units() == found
+    monkeypatch.setenv(processor.ASSUMED, "yes")
+    with pytest.raises(UserError, match="CPU_BFLOAT16_UNITS must be none or some, got 'yes'"):
+        processor.bfloat16_units()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +139,7 @@ def test_a_cpu_without_the_units_refuses(monkeypatch):
     ],
 )
 def test_what_the_kernel_says_of_the_cpu(text, name, bfloat16, vectors, monkeypatch):
+    monkeypatch.delenv(processor.ASSUMED, raising=False)
     monkeypatch.setattr(processor, "read", lambda path: text if path == "/proc/cpuinfo" else "")
     monkeypatch.setattr(processor.platform, "system", lambda: "Linux")
     monkeypatch.setattr(processor.platform, "processor", lambda: "aarch64")
@@ -136,11 +152,8 @@ def losses(log):
     return [json.loads(line)["loss"] for line in re.findall(r"train_inner \| (\{.*\})", log)]
 
 
-NEEDS_UNITS = pytest.mark.skipif(not processor.bfloat16_units(), reason="this CPU has no units for bfloat16")
-
-
-@pytest.mark.parametrize("flag", [pytest.param("amp", marks=NEEDS_UNITS), "bf16"])
-def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path):
+@pytest.mark.parametrize("flag", ["amp", "bf16"])
+def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path, units):
     options = {
         flag: True, "key_dim": 8, "criterion": "label_smoothed_cross_entropy_chunked", "max_update": 6,
         "save_interval_updates": 3, "log_format": "json", "log_interval": 1, "no_epoch_checkpoints": True,

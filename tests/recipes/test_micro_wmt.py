@@ -8,6 +8,7 @@ import zipfile
 import pytest
 
 from data_prep import micro_wmt_corpus as corpus
+from fairseq_modern import processor
 from tests.common import ROOT, run
 
 
@@ -60,7 +61,7 @@ def make(folder, check=True):
     )  # fmt: skip
 
 
-def test_the_corpus_is_made_by_its_rules_and_prepared(sources):
+def test_the_corpus_is_made_by_its_rules_prepared_and_trained_on_by_any_cpu(sources):
     folder, expected = sources
     make(folder)
     for base, wanted in expected.items():
@@ -75,14 +76,19 @@ def test_the_corpus_is_made_by_its_rules_and_prepared(sources):
     assert (folder / "data" / "raw" / "newstest2013.de").read_text() == "".join(
         d + "\n" for _, d in expected["newstest2013"]
     )
-    run(
-        "bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--data", folder / "data", "--output", folder / "run",
-        "--updates", 2, "--average", 1, "--warmup", 1, "--threads", 1, "--device", "cpu", "--python", sys.executable,
-    )  # fmt: skip
-    found = json.loads((folder / "run" / "record.json").read_text())["parts"]
-    assert set(found["scores"]) == {"tatoeba_test"}
-    assert set(found["curves"]) == {"train", "valid", "valid1"}
-    assert found["curves"]["valid"][-1]["loss"] != found["curves"]["valid1"][-1]["loss"] > 0
+    for units in ("none", "some"):
+        output = folder / units
+        run(
+            "bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--data", folder / "data", "--output", output,
+            "--updates", 2, "--average", 1, "--warmup", 1, "--threads", 1, "--device", "cpu",
+            "--python", sys.executable, env={processor.ASSUMED: units},
+        )  # fmt: skip
+        record = json.loads((output / "record.json").read_text())
+        assert record["settings"]["config"]["common"]["amp"] == (units == "some")
+        found = record["parts"]
+        assert set(found["scores"]) == {"tatoeba_test"}
+        assert set(found["curves"]) == {"train", "valid", "valid1"}
+        assert found["curves"]["valid"][-1]["loss"] != found["curves"]["valid1"][-1]["loss"] > 0
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def plan(cards, capability, *settings, check=True):
         (4, 70, "precision=fp32", "gpu 4 3584 2 fp32"),
         (0, 0, "products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
         (0, 0, "products() { echo 80 104; }", "cpu 1 3584 8 bf16"),
-        (0, 0, "precision=bf16", "cpu 1 3584 8 bf16"),
+        (0, 0, "export CPU_BFLOAT16_UNITS=some; precision=bf16", "cpu 1 3584 8 bf16"),
     ],
 )  # fmt: skip
 def test_the_effective_batch_is_kept_and_the_precision_suits_the_card(cards, capability, settings, result):
@@ -91,17 +91,26 @@ def test_what_the_machine_cannot_do_is_refused(cards, capability, settings, mess
     assert message in done.stderr
 
 
-def test_a_cpu_is_measured_with_the_sizes_of_the_model():
+@pytest.mark.parametrize("units", ["none", "some"])
+def test_a_cpu_is_measured_with_the_sizes_of_the_model(units, monkeypatch):
+    monkeypatch.setenv(processor.ASSUMED, units)
     tool = RECIPES / "lib" / "products.py"
     single, half = map(int, run("python", tool, "transformer_collab_tiny", 256).stdout.split())
     assert single > 0
-    assert (half > 0) == bool(processor.bfloat16_units())
+    assert (half > 0) == (units == "some")
     given = "gpus=1 nodes=1 device=cpu capability=0 max_tokens=8 update_freq=1; products() { echo 9 99; };"
     wanted = 'choose_precision; plan_processes; echo "$precision ${parallel_flags[*]}"'
     done = bash(f"{given} {wanted}")
     assert done.stdout == "bf16 --max-tokens 8 --update-freq 1 --amp\n"
     assert "at 9 GFLOP/s in fp32, 99 in bf16: trains in bf16" in done.stderr
     assert bash(f"cpu_precision=fp32; {given} {wanted}").stdout == "fp32 --max-tokens 8 --update-freq 1\n"
+    expected = {"none": "fp32 --max-tokens 8 --update-freq 1\n", "some": "bf16 --max-tokens 8 --update-freq 1 --amp\n"}
+    done = bash(f"cpu_precision=bf16; {given} {wanted}")
+    assert done.stdout == expected[units]
+    assert ("this CPU has no units for bfloat16: trains in fp32" in done.stderr) == (units == "none")
+    done = bash(f"precision=bf16; {given} {wanted}", check=False)
+    assert done.stdout == ("" if units == "none" else expected[units])
+    assert ("give --precision fp32" in done.stderr) == (units == "none")
 
 
 # --- the scripts -----------------------------------------------------------------------------------------------------
