@@ -8,11 +8,12 @@ scores, tokenised text is detokenised for sacreBLEU. Compare sacreBLEU across pa
 """
 
 import argparse
+import gzip
 import os
 import sys
 from dataclasses import asdict
 
-from collab_fairseq.records.files import check_targets, write_json
+from collab_fairseq.records.files import check_targets, write_bytes, write_json
 
 HELP = "BLEU of a generate log, three ways"
 
@@ -26,11 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "whether the log's text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
     add("--tokenized", "--tokenised", choices=("auto", "yes", "no"), default="auto", help=text)
     add("--json", metavar="FILE", help="also write the scores to FILE")
+    text = "also write the translations to FILE, gzipped, in the order of the test set"
+    add("--hypotheses", metavar="FILE.gz", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_targets(args.json)
+    check_targets(args.json, args.hypotheses)
     from collab_fairseq.scoring.evaluation import evaluate
+    from collab_fairseq.scoring.generate_log import read_generate_log
 
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
     result = evaluate(args.logs, args.reference, target_lang=args.target_lang, tokenised=tokenised)
@@ -45,5 +49,8 @@ def run(args: argparse.Namespace) -> int:
     lines += result.remarks
     if args.json:
         write_json(asdict(result), args.json)
+    if args.hypotheses:
+        lines_of_text = "".join(f"{line}\n" for line in read_generate_log(args.logs).hypotheses)
+        write_bytes(gzip.compress(lines_of_text.encode("utf-8"), mtime=0), args.hypotheses)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

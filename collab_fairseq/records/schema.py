@@ -43,6 +43,8 @@ TRAINING: Dict[str, Any] = {
         },
         "curves": {"*": [{"updates": int, "*": _NUMBER}]},  # train, valid and other subsets
         "scores": {"*": _SCORES},  # by test set
+        # of the checkpoint in float32, by validation or test set: mean over its target tokens, base 2
+        "losses?": {"*": {"loss": (int, float), "nll_loss": (int, float), "tokens": int}},
     },
 }
 

@@ -63,7 +63,8 @@ def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
 def make_record(
     name: str, command: str, *, seed: Optional[int] = None, checkpoint: Optional[Dict[str, Any]] = None,
     train_log: Optional[PathLike] = None, usage: Optional[PathLike] = None, data_sums: Optional[PathLike] = None,
-    scores: Optional[Dict[str, PathLike]] = None, threads: Optional[int] = None, repository: Optional[PathLike] = None,
+    scores: Optional[Dict[str, PathLike]] = None, losses: Optional[Dict[str, Dict[str, Any]]] = None,
+    threads: Optional[int] = None, repository: Optional[PathLike] = None,
 ) -> Dict[str, Any]:  # fmt: skip
     """Gather a valid record.
 
@@ -75,6 +76,7 @@ def make_record(
         usage: file that `records.measure` appended to during the training.
         data_sums: output of sha256sum for the prepared corpus.
         scores: test set -> file of `collab score --json`.
+        losses: validation or test set -> the fields of `translation.Loss`, of the checkpoint.
         seed, threads: of the training.
         repository: the checkout that the run was started from, whose commit is noted; without it the folder that this
             package is imported from, which is in no repository where the package was installed as a copy.
@@ -111,6 +113,7 @@ def make_record(
         },
         "curves": log.get("curves", {}),
         "scores": {test: read_json(path) for test, path in (scores or {}).items()},
+        **({"losses": losses} if losses else {}),
     })  # fmt: skip
     validate(record.content)
     return record.content

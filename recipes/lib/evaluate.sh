@@ -41,14 +41,16 @@ translate() {
     done
 }
 
-score() { # prints the three BLEUs of every test set, and keeps them as NAME.scores.json
+score() { # prints the three BLEUs of every test set, keeps them as NAME.scores.json and what was scored in hypotheses/
     local pair name file
+    mkdir -p "$output/hypotheses"
     for pair in "${tests[@]}"; do
         name=${pair#*:}
         find_references "$name"
         echo "$name"
         "$scripts/collab" score "$output/$name${variant:-}.generate.log" --reference "$file" \
-            --target-lang "$target_lang" --json "$output/$name${variant:-}.scores.json" || die "scoring $name failed"
+            --target-lang "$target_lang" --json "$output/$name${variant:-}.scores.json" \
+            --hypotheses "$output/hypotheses/$name${variant:-}.$target_lang.gz" || die "scoring $name failed"
         check_lengths "$name" "$output/$name${variant:-}.scores.json" ||
             die "$name was scored against other references than those of the published results"
     done
@@ -83,23 +85,23 @@ record() { # one JSON of everything that was done and seen
     # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
     if git -C "$root" rev-parse --verify HEAD >/dev/null 2>&1; then flags+=(--repository "$root"); fi
     for pair in "${tests[@]}"; do flags+=(--scores "${pair#*:}=$output/${pair#*:}${variant:-}.scores.json"); done
+    for pair in valid:valid "${tests[@]}"; do flags+=(--loss "${pair#*:}=${pair%%:*}"); done
     "$scripts/collab" record --name "$run_name$what" --checkpoint "$output/averaged${variant:-}.pt" \
         --train-log "$output/train.log" --usage "$output/train.usage.jsonl" --seed "$seed" --threads "$threads" \
-        --data-sums "$data/SHA256SUMS" --started-as "$command_line" --output "$file" "${flags[@]}" ||
+        --data-sums "$data/SHA256SUMS" --started-as "$command_line" --data "$data_bin" --output "$file" "${flags[@]}" ||
         die "the record could not be written"
     finish "record$what"
     say "record: $file"
 }
 
-publish() { # $output/model for `collab translate`, and with it $output/blind: $blind, whose references are elsewhere
+publish() { # $output/model for `collab translate`; with it translations of $blind, whose references are elsewhere
     [ ${#blind[@]} -gt 0 ] && [ -z "${variant:-}${result:-}" ] || return 0
     local name text corpus=${source_option#--}
     corpus=${!corpus:-$blind_sources}
     [ -d "$output/model" ] || "$scripts/collab" export "$output/averaged.pt" --to folder --half --data "$data_bin" \
         --record "$output/record.json" --output "$output/model" || die "the model folder could not be written"
-    mkdir -p "$output/blind"
     for name in "${blind[@]}"; do
-        text=$output/blind/$name.$target_lang.gz
+        text=$output/hypotheses/$name.$target_lang.gz
         [ ! -f "$text" ] || { say "translating $name: done before"; continue; }
         [ -f "$corpus/$name.$source_lang.gz" ] || { say "translating $name: there is no $corpus/$name.$source_lang.gz"; continue; }
         say "translating $name"

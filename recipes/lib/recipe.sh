@@ -94,8 +94,8 @@ results
   --dry-run         print the training command and do nothing
 
 The same command continues what was interrupted; finished steps and runs are skipped.
-A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, record.json${blind[*]:+, model/
-for collab translate, and with it blind/: translations of ${blind[*]}}.
+A run holds settings.txt, train.log, checkpoints/, averaged.pt, <test set>.generate.log and .scores.json, hypotheses/,
+record.json${blind[*]:+ and model/ for collab translate; the translations of ${blind[*]} are made with it}.
 END
 }
 

@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -154,8 +156,28 @@ def test_the_recipe_ends_in_scores_and_a_record(finished):
     assert record["data"]["data-bin/dict.de.txt"]
 
 
+def test_a_run_keeps_what_was_scored_and_the_losses_of_the_average(prepared, finished):
+    scored = gzip.decompress((finished / "hypotheses" / "test_2017_flickr.de.gz").read_bytes()).decode("utf-8")
+    log = (finished / "test_2017_flickr.generate.log").read_text(encoding="utf-8")
+    told = {int(n): text for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", log, re.MULTILINE)}
+    assert scored.splitlines() == [told[n] for n in range(20)]
+    losses = load_run(finished / "record.json")["losses"]
+    assert list(losses) == ["valid", "test_2016_flickr", "test_2017_flickr"]
+    data = prepared / "data" / "mini" / "data-bin"
+    done = run(
+        "fairseq-validate", data, "--task", "translation", "--path", finished / "averaged.pt", "--cpu",
+        "--user-dir", ROOT / "collab_fairseq", "--valid-subset", "valid,test,test1", "--log-format", "json",
+        "--max-tokens", 4000,
+    )  # fmt: skip
+    for name, split in zip(losses, ("valid", "test", "test1"), strict=True):
+        expected = json.loads(re.findall(rf'\{{.*"{split}_loss".*\}}', done.stdout)[-1])
+        for field in ("loss", "nll_loss"):
+            assert losses[name][field] == pytest.approx(float(expected[f"{split}_{field}"]), abs=6e-4)
+    assert len({entry["nll_loss"] for entry in losses.values()}) == 3
+
+
 def test_the_model_is_there_to_translate_and_has_translated_texts_without_references(finished):
-    lines = gzip.decompress((finished / "blind" / "blind_2018_flickr.de.gz").read_bytes()).decode("utf-8").split("\n")
+    lines = gzip.decompress((finished / "hypotheses" / "blind_2018_flickr.de.gz").read_bytes()).decode("utf-8").split("\n")
     done = run("collab", "translate", finished / "model", "--threads", 1, input="A man sleeps.\n")
     assert lines == [lines[0], "", done.stdout.rstrip("\n"), ""]
     assert (finished / "model" / "record.json").read_bytes() == (finished / "record.json").read_bytes()
