@@ -120,6 +120,7 @@ def test_a_cpu_is_measured_with_the_sizes_of_the_model(units, monkeypatch):
     ("recipe", "words"),
     [
         ("wmt14_en_de_spm", "--arch transformer_collab --key-dim 64 --max-tokens 3584 --update-freq 8"),
+        ("curve", "--lr 0.005 --lr-scheduler cosine --encoder-layers 2 --decoder-attention-heads 8 --max-update 2000"),
         ("micro_wmt", "--arch transformer_collab_tiny --max-update 6000 --lr-scheduler cosine"),
         ("iwslt14_de_en", "--source-lang de --target-lang en --arch transformer_collab_iwslt_de_en --max-tokens 4096"),
     ],
