@@ -179,7 +179,8 @@ def test_a_run_keeps_what_was_scored_and_the_losses_of_the_average(prepared, fin
 
 
 def test_the_model_is_there_to_translate_and_has_translated_texts_without_references(finished):
-    lines = gzip.decompress((finished / "hypotheses" / "blind_2018_flickr.de.gz").read_bytes()).decode("utf-8").split("\n")
+    translated = gzip.decompress((finished / "hypotheses" / "blind_2018_flickr.de.gz").read_bytes())
+    lines = translated.decode("utf-8").split("\n")
     done = run("collab", "translate", finished / "model", "--threads", 1, input="A man sleeps.\n")
     assert lines == [lines[0], "", done.stdout.rstrip("\n"), ""]
     assert (finished / "model" / "record.json").read_bytes() == (finished / "record.json").read_bytes()
@@ -190,7 +191,7 @@ def test_the_curves_scaled_heads_divide_by_the_root_of_their_own_dims(tmp_path):
     args = Namespace(attention_from=str(tmp_path / "made" / "scaled.pt"))
     inherit_attention(args)
     places = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
-    assert args.attention_shapes == dict.fromkeys(places, {"scale": 0.25})  # 16 dims a head
+    assert args.attention_shapes == {place: {"scale": 0.25} for place in places}  # 16 dims a head
     assert (args.collaborative_heads, args.key_dim) == ("none", 128)
 
 
