@@ -84,7 +84,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest", "pytest-xdist", "ruff", "mypy"],
-        "plots": ["matplotlib", "pandas", "tabulate"],
+        "plots": ["matplotlib", "pandas", "scipy", "tabulate"],
         "serve": ["ctranslate2>=4.8", "onnx", "onnxruntime", "onnxscript", "subword-nmt"],
         "slurm": ["hydra-submitit-launcher"],
         "reparam": ["tensorly"],

@@ -6,14 +6,12 @@ import json
 import re
 import shutil
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import toy
 
 from collab_fairseq import checkpoints
-from collab_fairseq.models.config import inherit_attention
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.rows import heads, load_run
 from tests.common import ROOT, content, run
@@ -184,15 +182,6 @@ def test_the_model_is_there_to_translate_and_has_translated_texts_without_refere
     done = run("collab", "translate", finished / "model", "--threads", 1, input="A man sleeps.\n")
     assert lines == [lines[0], "", done.stdout.rstrip("\n"), ""]
     assert (finished / "model" / "record.json").read_bytes() == (finished / "record.json").read_bytes()
-
-
-def test_the_curves_scaled_heads_divide_by_the_root_of_their_own_dims(tmp_path):
-    run("python", ROOT / "recipes" / "curve" / "score_scale.py", 128, tmp_path / "made" / "scaled.pt")
-    args = Namespace(attention_from=str(tmp_path / "made" / "scaled.pt"))
-    inherit_attention(args)
-    places = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
-    assert args.attention_shapes == {place: {"scale": 0.25} for place in places}  # 16 dims a head
-    assert (args.collaborative_heads, args.key_dim) == ("none", 128)
 
 
 def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared, finished):

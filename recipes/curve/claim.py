@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The primary test of the curve, by the rule of README.md: claim.py K RECORD ...
+
+The loss of a run is its negative log-likelihood on both test sets, weighted by tokens, in bits a token. F is that of
+standard heads at full width, S of standard heads and C of collaborative heads at key dim K, all of one seed. Printed
+are, over the seeds: S − F; C − ¾F − ¼S with the p of a one-sided t-test against 0; C − ¼F − ¾S; and the outcome that
+their intervals mean.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from scipy import stats
+
+from collab_fairseq.records.record import RecordError
+from collab_fairseq.records.rows import load_run, lookup
+
+logger = logging.getLogger("claim")
+
+TESTS = ("test_2016_flickr", "test_2017_flickr")
+FULL = 256
+
+
+class Contrast(NamedTuple):
+    """Mean over the seeds, its two-sided t-interval of 90 %, and p of the one-sided t-test that it is below 0."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def loss(run: Dict) -> float:
+    """Bits a token over both test sets."""
+    sets = [run["losses"][name] for name in TESTS]
+    return sum(each["nll_loss"] * each["tokens"] for each in sets) / sum(each["tokens"] for each in sets)
+
+
+def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, float]]:
+    """Seed → (F, S, C).
+
+    Raises:
+        RecordError: two runs of one row and seed, or a seed that not all rows have.
+    """
+    found: Dict[Tuple[str, int], Dict[int, float]] = {("F", FULL): {}, ("S", key_dim): {}, ("C", key_dim): {}}
+    for run in runs:
+        standard, width = lookup(run, "config.model.collaborative_heads") == "none", lookup(run, "config.model.key_dim")
+        row = found.get((("F" if width == FULL else "S") if standard else "C", width))
+        if row is None:
+            continue
+        if run["seed"] in row:
+            raise RecordError(f"expected one run a row and seed, but {run['name']} is the second of seed {run['seed']}")
+        row[run["seed"]] = loss(run)
+    full, narrow, shared = found.values()
+    if not full.keys() == narrow.keys() == shared.keys() or len(full) < 2:
+        seeds = "; ".join(f"{name} {width}: {sorted(row) or 'none'}" for (name, width), row in found.items())
+        raise RecordError(f"expected the same seeds, two or more, in all three rows, but they have {seeds}")
+    return {seed: (full[seed], narrow[seed], shared[seed]) for seed in sorted(full)}
+
+
+def contrast(values: List[float]) -> Contrast:
+    """Of one number a seed."""
+    test = stats.ttest_1samp(values, 0.0, alternative="less")
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.9)
+    return Contrast(statistics.mean(values), float(low), float(high), float(test.pvalue))
+
+
+def outcome(cost: Contrast, quarter: Contrast, three_quarters: Contrast) -> str:
+    """What the intervals of S − F, C − ¾F − ¼S and C − ¼F − ¾S mean."""
+    if cost.low <= 0:
+        return "cannot tell: standard heads do not measurably lose at this key dim"
+    if quarter.high < 0:
+        return "flat: collaborative heads lose less than a quarter of what standard heads lose"
+    if three_quarters.low > 0:
+        return "falls: collaborative heads lose more than three quarters of what standard heads lose"
+    if quarter.low > 0 and three_quarters.high < 0:
+        return "in between: collaborative heads lose between a quarter and three quarters of what standard heads lose"
+    return "cannot tell: the intervals are too wide"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("key_dim", type=int, metavar="K")
+    parser.add_argument("records", nargs="+", metavar="RECORD", help="others than those of the three rows are left out")
+    args = parser.parse_args()
+    try:
+        seeds = rows([load_run(path) for path in args.records], args.key_dim)
+    except RecordError as error:
+        parser.error(str(error))
+    shares = {"S - F": (-1, 1, 0), "C - 3/4 F - 1/4 S": (-0.75, -0.25, 1), "C - 1/4 F - 3/4 S": (-0.25, -0.75, 1)}
+    found = [
+        contrast([sum(a * b for a, b in zip(weights, losses, strict=True)) for losses in seeds.values()])
+        for weights in shares.values()
+    ]
+    lines = [f"seed {seed}: F {f:.4f}  S {s:.4f}  C {c:.4f}" for seed, (f, s, c) in seeds.items()]
+    for name, each in zip(shares, found, strict=True):
+        lines.append(f"{name}: {each.mean:+.4f} [{each.low:+.4f}, {each.high:+.4f}], p (below 0) {each.p:.4f}")
+    sys.stdout.write("\n".join([*lines, outcome(*found)]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
