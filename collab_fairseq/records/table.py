@@ -5,11 +5,11 @@ read: sacreBLEU signatures, machines, comparisons with baselines.
 """
 
 import os
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence
 
-from collab_fairseq.records import bootstrap
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import KEYS, METRICS, MISSING, NUMBERS, OF_HARDWARE, Run, frame, test_sets
+from collab_fairseq.scoring import significance
 
 GROUP_BY = ("heads", "key_dim", "updates")
 #: all columns besides those that the rows are grouped by, which stand before them
@@ -129,24 +129,20 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
         raise RecordError(f"no record is named {baseline}, the baseline; expected one of {names}")
     key = named["row"].iloc[0]
     base = data[data["row"] == key]
-    signatures: Set[str] = set()
     lines = []
     for other, row in data[data["row"] != key].groupby("row", sort=False):
         for test in test_sets(row["run"]):
             compared = dict(zip(map(_header, group_by), other, strict=True))
-            difference, p = _compare_rows(row, base, test, signatures)
+            difference, p = _compare_rows(row, base, test)
             lines.append({**compared, "test set": test, "difference in sacreBLEU": difference, "p": p})
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
-    found = f"Compared with {about}:\n\n{markdown(lines)}"
-    if signatures:
-        shown = ", ".join(f"`{signature}`" for signature in sorted(signatures))
-        found += f"\n\np: two-sided paired bootstrap of sacrebleu, runs of one seed at a time: {shown}."
-    return found
+    how = f"{significance.METHOD} ({significance.SAMPLES:,} resamples), runs of one seed at a time"
+    return f"Compared with {about}:\n\n{markdown(lines)}\n\np: {how}."
 
 
-def _compare_rows(row: Any, base: Any, test: str, signatures: Set[str]) -> List[str]:
+def _compare_rows(row: Any, base: Any, test: str) -> List[str]:
     """Difference over the pairs of runs with one seed, and each pair's p."""
     metric = f"{METRICS['sacrebleu']} {test}"
     scored = (runs[[test in run["scores"] for run in runs["run"]]] for runs in (row.dropna(subset="seed"), base))
@@ -157,7 +153,7 @@ def _compare_rows(row: Any, base: Any, test: str, signatures: Set[str]) -> List[
     pairs = pairs.dropna(subset="change")
     p_values = []
     for system, other in zip(pairs["run"], pairs["run of base"], strict=True):
-        result = bootstrap.compare(system, other, test)
+        names = [f"{run['name']} ({test})" for run in (system, other)]
+        result = significance.compare(system["scores"][test], other["scores"][test], names)
         p_values.append(f"seed {system['seed']}: " + (f"{result.p_value:.3f}" if result else "no sentence statistics"))
-        signatures |= {result.signature} if result else set()
     return [spread(pairs["change"], 2, "+"), ", ".join(p_values) or "no sacreBLEU"]
