@@ -108,6 +108,11 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
     notes = []
     if data["row"].duplicated().any():
         notes.append("Mean ± sample standard deviation over the seeds.")
+    for key, row in data.groupby("row", sort=False):
+        if row["precision"].nunique() > 1:
+            seeds = row.groupby("precision")["seed"].agg(lambda numbers: ", ".join(map(str, numbers)))
+            told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
+            notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
     for metric in (METRICS[name] for name in ("sacrebleu", "chrf") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}

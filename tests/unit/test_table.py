@@ -143,6 +143,19 @@ def test_speed_is_not_averaged_over_machines(runs):
     assert hardware(runs[0]) == "2 × A GPU, another"
 
 
+def test_precisions_in_one_row_are_told(runs):
+    row = [run for run in runs if run["name"].startswith("none-32-")]
+    for run, flag in zip(row, (None, "amp", "amp"), strict=True):
+        run["config"]["common"] = {name: name == flag for name in ("fp16", "amp")}
+    markdown = table.markdown_table(runs, columns=["seeds"])
+    assert "Trained in different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
+    row[0]["config"]["common"]["amp"] = True
+    assert "precision" not in table.markdown_table(runs, columns=["seeds"])
+    del row[0]["config"]["common"]
+    assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])
+    assert "precision" not in table.markdown_table(row, columns=["seeds"], group_by=["heads", "config.common.amp"])
+
+
 def test_heads_in_words():
     for sites, words in {
         None: "standard (fairseq's transformer)", "none": "standard", "cross_decoder_encoder": "collaborative",
