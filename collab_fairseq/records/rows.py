@@ -173,9 +173,9 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the loss of every
-    other validation set, such as `validation loss valid1`, and of every test set each metric, such as `sacreBLEU test`.
-    Lines with the same `row` belong together.
+    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the
+    loss of every other validation set, such as `validation loss valid1`, and of every test set each metric, such as
+    `sacreBLEU test`. Lines with the same `row` belong together.
 
     Raises:
         RecordError: pandas is not installed; two records have one name; or runs of a row have

@@ -148,7 +148,7 @@ def test_precisions_in_one_row_are_told(runs):
     for run, flag in zip(row, (None, "amp", "amp"), strict=True):
         run["config"]["common"] = {name: name == flag for name in ("fp16", "amp")}
     markdown = table.markdown_table(runs, columns=["seeds"])
-    assert "Trained in different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
+    assert "different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
     row[0]["config"]["common"]["amp"] = True
     assert "precision" not in table.markdown_table(runs, columns=["seeds"])
     del row[0]["config"]["common"]
