@@ -9,7 +9,6 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import KEYS, METRICS, MISSING, NUMBERS, OF_HARDWARE, Run, frame, test_sets
-from collab_fairseq.scoring import significance
 
 GROUP_BY = ("heads", "key_dim", "updates")
 #: all columns besides those that the rows are grouped by, which stand before them
@@ -128,6 +127,8 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
 
 def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
     """Every row beside that of the run ``baseline``, on each test set."""
+    from collab_fairseq.scoring import significance
+
     named = data[data["name"] == baseline]
     if named.empty:
         names = ", ".join(data["name"])
@@ -149,6 +150,8 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
 
 def _compare_rows(row: Any, base: Any, test: str) -> List[str]:
     """Difference over the pairs of runs with one seed, and each pair's p."""
+    from collab_fairseq.scoring.significance import compare
+
     metric = f"{METRICS['sacrebleu']} {test}"
     scored = (runs[[test in run["scores"] for run in runs["run"]]] for runs in (row.dropna(subset="seed"), base))
     pairs = next(scored).merge(next(scored), on="seed", suffixes=("", " of base"))
@@ -159,6 +162,6 @@ def _compare_rows(row: Any, base: Any, test: str) -> List[str]:
     p_values = []
     for system, other in zip(pairs["run"], pairs["run of base"], strict=True):
         names = [f"{run['name']} ({test})" for run in (system, other)]
-        result = significance.compare(system["scores"][test], other["scores"][test], names)
+        result = compare(system["scores"][test], other["scores"][test], names)
         p_values.append(f"seed {system['seed']}: " + (f"{result.p_value:.3f}" if result else "no sentence statistics"))
     return [spread(pairs["change"], 2, "+"), ", ".join(p_values) or "no sacreBLEU"]

@@ -19,6 +19,11 @@ def subword_marker(texts: Sequence[str]) -> Optional[str]:
     return None
 
 
+def capitalised(texts: Sequence[str]) -> float:
+    """Share of the lines that have a capital letter."""
+    return sum(text != text.lower() for text in texts) / max(1, len(texts))
+
+
 def looks_tokenised(texts: Sequence[str]) -> bool:
     """Whether most punctuation marks stand apart from the word before them."""
     marks = [match.group(1) != "" for text in texts for match in _MARK.finditer(text)]
