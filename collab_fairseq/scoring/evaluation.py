@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Sequence
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
-from collab_fairseq.scoring.references import MOST, PathLike, ScoringError, check_references, read_lines, score_raw
+from collab_fairseq.scoring.references import PathLike, ScoringError, check_references, read_lines, score_raw
 from fairseq_modern.files import sha256
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
@@ -134,8 +134,8 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
     score, rows, hypotheses = score_raw(log.hypotheses, raw, result.target_lang, result.tokenised, source)
     scores = [score, *bleu.other_metrics(hypotheses, raw)]
     result.scores += [replace(each, compared=f"{how}; references: {source}") for each in scores]
-    if text.capitalised(log.hypotheses) == 0 and text.capitalised(raw) > MOST:
-        result.remarks.append("no hypothesis has a capital letter, but most references have: all but TER tell case")
+    if text.lower_cased(log.hypotheses, raw):
+        result.remarks.append("hardly a hypothesis has a capital letter, but most references have: TER alone bears it")
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
     result.sentence_statistics = {"metric": score.metric, "references_sha256": digest, "rows": rows}
 

@@ -9,8 +9,6 @@ from typing import List, NamedTuple, Optional, Sequence, Union
 from collab_fairseq.scoring import bleu, text
 
 PathLike = Union[str, "os.PathLike[str]"]
-#: a share of the lines above which what they are is certain enough
-MOST = 0.5
 
 
 class ScoringError(ValueError):
@@ -70,10 +68,10 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
     marker = text.subword_marker(references)
     if marker:
         raise ScoringError(f"{name} is in subword units (marker {marker}), expected raw text: the corpus as it came")
-    if text.capitalised(references) == 0 and text.capitalised(hypotheses) > MOST:
+    if text.lower_cased(references, hypotheses):
         raise ScoringError(
-            f"{name} has no capital letter, but most hypotheses have: it is lower-cased, expected raw text, as the "
-            "corpus came"
+            f"{name} has hardly a capital letter, but most hypotheses have: it is lower-cased, expected raw text, as "
+            "the corpus came"
         )
 
 

@@ -19,9 +19,10 @@ def subword_marker(texts: Sequence[str]) -> Optional[str]:
     return None
 
 
-def capitalised(texts: Sequence[str]) -> float:
-    """Share of the lines that have a capital letter."""
-    return sum(text != text.lower() for text in texts) / max(1, len(texts))
+def lower_cased(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether hardly a text has a capital letter, while most of the others have: by share of the lines."""
+    few, many = (sum(text != text.lower() for text in side) / max(1, len(side)) for side in (texts, others))
+    return few < 0.05 and many > 0.5  # tr A-Z a-z leaves some, such as Ü
 
 
 def looks_tokenised(texts: Sequence[str]) -> bool:

@@ -242,7 +242,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path, marked):
         (b"\xff\xfe", "other are not UTF-8 text"),
         (b"\x1f\x8b\x08\xff\xfe", "cannot read the references .*other: Compressed file ended"),
         ("".join(f"▁{line}\n" for line in RAW).encode(), r"other is in subword units \(marker ▁\), expected raw text"),
-        ("\n".join(RAW).lower().encode(), "other has no capital letter, but most hypotheses have: it is lower-cased"),
+        ("\n".join(RAW).encode().lower(), "other has hardly a capital letter, but .* is lower-cased"),
     ],
 )
 def test_references_of_another_test_set_or_form_are_refused(log, tmp_path, content, message):
@@ -262,4 +262,4 @@ def test_lower_cased_hypotheses_are_remarked_upon(tmp_path):
     raw = write(tmp_path / "test.de", RAW)
     for lines, expected in ([line.lower() for line in GUESS], 1), (GUESS, 0), ([*GUESS[:3], GUESS[3].lower()], 0):
         remarks = evaluate([write(tmp_path / "log", log_lines(lines))], raw).remarks
-        assert sum("no hypothesis has a capital letter" in remark for remark in remarks) == expected
+        assert sum("hardly a hypothesis has a capital letter" in remark for remark in remarks) == expected
