@@ -3,7 +3,7 @@
     collab heads ablate averaged.pt --data data-bin --reference test=raw/test_2016_flickr.de \\
         --reference test1=raw/test_2017_flickr.de --json ablation.json --figure ablation.svg
 
-The differences come with sacrebleu's paired bootstrap. With two test sets their correlation is printed: Michel et al.
+The differences come with the p of a paired bootstrap. With two test sets their correlation is printed: Michel et al.
 compare newstest2013 with MTNT, where data-bin has them as test and test1:
 --reference test=newstest2013.fr --reference test1=mtnt.fr. The figure shows the first test set; a star: p < 0.05.
 
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     shared.check_output(args)
     from collab_fairseq.heads import ablation, huggingface, taps
+    from collab_fairseq.scoring.significance import METHOD
 
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
     asked: Dict[str, Any] = {"modes": modes, "sites": taps.sites(args.sites)}
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         (loaded, settings), splits = shared.load_folder(args), ["text"]
         if huggingface.translates(loaded.model):
             search = {"beam": args.beam, "lenpen": args.lenpen}
-            settings.update(search=search, samples=args.samples)
+            settings.update(search=search, samples=args.samples, p=METHOD)
             asked.update(search, samples=args.samples)
         else:
             options.refuse(args, ("beam", "lenpen", "samples"), "is for models that translate, this one classifies")

@@ -103,11 +103,12 @@ def read_tests(args: argparse.Namespace) -> List[Any]:
 
 
 def test_settings(args: argparse.Namespace, trained: Any) -> Dict[str, Any]:
-    """The test sets and the search as settings of a record."""
+    """The test sets, the search and what p is of, as settings of a record."""
     from collab_fairseq.checkpoints import file_setting
+    from collab_fairseq.scoring.significance import METHOD
 
     tests = [{**data_setting(args, trained, split), "references": file_setting(file)} for split, file in args.reference]
-    return {"tests": tests, "search": {"beam": args.beam, "lenpen": args.lenpen}}
+    return {"tests": tests, "search": {"beam": args.beam, "lenpen": args.lenpen}, "p": METHOD}
 
 
 def data_setting(args: argparse.Namespace, trained: Any, split: Optional[str] = None) -> Dict[str, Any]:

@@ -55,7 +55,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = build_parser().parse_args(argv)
     name = f"collab {args.command}"
     logging.basicConfig(level=logging.INFO, format=f"{name}: %(message)s", stream=sys.stderr)
-    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # tells of every bootstrap
     return guarded(name, lambda: args.run(args))
 
 

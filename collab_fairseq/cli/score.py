@@ -1,10 +1,16 @@
-"""BLEU of a log of fairseq-generate: tokenised, compound-split (German) and sacreBLEU with its signature.
+"""Score translations: tokenised, compound-split (German) and sacreBLEU, chrF, chrF++ and TER, with signatures.
 
     fairseq-generate DATA --path averaged.pt --remove-bpe ... > generate.log
     collab score generate.log --reference test.de
 
-The log may be sorted or not, have n-best lists, or come in shards. Raw text is Moses-tokenised for the first two
-scores, tokenised text is detokenised for sacreBLEU. Compare sacreBLEU across papers, the others only with their like.
+    collab translate FOLDER < test.en > translations.de
+    collab score translations.de --reference test.de
+    collab score translations.de --baseline others.de --reference test.de
+
+The log may be sorted or not, have n-best lists, or come in shards; plain text has one translation a line. Raw text is
+Moses-tokenised for the first two scores, tokenised text is detokenised for sacreBLEU and what follows it. Compare
+sacreBLEU across papers, the first two only with their like; of TER less is better. --baseline compares two systems'
+sacreBLEU by a paired bootstrap over the sentences.
 """
 
 import argparse
@@ -12,19 +18,28 @@ import gzip
 import os
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
 from collab_fairseq.records.files import check_targets, write_bytes, write_json
 
-HELP = "BLEU of a generate log, three ways"
+from .options import UsageError
+
+if TYPE_CHECKING:
+    from collab_fairseq.scoring.evaluation import Evaluation
+
+HELP = "score translations, or two systems' side by side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("logs", nargs="+", metavar="LOG", help="output of fairseq-generate (or fairseq-interactive)")
+    text = "output of fairseq-generate (or fairseq-interactive), or its shards; or one file of plain text"
+    add("logs", nargs="+", metavar="FILE", help=text)
     text = "raw, never tokenised references, line i for sentence id i (default: the log's own)"
     add("--reference", metavar="FILE", help=text)
-    add("--target-lang", default="de", metavar="LANG", help="language of the translations (default: de)")
-    text = "whether the log's text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
+    add("--baseline", nargs="+", metavar="FILE", help="another system, given in the same way, to compare with")
+    text = "language of the translations (default: as the log tells, else the ending of --reference, such as test.de)"
+    add("--target-lang", metavar="LANG", help=text)
+    text = "whether the text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
     add("--tokenized", "--tokenised", choices=("auto", "yes", "no"), default="auto", help=text)
     add("--json", metavar="FILE", help="also write the scores to FILE")
     text = "also write the translations to FILE, gzipped, in the order of the test set"
@@ -34,23 +49,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_targets(args.json, args.hypotheses)
     from collab_fairseq.scoring.evaluation import evaluate
-    from collab_fairseq.scoring.generate_log import read_generate_log
+    from collab_fairseq.scoring.generate_log import read_translations
 
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
-    result = evaluate(args.logs, args.reference, target_lang=args.target_lang, tokenised=tokenised)
-    form = "tokenised" if result.tokenised else "raw, not tokenised"
-    names = ", ".join(os.path.basename(log) for log in args.logs)
-    lines = [f"{names}: {result.sentences} sentences, text is {form}{' (assumed)' if result.tokenised_assumed else ''}"]
-    for score in result.scores:
-        lines.append(f"{score.metric:<20} {score.line()}")
-        lines.append(f"{'':<20} {score.compared}")
-        if score.metric in ("sacreBLEU", "chrF"):
-            lines.append(f"{'':<20} signature {score.signature}")
-    lines += result.remarks
+    systems = [files for files in (args.logs, args.baseline) if files]
+    results = [evaluate(files, args.reference, target_lang=args.target_lang, tokenised=tokenised) for files in systems]
+    lines = [line for files, result in zip(systems, results, strict=True) for line in _lines(files, result)]
+    content: Dict[str, Any] = asdict(results[0])
+    if args.baseline:
+        content.update(_compared([", ".join(files) for files in systems], content, asdict(results[1]), lines))
     if args.json:
-        write_json(asdict(result), args.json)
+        write_json(content, args.json)
     if args.hypotheses:
-        lines_of_text = "".join(f"{line}\n" for line in read_generate_log(args.logs).hypotheses)
+        lines_of_text = "".join(f"{line}\n" for line in read_translations(args.logs).hypotheses)
         write_bytes(gzip.compress(lines_of_text.encode("utf-8"), mtime=0), args.hypotheses)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _names(files: Sequence[str]) -> str:
+    return ", ".join(os.path.basename(file) for file in files)
+
+
+def _lines(files: Sequence[str], result: "Evaluation") -> List[str]:
+    """What is told of a system."""
+    form = "tokenised" if result.tokenised else "raw, not tokenised"
+    form += " (assumed)" if result.tokenised_assumed else ""
+    lines = [f"{_names(files)}: {result.sentences} sentences, language {result.target_lang}, text is {form}"]
+    for score in result.scores:
+        lines.append(f"{score.metric:<20} {score.line()}")
+        lines.append(f"{'':<20} {score.compared}")
+        if not score.metric.endswith(" BLEU"):
+            lines.append(f"{'':<20} signature {score.signature}")
+    return lines + result.remarks
+
+
+def _compared(names: List[str], system: Any, baseline: Any, lines: List[str]) -> Dict[str, Any]:
+    """Tell how two systems differ; what --json has of it."""
+    from collab_fairseq.scoring import significance
+
+    found = significance.compare(system, baseline, names)
+    if found is None:
+        raise UsageError("--baseline compares sacreBLEU, which tokenised text has not without a raw --reference")
+    told = f"{found.difference:+.2f}, 95 % interval [{found.low:+.2f}, {found.high:+.2f}], p = {found.p_value:.3f}"
+    lines.append(f"{'difference':<20} {told}")
+    lines.append(f"{'':<20} sacreBLEU of {names[0]} − {names[1]}")
+    lines.append(f"{'':<20} {significance.METHOD}, {significance.SAMPLES:,} resamples")
+    return {"baseline": baseline, "comparison": {**found._asdict(), "method": significance.METHOD}}

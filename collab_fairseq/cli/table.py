@@ -7,9 +7,9 @@
     collab table RECORD ... --figure results/curves.svg --x updates
 
 One row per configuration, mean and standard deviation over seeds. With --baseline every other row is compared with
-that run's row by sacrebleu's paired bootstrap, seed by seed. With --marker the table takes the place of what stands
-between the lines <!-- NAME --> and <!-- /NAME --> of the file. The same records give the same table. This needs
-pandas and, for --figure, matplotlib: the extra `plots` of this project.
+that run's row by a paired bootstrap over the sentences, seed by seed. With --marker the table takes the place of
+what stands between the lines <!-- NAME --> and <!-- /NAME --> of the file. The same records give the same table. This
+needs pandas and, for --figure, matplotlib: the extra `plots` of this project.
 """
 
 import argparse

@@ -11,8 +11,8 @@ from collab_fairseq.modules.heads import Heads, head_name, in_model
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.bootstrap import paired_bootstrap, rows_of
 from collab_fairseq.records.record import Record
+from collab_fairseq.scoring.significance import SAMPLES, paired_bootstrap, statistics_of
 from collab_fairseq.translation import Score, TrainedModel, score
 
 from .figures import DIVERGING, draw_grids
@@ -60,9 +60,9 @@ def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[st
     return record.part(f"whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
 
 
-def compare(system: Mapping[str, Any], whole: Mapping[str, Any], samples: int = 1000) -> Dict[str, Any]:
-    """``bleu``, ``difference`` to the whole model and ``p_value`` of sacrebleu's paired bootstrap, of two results."""
-    rows, baseline = (rows_of({"rows": found["statistics"]}) for found in (system, whole))
+def compare(system: Mapping[str, Any], whole: Mapping[str, Any], samples: int = SAMPLES) -> Dict[str, Any]:
+    """``bleu``, ``difference`` to the whole model and ``p_value`` of the paired bootstrap, of two results."""
+    rows, baseline = (statistics_of(found["statistics"]) for found in (system, whole))
     found = paired_bootstrap(rows, baseline, samples=samples)
     return {"bleu": system["score"], "difference": found.difference, "p_value": found.p_value}
 
@@ -80,7 +80,7 @@ def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SIT
 
 
 def ablate(
-    trained: TrainedModel, tests: Sequence[TestSet], record: Record, *, samples: int = 1000, **options: Any
+    trained: TrainedModel, tests: Sequence[TestSet], record: Record, *, samples: int = SAMPLES, **options: Any
 ) -> None:
     """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``bleu``, ``difference`` and ``p_value``.
 

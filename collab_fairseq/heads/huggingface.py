@@ -20,6 +20,7 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
+from collab_fairseq.scoring.significance import SAMPLES
 from collab_fairseq.translation import score_text
 
 from . import HeadsError
@@ -230,7 +231,7 @@ def answers(
 
 
 def ablate(
-    loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, samples: int = 1000, **options: Any
+    loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, samples: int = SAMPLES, **options: Any
 ) -> None:
     """Fill the record as :func:`.ablation.ablate` does; the one test set is called ``text``.
 

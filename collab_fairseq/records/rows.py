@@ -145,6 +145,16 @@ def hardware(run: Run) -> str:
     return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
 
 
+def precision(run: Run) -> str:
+    """In which precision a run was trained, by the flags of fairseq that chose it."""
+    chosen = (run["config"] or {}).get("common")
+    if chosen is None:
+        return "not recorded"
+    flags = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]
+    # autocast's type is bfloat16 on a CPU and float16 on a GPU
+    return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
+
+
 def test_sets(runs: Sequence[Run]) -> List[str]:
     """All test sets, in order of their names."""
     return sorted({test for run in runs for test in run["scores"]})
@@ -163,9 +173,9 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the loss of every
-    other validation set, such as `validation loss valid1`, and of every test set each metric, such as `sacreBLEU test`.
-    Lines with the same `row` belong together.
+    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the
+    loss of every other validation set, such as `validation loss valid1`, and of every test set each metric, such as
+    `sacreBLEU test`. Lines with the same `row` belong together.
 
     Raises:
         RecordError: pandas is not installed; two records have one name; or runs of a row have
@@ -185,6 +195,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
         scores.update({f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs)})
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
+        about["precision"] = precision(run)
         lines.append({**about, **fields, **numbers(run), **scores})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
@@ -211,9 +222,10 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 
 def _check_row(row: Any) -> None:
-    """See that runs which would be one row differ in the seed alone."""
+    """See that runs which would be one row differ in the seed alone, or in the precision, which tables tell."""
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
     different = [path for run in runs for path in differences(runs[0]["config"], run["config"], "config")]
+    different = [path for path in different if not path.startswith("config.common")]
     if different:
         some = ", ".join(dict.fromkeys(different[:4]))
         raise RecordError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")

@@ -5,9 +5,8 @@ read: sacreBLEU signatures, machines, comparisons with baselines.
 """
 
 import os
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence
 
-from collab_fairseq.records import bootstrap
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import KEYS, METRICS, MISSING, NUMBERS, OF_HARDWARE, Run, frame, test_sets
 
@@ -108,6 +107,11 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
     notes = []
     if data["row"].duplicated().any():
         notes.append("Mean ± sample standard deviation over the seeds.")
+    for key, row in data.groupby("row", sort=False):
+        if row["precision"].nunique() > 1:
+            seeds = row.groupby("precision")["seed"].agg(lambda numbers: ", ".join(map(str, numbers)))
+            told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
+            notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
     for metric in (METRICS[name] for name in ("sacrebleu", "chrf") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}
@@ -123,31 +127,31 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
 
 def _comparison(data: Any, baseline: str, group_by: Sequence[str]) -> str:
     """Every row beside that of the run ``baseline``, on each test set."""
+    from collab_fairseq.scoring import significance
+
     named = data[data["name"] == baseline]
     if named.empty:
         names = ", ".join(data["name"])
         raise RecordError(f"no record is named {baseline}, the baseline; expected one of {names}")
     key = named["row"].iloc[0]
     base = data[data["row"] == key]
-    signatures: Set[str] = set()
     lines = []
     for other, row in data[data["row"] != key].groupby("row", sort=False):
         for test in test_sets(row["run"]):
             compared = dict(zip(map(_header, group_by), other, strict=True))
-            difference, p = _compare_rows(row, base, test, signatures)
+            difference, p = _compare_rows(row, base, test)
             lines.append({**compared, "test set": test, "difference in sacreBLEU": difference, "p": p})
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
-    found = f"Compared with {about}:\n\n{markdown(lines)}"
-    if signatures:
-        shown = ", ".join(f"`{signature}`" for signature in sorted(signatures))
-        found += f"\n\np: two-sided paired bootstrap of sacrebleu, runs of one seed at a time: {shown}."
-    return found
+    how = f"{significance.METHOD} ({significance.SAMPLES:,} resamples), runs of one seed at a time"
+    return f"Compared with {about}:\n\n{markdown(lines)}\n\np: {how}."
 
 
-def _compare_rows(row: Any, base: Any, test: str, signatures: Set[str]) -> List[str]:
+def _compare_rows(row: Any, base: Any, test: str) -> List[str]:
     """Difference over the pairs of runs with one seed, and each pair's p."""
+    from collab_fairseq.scoring.significance import compare
+
     metric = f"{METRICS['sacrebleu']} {test}"
     scored = (runs[[test in run["scores"] for run in runs["run"]]] for runs in (row.dropna(subset="seed"), base))
     pairs = next(scored).merge(next(scored), on="seed", suffixes=("", " of base"))
@@ -157,7 +161,7 @@ def _compare_rows(row: Any, base: Any, test: str, signatures: Set[str]) -> List[
     pairs = pairs.dropna(subset="change")
     p_values = []
     for system, other in zip(pairs["run"], pairs["run of base"], strict=True):
-        result = bootstrap.compare(system, other, test)
+        names = [f"{run['name']} ({test})" for run in (system, other)]
+        result = compare(system["scores"][test], other["scores"][test], names)
         p_values.append(f"seed {system['seed']}: " + (f"{result.p_value:.3f}" if result else "no sentence statistics"))
-        signatures |= {result.signature} if result else set()
     return [spread(pairs["change"], 2, "+"), ", ".join(p_values) or "no sacreBLEU"]

@@ -1,18 +1,22 @@
-"""BLEU in the three forms in which translation papers report it, and chrF. The arithmetic is sacrebleu's.
+"""BLEU in the three forms in which translation papers report it, chrF, chrF++ and TER. The arithmetic is sacrebleu's.
 
 - tokenised BLEU: unsmoothed, on the white-space tokens of tokenised text, as multi-bleu.perl and fairseq-generate do;
 - compound-split BLEU: the same after the compound split, as in Vaswani et al. (2017) and papers that compare with it;
   German only;
 - sacreBLEU (Post 2018, https://aclanthology.org/W18-6319): detokenised text against raw references, with a signature.
   The only one to be compared across papers;
-- chrF (Popović 2015, https://aclanthology.org/W15-3049): F2 of character n-grams, of the same text, with a signature.
+- chrF (Popović 2015, https://aclanthology.org/W15-3049): F2 of character n-grams, of the same text, with a signature;
+- chrF++ (Popović 2017, https://aclanthology.org/W17-4770): the same of words and pairs of words, too;
+- TER (Snover et al. 2006, https://aclanthology.org/2006.amta-papers.25): edits per word of the reference, in per cent:
+  less is better. Lower-cased, as its authors have it.
 """
 
 import re
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Union
+from typing import List, Optional, Sequence
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric
 
 # over bytes: a no-break space is no white space then, as for the scripts that define the protocol
 _HYPHEN = re.compile(rb"(\S)-(\S)")
@@ -26,8 +30,8 @@ class Score:
     """One score of a corpus.
 
     Attributes:
-        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU" or "chrF".
-        score: between 0 and 100. What follows, up to the lengths, is of BLEU.
+        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++" or "TER".
+        score: between 0 and 100; TER may be above. What follows, up to the lengths, is of BLEU.
         precisions: of 1- to 4-grams, in per cent.
         brevity_penalty: between 0 and 1.
         hyp_len, ref_len: lengths in tokens of the metric.
@@ -82,9 +86,10 @@ def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], target_lang:
     return _score("sacreBLEU", BLEU(trg_lang=target_lang or "", force=True), hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """chrF2 with sacrebleu's defaults. Both sides are detokenised text."""
-    return _score("chrF", CHRF(), hypotheses, references)
+def other_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> List[Score]:
+    """chrF, chrF++ and TER with sacrebleu's defaults. Both sides are detokenised text."""
+    scorers = (("chrF", CHRF()), ("chrF++", CHRF(word_order=2)), ("TER", TER()))
+    return [_score(metric, scorer, hypotheses, references) for metric, scorer in scorers]
 
 
 def sentence_statistics(
@@ -109,7 +114,7 @@ def _keep_other_spaces(text: str) -> str:
     return _OTHER_SPACE.sub(lambda match: chr(_PRIVATE_USE + ord(match.group())), text)
 
 
-def _score(metric: str, scorer: Union[BLEU, CHRF], hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def _score(metric: str, scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"expected as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
     result = scorer.corpus_score(hypotheses, [references])

@@ -1,15 +1,16 @@
-"""A generate log and, where there is one, a raw reference, to every score that they allow."""
+"""A generate log or plain text and, where there is one, a raw reference, to every score that they allow."""
 
 import hashlib
 import importlib.metadata
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from collab_fairseq.scoring import bleu, text
-from collab_fairseq.scoring.generate_log import GenerateLog, read_generate_log
-from collab_fairseq.scoring.references import PathLike, ScoringError, check_number, read_references, score_raw
+from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
+from collab_fairseq.scoring.references import PathLike, ScoringError, check_references, read_lines, score_raw
 from fairseq_modern.files import sha256
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
@@ -43,25 +44,27 @@ class Evaluation:
 def evaluate(
     logs: Sequence[PathLike],
     reference: Optional[PathLike] = None,
-    target_lang: str = "de",
+    target_lang: Optional[str] = None,
     tokenised: Optional[bool] = None,
 ) -> Evaluation:
     """Score the translations of one test set.
 
     Tokenised and compound-split BLEU compare the hypotheses with the log's own references (`T-` lines), or with
-    `reference` where the log has none. Raw text is Moses-tokenised first, both sides alike. sacreBLEU and chrF
-    compare raw text with `reference`; tokenised hypotheses are detokenised for them, and without it they are left out.
+    `reference` where the log has none. Raw text is Moses-tokenised first, both sides alike. sacreBLEU, chrF, chrF++ and
+    TER compare raw text with `reference`; tokenised hypotheses are detokenised for them, and without it they are left
+    out.
 
     Args:
-        logs: the log of fairseq-generate, or its shards.
+        logs: the log of fairseq-generate, or its shards, or one file of plain text with a translation a line.
         reference: raw text, line i for id i.
-        target_lang: language code for Moses; the compound split is for "de" only.
+        target_lang: language code for Moses; the compound split is for "de" only. None: what the log tells, else the
+            ending of the reference's name.
         tokenised: whether the log's text is tokenised; None guesses from its punctuation.
 
     Raises:
-        ScoringError: the log or the reference does not allow it; see `read_generate_log`.
+        ScoringError: the log or the reference does not allow it; see `read_translations`.
     """
-    log, names = read_generate_log(logs), ", ".join(os.fspath(path) for path in logs)
+    log, names = read_translations(logs), ", ".join(os.fspath(path) for path in logs)
     marker = text.subword_marker(log.hypotheses)
     if marker:
         flag = "--remove-bpe" if marker == "@@" else "--remove-bpe sentencepiece"
@@ -71,15 +74,27 @@ def evaluate(
         )
     raw = None if reference is None else _read_reference(reference, log)
     if log.references is None and raw is None:
-        raise ScoringError(f"{names}: there are no references (T- lines) in the log; give them with --reference")
+        raise ScoringError(f"{names}: there are no references (T- lines of a log); give them with --reference")
+    language = target_lang or log.target_lang or _language_of(reference)
+    if language is None:
+        raise ScoringError(
+            f"the language of the translations is told neither by {names} nor by "
+            f"{'a reference' if reference is None else os.fspath(reference)}: give it with --target-lang"
+        )
     guess = text.looks_tokenised(log.references or log.hypotheses)
-    result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, target_lang)
+    result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, language)
     read = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
     result.files = [{"file": path.name, "sha256": sha256(path)} for path in read]
     source = "" if reference is None else read[-1].name
     _add_tokenised(result, log, raw, source)
     _add_sacrebleu(result, log, raw, source)
     return result
+
+
+def _language_of(reference: Optional[PathLike]) -> Optional[str]:
+    """The ending of a file's name where it is a language of two letters, such as `test.de` or `test.pt_BR.gz`."""
+    ending = "" if reference is None else Path(reference).name.removesuffix(".gz").rpartition(".")[2]
+    return ending if re.fullmatch(r"[a-z]{2}([_-]\w+)?", ending) else None
 
 
 def _add_tokenised(result: Evaluation, log: GenerateLog, raw: Optional[List[str]], source: str) -> None:
@@ -116,16 +131,19 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
         raw = log.references or []
         source = "the log's T- lines (subword models may normalise them: --reference is better)"
     how = "detokenised by sacremoses" if result.tokenised else "raw text"
-    score, chrf, rows = score_raw(log.hypotheses, raw, result.target_lang, result.tokenised)
-    result.scores += [replace(each, compared=f"{how}; references: {source}") for each in (score, chrf)]
+    score, rows, hypotheses = score_raw(log.hypotheses, raw, result.target_lang, result.tokenised, source)
+    scores = [score, *bleu.other_metrics(hypotheses, raw)]
+    result.scores += [replace(each, compared=f"{how}; references: {source}") for each in scores]
+    if text.lower_cased(log.hypotheses, raw):
+        result.remarks.append("hardly a hypothesis has a capital letter, but most references have: TER alone bears it")
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
     result.sentence_statistics = {"metric": score.metric, "references_sha256": digest, "rows": rows}
 
 
 def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:
     name = os.fspath(path)
-    lines = read_references(path)
-    check_number(lines, log.hypotheses, name)
+    lines = read_lines(path)
+    check_references(lines, log.hypotheses, name)
     if log.references is not None:
         overlap = text.word_overlap(lines, log.references)
         if overlap < _SAME_TEXT:

@@ -2,18 +2,21 @@
 
 Of interest are the lines `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>score<tab>hypothesis` and
 `D-id<tab>score<tab>hypothesis`, the last after fairseq's own detokenisation. They may come in any order, from several
-files (shards), between other log lines.
+files (shards), between other log lines. Plain text, a translation a line, is no log: `read_translations` takes either.
 """
 
-import codecs
 import os
 import re
 from collections import defaultdict
-from typing import Any, DefaultDict, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, DefaultDict, Dict, List, NamedTuple, Optional, Sequence, Set
 
-from collab_fairseq.scoring.references import PathLike, ScoringError
+from collab_fairseq.scoring.references import PathLike, ScoringError, read_content, read_lines
 
 _LINE = re.compile(rb"([STHD])-(\d+)\t")
+#: what a log has and plain text has not
+_LOG = re.compile(rb"^([STHDP]-\d+\t|Generate .* with beam=|.* \| INFO \| fairseq)", re.MULTILINE)
+#: of the settings that fairseq logs, and of its dictionaries, the source's before the target's
+_TARGET, _DICTIONARY = re.compile(rb"'target_lang': '([^']+)'"), re.compile(rb"\| \[([\w-]+)\] dictionary: \d+ types")
 #: letter → what its lines say of one sentence: texts, or for H and D (score, text)
 _Sentence = Dict[str, List[Any]]
 
@@ -24,10 +27,30 @@ class GenerateLog(NamedTuple):
     Attributes:
         hypotheses: the best hypothesis of each sentence, `D-` lines where there are any, else `H-` lines.
         references: the `T-` lines; None where the log has none (fairseq-interactive, test sets without a target side).
+        target_lang: where the log tells it, which has fairseq's messages then (`2>&1`).
     """
 
     hypotheses: List[str]
     references: Optional[List[str]]
+    target_lang: Optional[str] = None
+
+
+def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
+    """A log, the shards of one, or plain text with a translation a line; files may be gzipped.
+
+    Raises:
+        ScoringError: plain text in several files; as of `read_generate_log`.
+    """
+    contents = {path: read_content(path, "the translations") for path in paths}
+    plain = [path for path, content in contents.items() if content.strip() and not _LOG.search(content)]
+    if not plain:
+        return read_generate_log(paths)
+    if len(paths) > 1:
+        raise ScoringError(
+            f"{', '.join(os.fspath(path) for path in paths)} would be the parts of one log of fairseq-generate, but "
+            f"{os.fspath(plain[0])} is plain text, which comes in one file; another system goes to --baseline"
+        )
+    return GenerateLog(read_lines(plain[0], "the translations"), None)
 
 
 def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
@@ -38,8 +61,7 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
             different results, as in the logs of two test sets or models put together; a line is cut off or not UTF-8.
     """
     sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHD"})
-    for path in paths:
-        _read(os.fspath(path), sentences)
+    languages = {language for path in paths for language in _read(os.fspath(path), sentences)}
     where = ", ".join(os.fspath(path) for path in paths)
     present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THD"}
     kind = "D" if present["D"] else "H"
@@ -62,19 +84,21 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
     return GenerateLog(
         hypotheses=[max(sentence[kind], key=lambda pair: pair[0])[1] for _, sentence in ordered],
         references=[sentence["T"][0] for _, sentence in ordered] if present["T"] else None,
+        target_lang=languages.pop() if len(languages) == 1 else None,
     )
 
 
-def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> None:
-    try:
-        with open(path, "rb") as stream:
-            content = stream.read().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise ScoringError(f"cannot read the log {path}: {error.strerror}") from error
+def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
+    """Add the lines of a file; the target language, where the file tells it."""
+    content = read_content(path, "the log")
+    named: List[bytes] = []
+    dictionaries: List[bytes] = []
     # only "\n" ends a line: sentences may hold other characters that str.splitlines() would split at
     for line_number, raw in enumerate(content.split(b"\n"), start=1):
         match = _LINE.match(raw)
         if not match:
+            named += _TARGET.findall(raw)
+            dictionaries += _DICTIONARY.findall(raw)
             continue
         kind, number = match.group(1).decode(), int(match.group(2))
         try:
@@ -90,6 +114,7 @@ def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> None:
             raise ScoringError(
                 f"{path}, line {line_number}: expected `{kind}-{number}<tab>score<tab>text`, got {raw[:80].decode()!r}"
             ) from None
+    return {language.decode() for language in named or (dictionaries[1:] if len(dictionaries) == 2 else [])}
 
 
 def _check_one_translation(where: str, sentence: _Sentence, kind: str) -> None:

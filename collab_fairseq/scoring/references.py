@@ -1,6 +1,9 @@
 """Hypotheses against raw references, the one way in which this project scores text of its own."""
 
+import codecs
+import gzip
 import os
+import zlib
 from typing import List, NamedTuple, Optional, Sequence, Union
 
 from collab_fairseq.scoring import bleu, text
@@ -15,36 +18,60 @@ class ScoringError(ValueError):
 
 
 class RawScore(NamedTuple):
-    """sacreBLEU, chrF, and for the paired bootstrap `bleu.sentence_statistics` in one string."""
+    """sacreBLEU, for the paired bootstrap `bleu.sentence_statistics` in one string, and the hypotheses as raw text."""
 
     bleu: bleu.Score
-    chrf: bleu.Score
     statistics: str
+    hypotheses: List[str]
 
 
-def read_references(path: PathLike) -> List[str]:
-    """Raw references, one a line.
+def read_content(path: PathLike, what: str) -> bytes:
+    """A file's bytes, unpacked where they are gzipped; ``what`` is what errors call them."""
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read()
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ScoringError(f"cannot read {what} {os.fspath(path)}: {why}") from error
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def read_lines(path: PathLike, what: str = "the references") -> List[str]:
+    """Texts, one a line; the file may be gzipped. ``what`` is what errors call them.
 
     Raises:
         ScoringError: the file cannot be read, or is not UTF-8.
     """
-    name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8-sig", newline="\n") as stream:
-            content = stream.read()
-    except OSError as error:
-        raise ScoringError(f"cannot read the references {name}: {error.strerror}") from error
+        # only "\n" ends a line: sentences may hold other characters that str.splitlines() would split at
+        content = read_content(path, what).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ScoringError(f"the references {name} are not UTF-8 text ({error.reason})") from error
+        raise ScoringError(f"{what} {os.fspath(path)} are not UTF-8 text ({error.reason})") from error
     return [line.rstrip("\r") for line in content.removesuffix("\n").split("\n")] if content else []
 
 
-def check_number(references: Sequence[str], hypotheses: Sequence[str], name: str) -> None:
-    """Raise ScoringError unless there is a reference for every hypothesis; ``name`` is what the error calls them."""
+def check_references(references: Sequence[str], hypotheses: Sequence[str], name: str) -> None:
+    """See that raw text was given, a line for each hypothesis.
+
+    Args:
+        name: what errors call the references.
+
+    Raises:
+        ScoringError: another number of lines, subword units, or lower-cased where the hypotheses are not.
+    """
     if len(references) != len(hypotheses):
         raise ScoringError(
             f"{name} has {len(references)} lines, expected {len(hypotheses)}, one for each hypothesis: "
             "these are not the references of this test set"
+        )
+    marker = text.subword_marker(references)
+    if marker:
+        raise ScoringError(f"{name} is in subword units (marker {marker}), expected raw text: the corpus as it came")
+    if text.lower_cased(references, hypotheses):
+        raise ScoringError(
+            f"{name} has hardly a capital letter, but most hypotheses have: it is lower-cased, expected raw text, as "
+            "the corpus came"
         )
 
 
@@ -55,7 +82,7 @@ def score_raw(
     tokenised: Optional[bool] = None,
     name: str = "the reference",
 ) -> RawScore:
-    """sacreBLEU and chrF of hypotheses against raw references, a file or its lines.
+    """sacreBLEU of hypotheses against raw references, a file or its lines.
 
     Args:
         target_lang: language code for sacreBLEU and for Moses, which takes English without one.
@@ -63,13 +90,13 @@ def score_raw(
         name: what errors call references that are no file.
 
     Raises:
-        ScoringError: the file cannot be read, or another number of lines.
+        ScoringError: the file cannot be read; as of `check_references`.
     """
     named = isinstance(references, (str, os.PathLike))
-    lines = read_references(references) if named else list(references)  # type: ignore[arg-type]
-    check_number(lines, hypotheses, os.fspath(references) if named else name)  # type: ignore[arg-type]
+    lines = read_lines(references) if named else list(references)  # type: ignore[arg-type]
+    check_references(lines, hypotheses, os.fspath(references) if named else name)  # type: ignore[arg-type]
     if text.looks_tokenised(hypotheses) if tokenised is None else tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
     rows = bleu.sentence_statistics(hypotheses, lines, target_lang)
     statistics = "; ".join(" ".join(map(str, row)) for row in rows)
-    return RawScore(bleu.sacrebleu(hypotheses, lines, target_lang), bleu.chrf(hypotheses, lines), statistics)
+    return RawScore(bleu.sacrebleu(hypotheses, lines, target_lang), statistics, list(hypotheses))

@@ -19,6 +19,12 @@ def subword_marker(texts: Sequence[str]) -> Optional[str]:
     return None
 
 
+def lower_cased(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether hardly a text has a capital letter, while most of the others have: by share of the lines."""
+    few, many = (sum(text != text.lower() for text in side) / max(1, len(side)) for side in (texts, others))
+    return few < 0.05 and many > 0.5  # tr A-Z a-z leaves some, such as Ü
+
+
 def looks_tokenised(texts: Sequence[str]) -> bool:
     """Whether most punctuation marks stand apart from the word before them."""
     marks = [match.group(1) != "" for text in texts for match in _MARK.finditer(text)]

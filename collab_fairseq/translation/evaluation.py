@@ -8,7 +8,7 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.scoring.references import read_references, score_raw
+from collab_fairseq.scoring.references import read_lines, score_raw
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
@@ -124,7 +124,7 @@ def score_text(
     given = isinstance(references, (str, os.PathLike))
     name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
     if sentences is not None:
-        references = (read_references(references) if given else list(references))[:sentences]  # type: ignore[arg-type]
+        references = (read_lines(references) if given else list(references))[:sentences]  # type: ignore[arg-type]
     found = score_raw(hypotheses, references, **options)
     return Score(found.bleu.score, found.bleu.signature, str(name), list(hypotheses), found.statistics)
 

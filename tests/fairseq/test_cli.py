@@ -45,11 +45,13 @@ def test_the_average_of_fairseqs_checkpoints(tiny_run, averaged):
 def test_an_average_translates_and_can_be_trained_further(tiny_data, averaged, tmp_path):
     log = tmp_path / "generate.log"
     search = ["--path", averaged, "--beam", 2, "--nbest", 2, "--max-len-b", 12, "--cpu"]
-    log.write_text(run("fairseq-generate", tiny_data, *search).stdout, encoding="utf-8")
+    done = run("fairseq-generate", tiny_data, *search)
+    log.write_text(done.stderr + done.stdout, encoding="utf-8")  # as with 2>&1, which tells the language
     # white-space tokens: the same number as fairseq's own line
     tokenised = run("collab", "score", log, "--tokenized", "yes").stdout
     fairseq_line = re.search(r"BLEU4 = (\S+, \S+ .*)$", log.read_text(encoding="utf-8"), re.MULTILINE)
     assert fairseq_line.group(1) in tokenised
+    assert "language tgt," in tokenised
     out = run(
         "fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, "--finetune-from-model", averaged, "--max-update", 1,
         "--no-save", "--save-dir", tmp_path,

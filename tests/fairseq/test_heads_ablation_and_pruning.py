@@ -1,4 +1,4 @@
-"""Ablation, pruning and removal of heads: masked equals removed, and sacrebleu decides what is significant."""
+"""Ablation, pruning and removal of heads: masked equals removed, and what is significant is told."""
 
 import copy
 import json

@@ -144,7 +144,7 @@ def test_the_recipe_ends_in_scores_and_a_record(finished):
     assert set(record["scores"]) == {"test_2016_flickr", "test_2017_flickr"}
     for scores in record["scores"].values():
         metrics = [score["metric"] for score in scores["scores"]]
-        assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF"]
+        assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++", "TER"]
         assert scores["sentences"] == 20
     assert [entry["num_updates"] for entry in record["averaged_from"]] == [4, 3]
     assert record["training"]["updates"] == 4

@@ -177,7 +177,7 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
     for name in NAMES:
         record = load_run(folder / name / "record.json")
         metrics = [score["metric"] for score in record["scores"]["newstest2014"]["scores"]]
-        assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF"]
+        assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++", "TER"]
         assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 8]
         assert record["training"]["updates"] == 10
         assert [point["updates"] for point in record["curves"]["valid"]][-1] == 10

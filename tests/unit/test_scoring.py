@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 import pytest
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.evaluation import evaluate
@@ -202,8 +202,12 @@ def test_tokenised_text_is_detokenised_for_sacrebleu_only(tmp_path):
     assert scores["chrF"].score == pytest.approx(CHRF().corpus_score(guess, [raw]).score)
     assert scores["chrF"].score != pytest.approx(CHRF().corpus_score(tokens(guess), [tokens(raw)]).score)
     assert "nc:6" in scores["chrF"].signature
+    assert scores["chrF++"].score == pytest.approx(CHRF(word_order=2).corpus_score(guess, [raw]).score)
+    assert "nw:2" in scores["chrF++"].signature
+    assert scores["TER"].score == pytest.approx(TER().corpus_score(guess, [raw]).score)
+    assert 0 < scores["TER"].score < 30
 
-    without = evaluate([log])
+    without = evaluate([log], target_lang="de")
     assert "sacreBLEU" not in scores_of(without)
     assert any("--reference" in remark for remark in without.remarks)
 
@@ -216,18 +220,18 @@ def test_other_languages_have_no_compound_split(log):
 
 def test_a_log_without_references_takes_the_given_ones(tmp_path):
     log = write(tmp_path / "log", log_lines(GUESS))
-    with pytest.raises(ScoringError, match=r"no references \(T- lines\) in the log; give them with --reference"):
+    with pytest.raises(ScoringError, match=r"no references \(T- lines of a log\); give them with --reference"):
         evaluate([log])
     with_raw = scores_of(evaluate([log], write(tmp_path / "test.de", RAW)))
     assert with_raw["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(GUESS, [RAW]).score)
-    assert len(with_raw) == 4
+    assert len(with_raw) == 6
 
 
 @pytest.mark.parametrize("marked", ["log", "test.de"])
 def test_a_byte_order_mark_is_no_text(tmp_path, marked):
     log, reference = write(tmp_path / "log", log_lines(RAW, kinds="H")[1:]), write(tmp_path / "test.de", RAW)
     (tmp_path / marked).write_bytes(b"\xef\xbb\xbf" + (tmp_path / marked).read_bytes())
-    assert [score.score for score in evaluate([log], reference).scores] == pytest.approx([100.0] * 4)
+    assert [score.score for score in evaluate([log], reference).scores] == pytest.approx([100.0] * 5 + [0.0])
 
 
 @pytest.mark.parametrize(
@@ -235,10 +239,13 @@ def test_a_byte_order_mark_is_no_text(tmp_path, marked):
     [
         ("\n".join(RAW[:3]).encode(), r"other has 3 lines, expected 4"),
         ("\n".join(RAW[1:] + RAW[:1]).encode(), r"other has other sentences than the log's references"),
-        (b"\x1f\x8b\x08\xff\xfe", "other are not UTF-8 text"),
+        (b"\xff\xfe", "other are not UTF-8 text"),
+        (b"\x1f\x8b\x08\xff\xfe", "cannot read the references .*other: Compressed file ended"),
+        ("".join(f"▁{line}\n" for line in RAW).encode(), r"other is in subword units \(marker ▁\), expected raw text"),
+        ("\n".join(RAW).encode().lower(), "other has hardly a capital letter, but .* is lower-cased"),
     ],
 )
-def test_references_of_another_test_set_are_refused(log, tmp_path, content, message):
+def test_references_of_another_test_set_or_form_are_refused(log, tmp_path, content, message):
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(ScoringError, match=message):
         evaluate([log], tmp_path / "other")
@@ -248,3 +255,11 @@ def test_references_of_another_test_set_are_refused(log, tmp_path, content, mess
 def test_subword_units_are_refused_with_the_flag_to_use(tmp_path, lines, marker):
     with pytest.raises(ScoringError, match=f"still in subword units .marker {marker}.*--remove-bpe"):
         evaluate([write(tmp_path / "log", log_lines(lines, lines))])
+
+
+def test_lower_cased_hypotheses_are_remarked_upon(tmp_path):
+    """A model may be so; references may not."""
+    raw = write(tmp_path / "test.de", RAW)
+    for lines, expected in ([line.lower() for line in GUESS], 1), (GUESS, 0), ([*GUESS[:3], GUESS[3].lower()], 0):
+        remarks = evaluate([write(tmp_path / "log", log_lines(lines))], raw).remarks
+        assert sum("hardly a hypothesis has a capital letter" in remark for remark in remarks) == expected

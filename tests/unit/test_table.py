@@ -7,35 +7,20 @@ import random
 import statistics
 
 import pytest
-from sacrebleu.metrics import BLEU
-from sacrebleu.significance import PairedTest
 
 from collab_fairseq.attention.cost import AttentionSize, cache_numbers
-from collab_fairseq.records import bootstrap, table
+from collab_fairseq.records import table
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
 from collab_fairseq.records.schema import validate
-from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences, translate
+from collab_fairseq.scoring.references import ScoringError
+from collab_fairseq.scoring.significance import compare
+from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences
 
 
-def test_the_paired_bootstrap_is_sacrebleus_own(records):
-    references = sentences()
-    system, baseline = (translate(references, noise, 200) for noise in (0.4, 0.2))
-    signatures, results = PairedTest(
-        [("baseline", baseline), ("system", system)], {"BLEU": BLEU()}, [references], test_type="bs", n_samples=1000
-    )()
-    before, after = results["BLEU"]
-    ours = bootstrap.compare(records["none-32-s2"], records["none-None-s2"], "test_a")
-    assert ours.difference == pytest.approx(after.score - before.score, abs=1e-9)
-    assert ours.p_value == after.p_value
-    assert ours.signature == str(signatures["BLEU"])
-    assert "seed:12345" in ours.signature
-    assert ours.difference < -5
-    assert 0 < ours.p_value < 0.01
-    same = bootstrap.compare(records["none-32-s1"], records["none-32-s1"], "test_a")
-    assert (same.difference, same.p_value) == (0, 1)
-    close = bootstrap.compare(records["decoder_cross_encoder-32-s1"], records["none-None-s1"], "test_a")
-    assert 0.05 < close.p_value <= 1
+def of_test_a(*runs):
+    """What `compare` takes, of the first test set."""
+    return *(run["scores"]["test_a"] for run in runs), [run["name"] for run in runs]
 
 
 def test_only_like_is_compared(records):
@@ -44,17 +29,17 @@ def test_only_like_is_compared(records):
     digest, rows = found["references_sha256"], found["rows"].split("; ")
     assert digest == hashlib.sha256("".join(f"{line}\n" for line in sentences()).encode()).hexdigest()
     found["references_sha256"] = "0" * 64
-    with pytest.raises(RecordError, match="none-32-s1 and none-None-s1 have different references"):
-        bootstrap.compare(one, other, "test_a")
+    with pytest.raises(ScoringError, match="none-32-s1 and none-None-s1 have different references"):
+        compare(*of_test_a(one, other))
     found.update(references_sha256=digest, rows="; ".join([*rows[:-1], "4 4 4 3 2 1"]))
-    with pytest.raises(RecordError, match=r"its sentence statistics add up to"):
-        bootstrap.compare(one, other, "test_a")
+    with pytest.raises(ScoringError, match=r"none-None-s1: .* its sentence statistics add up to"):
+        compare(*of_test_a(one, other))
     found["rows"] = "; ".join(rows[:-1])
     with pytest.raises(RecordError, match="expected 120 rows, got 119"):
         validate(in_envelope(other))
     del other["scores"]["test_a"]["sentence_statistics"]
     validate(in_envelope(other))
-    assert bootstrap.compare(one, other, "test_a") is None
+    assert compare(*of_test_a(one, other)) is None
 
 
 def test_numbers_are_means_and_sample_deviations(runs, files, records):
@@ -103,11 +88,11 @@ def test_a_baseline_is_compared_seed_by_seed(runs, records):
     changes = [a - b for a, b in pairs]
     assert rows[2]["difference in sacreBLEU"] == f"{statistics.mean(changes):+.2f} ± {statistics.stdev(changes):.2f}"
     p_values = [
-        bootstrap.compare(records[f"decoder_cross_encoder-32-s{s}"], records[f"none-32-s{s}"], "test_a").p_value
-        for s in SEEDS
+        compare(*of_test_a(records[f"decoder_cross_encoder-32-s{s}"], records[f"none-32-s{s}"])).p_value for s in SEEDS
     ]
     assert rows[2]["p"] == ", ".join(f"seed {s}: {p:.3f}" for s, p in zip(SEEDS, p_values, strict=True))
-    assert "bs:1000|seed:12345" in text
+    how = "paired bootstrap over the sentences, centred and two-sided (1,000 resamples), runs of one seed at a time"
+    assert text.endswith(f"\n\np: {how}.\n")
 
 
 def test_what_is_missing_is_said(runs):
@@ -156,6 +141,19 @@ def test_speed_is_not_averaged_over_machines(runs):
     assert "on: A GPU." in alone
     runs[0]["hardware"]["gpus"] = [{"name": name, "memory_bytes": 1} for name in ("A GPU", "another", "A GPU")]
     assert hardware(runs[0]) == "2 × A GPU, another"
+
+
+def test_precisions_in_one_row_are_told(runs):
+    row = [run for run in runs if run["name"].startswith("none-32-")]
+    for run, flag in zip(row, (None, "amp", "amp"), strict=True):
+        run["config"]["common"] = {name: name == flag for name in ("fp16", "amp")}
+    markdown = table.markdown_table(runs, columns=["seeds"])
+    assert "different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
+    row[0]["config"]["common"]["amp"] = True
+    assert "precision" not in table.markdown_table(runs, columns=["seeds"])
+    del row[0]["config"]["common"]
+    assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])
+    assert "precision" not in table.markdown_table(row, columns=["seeds"], group_by=["heads", "config.common.amp"])
 
 
 def test_heads_in_words():
