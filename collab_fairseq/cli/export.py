@@ -9,7 +9,6 @@ CHECKPOINT is one of fairseq's `transformer` or of `transformer_collab`, or a mo
     ctranslate2   the same for CTranslate2, several times faster on CPUs; --quantization int8 makes it smaller
     fairseq       a folder with a plain `transformer`, for fairseq alone, where key dims are at most width / heads
     huggingface   the same for transformers (FSMT)
-    onnx          encoder and one decoder step with their caches, for ONNX Runtime
 
 Models of raw text need the SentencePiece model or BPE codes that made their units; data_prep's SentencePiece models are
 found by themselves.
@@ -26,7 +25,7 @@ from . import options
 HELP = "write a trained model for those who use it"
 
 _UNITS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
-TARGETS = ("folder", "ctranslate2", "fairseq", "huggingface", "onnx")
+TARGETS = ("folder", "ctranslate2", "fairseq", "huggingface")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from collab_fairseq.translation.units import CARD, Card, PathLike, TextUnits, Tr
 
 logger = logging.getLogger(__name__)
 
-ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine", "onnx": "OnnxEngine"}
+ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
 #: changes with what a conversion writes
 _VERSION = "2"
 

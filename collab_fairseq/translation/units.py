@@ -41,7 +41,7 @@ class Card:
     """What an exported folder says of itself.
 
     Attributes:
-        engine: what computes it: ``torch``, ``ctranslate2``, ``onnx``, or ``huggingface``.
+        engine: what computes it: ``torch``, ``ctranslate2`` or ``huggingface``.
         source_lang, target_lang: from and to.
         subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None: words.
         moses: text is tokenised as Moses does, with dashes split off and special characters escaped.

@@ -13,7 +13,7 @@ from fairseq.models.transformer import TransformerModel
 import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
-from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface, onnx
+from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface
 from collab_fairseq.export.source import ExportError, read_source
 from collab_fairseq.export.standard_heads import as_standard, needed_width, standard_layers
 from collab_fairseq.heads.removal import remove_heads
@@ -237,47 +237,3 @@ def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
     assert tokenizer.decode(ids, skip_special_tokens=True) == units.join(units.split("the red dog.")) == "the red dog."
     with pytest.raises(TranslationError, match="give the checkpoint or model folder it was made from"):
         read_source(tmp_path / "out")
-
-
-ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
-
-
-SLOW_ONNX = {
-    "pre-norm, a mask": ("pre-norm", {"encoder_normalize_before": True, "mask_heads": "D:1:1"}),
-    "grouped keys": ("standard", {**ONE_LAYER, "kv_heads": 1}),
-    "latents": ("standard", {**ONE_LAYER, "kv_latent_dim": 5}),
-    "shared values": ("collaborative", {**ONE_LAYER, "value_heads": 1}),
-    "learned positions": ("standard", {**ONE_LAYER, "decoder_learned_pos": True, "encoder_learned_pos": True}),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [
-        ("content", ONE_LAYER),
-        *(pytest.param(*case, marks=pytest.mark.slow, id=name) for name, case in SLOW_ONNX.items()),
-    ],
-)
-def test_onnx_and_its_beam_search_translate_the_same(models, kind, flags, tmp_path):
-    pytest.importorskip("onnxscript")
-    given = read_source(models.checkpoint(kind, **flags))
-    folder.export(given, tmp_path / "torch")
-    onnx.export(given, tmp_path / "out")
-    own, translator = collab_fairseq.load(tmp_path / "torch"), collab_fairseq.load(tmp_path / "out", threads=1)
-    for search in ({"beam": 4, "nbest": 3, "lenpen": 0.6, "max_length": 60}, {"beam": 1}, {"beam": 3, "max_length": 4}):
-        pairs = list(zip(own.search(SOURCES, **search), translator.search(SOURCES, **search), strict=True))
-        for ours, theirs in pairs:
-            assert [found.target for found in ours] == [found.target for found in theirs]
-            assert [found.score for found in ours] == pytest.approx([found.score for found in theirs], abs=1e-4)
-    assert len({ours[0].text for ours, _ in pairs}) > 3
-    if kind == "content":  # one key for both heads, their values, content scores
-        read = {array.name: array.shape[1:] for array in translator.engine._step.get_outputs()}
-        assert [shape[-1] for shape in read.values()][1:3] == [6, 8]
-        assert set(read) == {"scores", "present.0.key", "present.0.value", "present.0.content"}
-    with pytest.raises(TranslationError, match="alignments are not exported"):
-        translator.search(SOURCES, alignments=True)
-    with pytest.raises(TranslationError, match="computes in float32 here"):
-        collab_fairseq.load(tmp_path / "out", precision="float16")
-    (tmp_path / "out" / "step.onnx").write_bytes(b"damaged")
-    with pytest.raises(TranslationError, match=r"ONNX Runtime cannot use step\.onnx"):
-        collab_fairseq.load(tmp_path / "out")
