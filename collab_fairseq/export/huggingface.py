@@ -6,6 +6,7 @@ codes; of SentencePiece models weights and ids are exported, and the text side i
 
 import os
 import shutil
+from typing import Any, Dict
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
@@ -14,19 +15,32 @@ from collab_fairseq.translation.units import SUBWORD_FILES, require
 from .source import Source, new_folder, refuse_settings, write_json, write_text_side
 from .standard_heads import standard_layers
 
+#: fairseq's names of what transformers computes alike under the same name
+_ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "gelu_fast", "tanh", "linear")
 
-def export(source: Source, output: PathLike) -> None:
-    """Write the folder."""
-    transformers = require("transformers", "huggingface")
-    config, model, card = source.config, source.model, source.card
+
+def check(source: Source) -> Dict[str, Any]:
+    """The attention that is written, by place.
+
+    Raises:
+        UnsupportedError: FSMT lacks something that the model has.
+    """
+    config = source.config
     lacks = {
         "--layernorm-embedding": config.layernorm_embedding,
         "encoder and decoder of different widths": config.encoder.embed_dim != config.decoder.embed_dim,
     }
-    sides = {"encoder": config.encoder, "decoder": config.decoder}
-    for side, own in sides.items():
+    for side, own in (("encoder", config.encoder), ("decoder", config.decoder)):
         lacks |= {f"--{side}-normalize-before": own.normalize_before, f"--{side}-learned-pos": own.learned_pos}
-    refuse_settings(config, "FSMT of transformers", lacks)
+    refuse_settings(config, "FSMT of transformers", _ACTIVATIONS, lacks)
+    return standard_layers(source.model, config)
+
+
+def export(source: Source, output: PathLike) -> None:
+    """Write the folder."""
+    transformers = require("transformers", "huggingface")
+    layers, config, model, card = check(source), source.config, source.model, source.card
+    sides = {"encoder": config.encoder, "decoder": config.decoder}
     dictionaries = source.trained.task.source_dictionary, source.trained.task.target_dictionary
     sizes = {"layers": "layers", "ffn_dim": "ffn_embed_dim", "attention_heads": "attention_heads"}
     fsmt = transformers.FSMTForConditionalGeneration(
@@ -44,7 +58,8 @@ def export(source: Source, output: PathLike) -> None:
             early_stopping=True,  # as fairseq stops
         )
     )  # fmt: skip
-    with swapped(model, standard_layers(model, config)):
+    fsmt.generation_config.min_length = 2  # fairseq's --min-len 1: </s>, which starts the target, counts here
+    with swapped(model, layers):
         parameters = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     unknown = fsmt.load_state_dict(parameters, strict=False).unexpected_keys
     left = [name for name in unknown if not name.endswith(("version", "_float_tensor"))]
