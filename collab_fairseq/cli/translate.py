@@ -66,7 +66,7 @@ def _open(file: Optional[str]) -> Any:
     if file is None:
         return contextlib.nullcontext(sys.stdin.buffer)
     if not os.path.isfile(file):
-        raise options.UsageError(f"there is no file {file}" if not os.path.isdir(file) else f"{file} is a folder")
+        raise options.UsageError(f"there is no file {file}" if not os.path.isdir(file) else f"{file} is a folder: DIR comes first, then FILE")
     return open(file, "rb")
 
 
