@@ -62,7 +62,7 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
             source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization or 'float32'})",
             "Its attention is written as standard heads; scores are those of the model that it was made from.",
             *about,
-            "    collab translate DIR FILE\n",
+            "```bash", "collab translate DIR FILE", "```", "",
             "`ctranslate2.Translator(\"DIR\")` takes and gives units of the dictionaries.",
         )  # fmt: skip
 

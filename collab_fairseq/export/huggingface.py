@@ -18,6 +18,34 @@ from .standard_heads import standard_layers
 #: fairseq's names of what transformers computes alike under the same name
 _ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "gelu_fast", "tanh", "linear")
 
+_WITH_TOKENIZER = """\
+import transformers
+
+tokenizer = transformers.FSMTTokenizer.from_pretrained("DIR")
+model = transformers.FSMTForConditionalGeneration.from_pretrained("DIR")
+text = "A man is riding a bike."
+found = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5, max_length=200)[0]
+print(tokenizer.decode(found, skip_special_tokens=True))"""
+
+#: FSMT's own tokenizer knows no SentencePiece
+_WITH_SENTENCEPIECE = """\
+import sentencepiece
+import torch
+import transformers
+
+def dictionary(lang):
+    with open(f"DIR/dict.{lang}.txt", encoding="utf-8") as lines:
+        return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
+
+pieces = sentencepiece.SentencePieceProcessor(model_file="DIR/sentencepiece.bpe.model")
+model = transformers.FSMTForConditionalGeneration.from_pretrained("DIR")
+source = {piece: number for number, piece in enumerate(dictionary("SOURCE"))}
+target = dictionary("TARGET")
+text = "A man is riding a bike."
+ids = [source.get(piece, 3) for piece in pieces.encode(GIVEN, out_type=str)] + [2]
+found = model.generate(torch.tensor([ids]), num_beams=5, max_length=200)[0]
+print("".join(target[number] for number in found if number > 2).replace("▁", " ").strip())"""
+
 
 def check(source: Source) -> Dict[str, Any]:
     """The attention that is written, by place.
@@ -70,15 +98,18 @@ def export(source: Source, output: PathLike) -> None:
             fsmt.save_pretrained(folder)
         except require("safetensors", "huggingface").SafetensorError as error:  # a full disk
             raise OSError(str(error)) from error
-        splits = "FSMT's tokenizer is for Moses and BPE codes: split text with the subword model in this folder."
+        code = []
         if card.subwords == "subword_nmt" and card.moses:
             _write_tokenizer(source, folder)
-            splits = '`transformers.FSMTTokenizer.from_pretrained("DIR")` splits text.'
+            code = ["", "```python", _WITH_TOKENIZER, "```"]
+        elif card.subwords == "sentencepiece" and not card.moses:
+            given = "text.lower()" if card.lowercase else "text"
+            lines = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
+            code = ["", "```python", lines.replace("GIVEN", given), "```"]
         write_text_side(
             source, folder, "huggingface", "Translation model for transformers",
-            '`transformers.FSMTForConditionalGeneration.from_pretrained("DIR")` computes the same, with attention',
-            "written as standard heads. Ids are the lines of the dictionaries here, after <s>, <pad>, </s>, <unk>;",
-            f"</s> ends the source. {splits}",
+            "Attention is written as standard heads. Ids are the lines of the dictionaries here, after <s>, <pad>,",
+            "</s>, <unk>; </s> ends the source.", *code,
         )  # fmt: skip
 
 

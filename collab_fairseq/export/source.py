@@ -221,26 +221,20 @@ def write_json(data: Any, path: str) -> None:
         json.dump(data, stream, indent=2, ensure_ascii=False)
 
 
-def write_text_side(source: Source, folder: str, engine: str, title: str, *about: str) -> None:
+def write_text_side(source: Source, folder: str, engine: str, title: str, *use: str) -> None:
     """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
 
     Args:
-        title, about: of the README, in lines, in which DIR stands for the folder.
+        title, use: of :func:`.readme.readme`.
     """
+    from .readme import readme
+
     files = {**source.files, **({"record.json": source.record} if source.record is not None else {})}
     for name, path in files.items():
         with open(path, "rb") as stream, open(os.path.join(folder, name), "xb") as copy:
             shutil.copyfileobj(stream, copy)
     card = replace(source.card, engine=engine)
     write_json(asdict(card), os.path.join(folder, CARD))
-    text = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}[card.subwords]
-    text += ", tokenised with Moses" * card.moses + ", lower-cased" * card.lowercase
-    lines = [
-        f"# {title}, {card.source_lang} to {card.target_lang}\n",
-        f"- text as {text}; {sum(p.numel() for p in source.model.parameters()):,} parameters",
-        f"- made from: {', '.join(f'{key} {value}' for key, value in card.made_from.items())}\n",
-        *about,
-    ]
     with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
-        stream.write("".join(f"{line}\n" for line in lines))
+        stream.write(readme(source, title, *use))
     TextUnits(folder, read_card(folder))  # what cannot be opened is found out now
