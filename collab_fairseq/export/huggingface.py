@@ -108,8 +108,8 @@ def export(source: Source, output: PathLike) -> None:
             code = ["", "```python", lines.replace("GIVEN", given), "```"]
         write_text_side(
             source, folder, "huggingface", "Translation model for transformers",
-            "Attention is written as standard heads. Ids are the lines of the dictionaries here, after <s>, <pad>,",
-            "</s>, <unk>; </s> ends the source.", *code,
+            "Attention is written as standard heads. Ids are the lines of the dictionaries here, after `<s>`, `<pad>`,",
+            "`</s>`, `<unk>`; `</s>` ends the source.", *code,
         )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def readme(source: Source, title: str, *use: str) -> str:
 def _model(source: Source) -> Iterator[str]:
     """Sizes, and the heads of every site."""
     encoder, decoder = source.config.encoder, source.config.decoder
-    sizes = [f"{side.layers} layers of width {side.embed_dim} and {side.ffn_embed_dim}" for side in (encoder, decoder)]
+    sizes = [f"{s.layers} layers of width {s.embed_dim} (feed-forward {s.ffn_embed_dim})" for s in (encoder, decoder)]
     number = sum(parameter.numel() for parameter in source.model.parameters())
     yield f"a transformer; encoder: {sizes[0]}, decoder: {sizes[1]}; {number:,} parameters"
     kinds: Dict[str, List[str]] = {}
@@ -93,8 +93,9 @@ def _results(parts: Dict[str, Any]) -> Iterator[str]:
         else:
             losses.append((name, value, "–"))
     if rows:
-        yield from ("", "## Scores", "", "| test set | sacreBLEU | signature |", "|---|---:|---|")
-        yield from (f"| {' | '.join(row)} |" for row in rows)
+        yield from ("", "## Scores", "", "| test set | sacreBLEU |", "|---|---:|")
+        yield from (f"| {test} | {value} |" for test, value, _ in rows)
+        yield from ("", f"Signature: {', '.join(f'`{each}`' for each in dict.fromkeys(row[2] for row in rows))}")
     if losses:
         yield from ("", "| set | loss, bits a token | without label smoothing |", "|---|---:|---:|")
         yield from (f"| {' | '.join(row)} |" for row in losses)

@@ -45,7 +45,8 @@ def test_the_card_says_what_the_record_says(models, tmp_path):
     assert f"- licence: {licence}\n" in card
     for test, scored in record["parts"]["scores"].items():
         (score,) = (each for each in scored["scores"] if each["metric"] == "sacreBLEU")
-        assert f"| {test} | {score['score']:.2f} | {score['signature']} |" in card
+        assert f"| {test} | {score['score']:.2f} |\n" in card
+        assert f"Signature: `{score['signature']}`\n" in card
     assert record["command"] in blocks(card, "bash")
     assert all(f"{digest}  {file}\n" in card for file, digest in record["settings"]["data"].items())
     # of a folder, the record and the licence stay the model's
@@ -63,7 +64,7 @@ def test_losses_and_what_a_conversion_changed(models, tmp_path):
     (tmp_path / "record.json").write_text(json.dumps(record))
     flags = ["--record", tmp_path / "record.json"]
     card = export(models.checkpoint("collaborative"), "folder", tmp_path / "out", *flags)
-    assert "| test | 38.72 → 38.90 | nrefs:1 |\n" in card
+    assert "| test | 38.72 → 38.90 |\n\nSignature: `nrefs:1`\n" in card
     assert "| valid loss | 2.4971 → 2.5100 | – |\n" in card
     record["parts"] = {"losses": {"valid": {"loss": 3.5, "nll_loss": 2.25, "tokens": 9}}}
     (tmp_path / "record.json").write_text(json.dumps(record))
