@@ -100,7 +100,11 @@ def with_state(trained: TrainedModel, state: Dict[str, Any]) -> TrainedModel:
 
 
 def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
-    model: nn.Module = task.build_model(copy.deepcopy(cfg.model))  # building completes the settings
+    settings = copy.deepcopy(cfg.model)  # building completes them
+    for path in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
+        if getattr(settings, path, None) is not None:
+            setattr(settings, path, None)  # files that training began with; their weights are in the checkpoint
+    model: nn.Module = task.build_model(settings)
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:
