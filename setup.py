@@ -85,7 +85,7 @@ setup(
     extras_require={
         "test": ["pytest", "pytest-xdist", "ruff", "mypy"],
         "plots": ["matplotlib", "pandas", "scipy", "tabulate"],
-        "serve": ["ctranslate2>=4.8", "onnx", "onnxruntime", "onnxscript", "subword-nmt"],
+        "serve": ["ctranslate2>=4.8", "subword-nmt"],
         "slurm": ["hydra-submitit-launcher"],
         "reparam": ["tensorly"],
         # transformers 5 needs Python 3.11

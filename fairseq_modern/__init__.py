@@ -20,6 +20,8 @@ __all__ = ["AFTER", "BEFORE", "install"]
 BEFORE = {
     "fairseq": ("errors.show_user_errors", "quiet.patch"),
     "fairseq.dataclass.configs": ("dataclass_defaults.hash_configs",),
+    "fairseq.tasks.text_to_speech": ("quiet.remember_root",),
+    "fairseq.tasks.frm_text_to_speech": ("quiet.remember_root",),
 }
 
 # ... and after, the last one outermost.
@@ -38,6 +40,7 @@ AFTER = {
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
     "fairseq.distributed.utils": ("survival.workers.patch", "distributed.patch"),
+    "fairseq.file_utils": ("archives.patch",),
     "fairseq.models.fairseq_model": ("amp.patch_inference",),
     "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
     "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder",),
@@ -46,6 +49,8 @@ AFTER = {
     "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
     "fairseq.options": ("options.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task",),
+    "fairseq.tasks.text_to_speech": ("quiet.restore_root",),
+    "fairseq.tasks.frm_text_to_speech": ("quiet.restore_root",),
     "fairseq.utils": ("user_dir.patch",),
     "fairseq.trainer": (
         "survival.position.patch_trainer",

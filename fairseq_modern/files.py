@@ -25,13 +25,13 @@ def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
 
     The data are on the disk before the name is: a crash leaves either the old or the new file. Until then the file has
-    the same name with `.tmp` appended.
+    a new name, `path.HEX.tmp` with 16 hexadecimal digits: writers do not meet, and no link is followed.
 
     Raises:
         OSError: what the system said where it could not write, for example because the disk is full.
     """
-    temporary = path + ".tmp"
-    file = _File(temporary, "wb")
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+    file = _File(temporary, "x")  # unlike those of tempfile, with the permissions that any new file has
     try:
         with io.BufferedWriter(file) as stream:
             yield stream

@@ -98,7 +98,7 @@ def _explain(file: Any, error: Exception) -> str:
         )
     reason = type(error).__name__
     if "weights_only" not in str(error):  # torch would advise to load it unsafely
-        reason = f"{reason}: {error}".split("\n")[0].rstrip(": .")
+        reason = f"{reason}: {error}".split("\n")[0].split(". ")[0].rstrip(": .")
     return f"{file} was not loaded: expected a whole checkpoint, got a damaged file or something else ({reason})."
 
 

@@ -3,11 +3,14 @@
 fairseq's configuration files are written for Hydra 1.0. Hydra 1.3 reads them, with five warnings that fill a page at
 the start of every tool. torch adds up to three, which are kept quiet, each by its own words, in fairseq's console
 programs only, and behind whatever `python -W` or PYTHONWARNINGS ask for.
+
+Two tasks configure logging as they are imported, for every program that imports fairseq; here it stays as it was.
 """
 
+import logging
 import warnings
 from types import ModuleType
-from typing import Any
+from typing import Any, Dict, List, Tuple
 
 from fairseq_modern.errors import tool_name
 from fairseq_modern.patching import wrap
@@ -25,6 +28,21 @@ def patch(module: ModuleType) -> None:
     if tool_name() is not None:
         for category, message in OF_TORCH:
             warnings.filterwarnings("ignore", message, category, append=True)
+
+
+_root: Dict[str, Tuple[List[logging.Handler], int]] = {}
+
+
+def remember_root(module: ModuleType) -> None:
+    """Before a module that configures logging is executed."""
+    root = logging.getLogger()
+    _root[module.__name__] = [*root.handlers], root.level
+
+
+def restore_root(module: ModuleType) -> None:
+    """Afterwards: the root logger as it was."""
+    logging.root.handlers[:], level = _root.pop(module.__name__)
+    logging.root.setLevel(level)
 
 
 def patch_hydra(module: ModuleType) -> None:

@@ -1,9 +1,9 @@
 """Mends: an interrupted write leaves a broken checkpoint under the name that training resumes from.
 
 As published, `checkpoint_last.pt` and `checkpoint_best.pt` are plain copies, and nothing is forced to the disk. Here
-every checkpoint on a local disk is written to a file of the same name with `.tmp` appended, forced to the disk and then
-renamed, so that it is there whole or not at all; so is a copy. Where the name is a link, the link is replaced; the file
-that it points to stays as it is. A fairseq that forces its own checkpoints to the disk is left alone.
+every checkpoint on a local disk is written to a file beside it, `NAME.HEX.tmp`, forced to the disk and then renamed, so
+that it is there whole or not at all; so is a copy. Where the name is a link, the link is replaced; the file that it
+points to stays as it is. A fairseq that forces its own checkpoints to the disk is left alone.
 """
 
 import contextlib

@@ -72,6 +72,8 @@ class CollaborativeAttention(AttentionLayer):
         dtype: Optional[torch.dtype] = None,
         **options: Any,
     ) -> None:
+        if "mixing_init" in options:  # the flag's name
+            raise TypeError("the argument is called mixing, got mixing_init")
         super().__init__(embed_dim, num_heads, key_dim, **options)
         if not mixing_lr_multiplier > 0:
             raise ValueError(f"mixing_lr_multiplier must be positive, but is {mixing_lr_multiplier}")

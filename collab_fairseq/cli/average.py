@@ -13,9 +13,7 @@ import argparse
 import os
 import sys
 
-from collab_fairseq.records.files import check_targets
-
-from .options import UsageError, check_distinct, positive, refuse
+from .options import UsageError, check_new, positive, refuse
 
 HELP = "average checkpoints"
 
@@ -23,7 +21,7 @@ HELP = "average checkpoints"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or the folder that holds them")
-    add("--output", required=True, metavar="FILE", help="where the averaged checkpoint is written")
+    add("--output", required=True, metavar="FILE", help="the averaged checkpoint, a new file")
     add = parser.add_mutually_exclusive_group().add_argument
     text = "the newest N of {} in the folder --inputs"
     add("--num-epoch-checkpoints", type=positive, metavar="N", help=text.format("checkpointE.pt"))
@@ -43,14 +41,13 @@ def run(args: argparse.Namespace) -> int:
             f"{args.inputs[0]} is a folder: say how many of its checkpoints with --num-epoch-checkpoints or "
             "--num-update-checkpoints, or name the files"
         )
-    check_targets(args.output)
+    check_new(args.output)
     from collab_fairseq import checkpoints
 
     paths = args.inputs
     if number:
         kind = "epoch" if args.num_epoch_checkpoints else "update"
         paths = checkpoints.select_checkpoints(args.inputs[0], kind, number, args.checkpoint_upper_bound)
-    check_distinct(args.output, *paths)
     state, report = checkpoints.average(paths)
     checkpoints.save(state, args.output)
     for entry in report:

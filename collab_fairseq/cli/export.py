@@ -9,36 +9,36 @@ CHECKPOINT is one of fairseq's `transformer` or of `transformer_collab`, or a mo
     ctranslate2   the same for CTranslate2, several times faster on CPUs; --quantization int8 makes it smaller
     fairseq       a folder with a plain `transformer`, for fairseq alone, where key dims are at most width / heads
     huggingface   the same for transformers (FSMT)
-    onnx          encoder and one decoder step with their caches, for ONNX Runtime
 
 Models of raw text need the SentencePiece model or BPE codes that made their units; data_prep's SentencePiece models are
 found by themselves.
 """
 
 import argparse
-import importlib
 import logging
 import os
 import sys
+
+from collab_fairseq.export import TARGETS, write
 
 from . import options
 
 HELP = "write a trained model for those who use it"
 
 _UNITS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
-TARGETS = ("folder", "ctranslate2", "fairseq", "huggingface", "onnx")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq, or a model folder")
-    add("--to", required=True, choices=TARGETS, help="what for")
-    add("--output", required=True, metavar="DIR", help="the new folder; whole or not at all")
+    add("--to", required=True, type=_target, choices=TARGETS, help="what for")
+    add("--output", required=True, metavar="DIR", help="a new or empty folder; whole or not at all")
     add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
     add("--half", action="store_true", help="folder, fairseq: weights in half precision")
     text = "ctranslate2: of the weights: int8, float16, bfloat16, … (default: float32)"
     add("--quantization", metavar="NAME", help=text)
-    add("--record", metavar="FILE.json", help="record of how it was made, to go with the model")
+    add("--record", metavar="FILE.json", help="record of how it was made, to go with the model and onto its card")
+    add("--licence", metavar="TEXT", help="of the model, for its card (default: that of a model folder, or not stated)")
     group = parser.add_argument_group("how text becomes the model's units (a model folder says so itself)")
     add = group.add_argument
     text = "SentencePiece model (default: sentencepiece.model in the data-bin or beside it)"
@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bpe-codes", metavar="FILE", help="codes of subword-nmt")
     add("--moses", action="store_true", help="the text was tokenised with Moses before")
     add("--lowercase", action="store_true", help="and lower-cased")
+
+
+def _target(name: str) -> str:
+    if name == "onnx":
+        raise argparse.ArgumentTypeError("ONNX is no longer written; take ctranslate2")
+    return name
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     from collab_fairseq.export.source import read_source
 
-    target = importlib.import_module(f"collab_fairseq.export.{args.to}")
-    source = read_source(args.checkpoint, args.data, **{name: getattr(args, name) for name in _UNITS})
-    target.export(source, args.output, **{name: getattr(args, name) for name in owners if name not in others})
+    given = {name: getattr(args, name) for name in _UNITS}
+    source = read_source(args.checkpoint, args.data, licence=args.licence, **given)
+    write(source, args.to, args.output, **{name: getattr(args, name) for name in owners if name not in others})
     sys.stdout.write(f"{args.output}\n")
     return 0

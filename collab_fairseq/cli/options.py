@@ -127,6 +127,13 @@ def add_sites(parser: argparse.ArgumentParser, what: str = "whose heads") -> Non
     parser.add_argument("--sites", default="encoder_cross_decoder", metavar="SITES", help=text)
 
 
+def check_new(output: str) -> None:
+    """See that a model's file can be written and is not there yet: what took hours is not overwritten."""
+    check_targets(output)
+    if os.path.lexists(output):
+        raise UsageError(f"there is already something under {output}: choose another --output, or remove it first")
+
+
 def check_distinct(output: str, *sources: str) -> None:
     """A result does not overwrite what it is made from."""
     for source in sources:

@@ -34,7 +34,7 @@ HELP = "collaborative heads for a trained model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq")
-    add("--output", required=True, metavar="FILE", help="the converted checkpoint; whole or not at all")
+    add("--output", required=True, metavar="FILE", help="the converted checkpoint, a new file; whole or not at all")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--key-dim", type=int, metavar="N", help="shared key dim of every converted layer")
     size.add_argument("--budget", metavar="KIND:N",
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    options.check_new(args.output)
     check_targets(args.json)
     if args.json:
         options.check_distinct(args.json, args.checkpoint)

@@ -66,7 +66,8 @@ def _open(file: Optional[str]) -> Any:
     if file is None:
         return contextlib.nullcontext(sys.stdin.buffer)
     if not os.path.isfile(file):
-        raise options.UsageError(f"there is no file {file}" if not os.path.isdir(file) else f"{file} is a folder")
+        folder = f"{file} is a folder: DIR comes first, then FILE"
+        raise options.UsageError(folder if os.path.isdir(file) else f"there is no file {file}")
     return open(file, "rb")
 
 

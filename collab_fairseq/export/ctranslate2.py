@@ -9,7 +9,7 @@ one head in the decoder's self-attention (its flag ``multi_query``), if heads ar
 elsewhere. Groups of heads are projected once, but cached as copies.
 """
 
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -21,6 +21,25 @@ from collab_fairseq.translation.units import require
 
 from .source import ExportError, Source, new_folder, refuse_settings, write_text_side
 from .standard_heads import standard_layers
+
+#: fairseq's name → CTranslate2's
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU"}
+
+
+def check(source: Source) -> Dict[str, Any]:
+    """The attention that is written, by place.
+
+    Raises:
+        UnsupportedError: CTranslate2 lacks something that the model has.
+    """
+    config = source.config
+    encoder, decoder = config.encoder.normalize_before, config.decoder.normalize_before
+    lacks = {
+        "--encoder-normalize-before or --decoder-normalize-before alone": encoder != decoder,
+        "--no-decoder-final-norm": decoder and config.no_decoder_final_norm,
+    }
+    refuse_settings(config, "CTranslate2", _ACTIVATIONS, lacks)
+    return standard_layers(source.model)
 
 
 def export(source: Source, output: PathLike, *, quantization: Optional[str] = None) -> None:
@@ -43,7 +62,7 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
             source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization or 'float32'})",
             "Its attention is written as standard heads; scores are those of the model that it was made from.",
             *about,
-            "    collab translate DIR FILE\n",
+            "```bash", "collab translate DIR FILE", "```", "",
             "`ctranslate2.Translator(\"DIR\")` takes and gives units of the dictionaries.",
         )  # fmt: skip
 
@@ -69,18 +88,11 @@ def _specification(source: Source) -> Any:
     from ctranslate2.converters import fairseq as converter
     from ctranslate2.specs import attention_spec, common_spec, transformer_spec
 
-    config, model = source.config, source.model
-    one_sided = config.encoder.normalize_before != config.decoder.normalize_before
-    refuse_settings(
-        config, "CTranslate2", {"--encoder-normalize-before or --decoder-normalize-before alone": one_sided}
-    )
-    activations = {"relu": common_spec.Activation.RELU, "gelu": common_spec.Activation.GELU}
-    if config.activation_fn not in activations:
-        raise ExportError(f"the activation must be one of {', '.join(activations)}, but is {config.activation_fn}")
-    layers = standard_layers(model)
+    layers, config, model = check(source), source.config, source.model
+    activation = getattr(common_spec.Activation, _ACTIVATIONS[config.activation_fn])
     spec = transformer_spec.TransformerSpec.from_config(
         (config.encoder.layers, config.decoder.layers), 1,
-        pre_norm=config.encoder.normalize_before, activation=activations[config.activation_fn],
+        pre_norm=config.encoder.normalize_before, activation=activation,
         layernorm_embedding=config.layernorm_embedding, alignment_heads=0,
     )  # fmt: skip
     for site, side, attribute in (

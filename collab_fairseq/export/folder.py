@@ -30,6 +30,10 @@ from .source import Source, new_folder, write_text_side
 _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}
 
 
+def check(source: Source) -> None:
+    """Every model fits."""
+
+
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
     """Write the model folder; ``half``: weights in half precision, which are computed with in float32 all the same."""
     write(source, portable(source, half), output)
@@ -84,9 +88,15 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
         checkpoints.save(state, os.path.join(folder, MODEL))
         write_text_side(
             source, folder, "torch", "Translation model",
-            "    collab translate DIR FILE",
-            "    python -c 'import collab_fairseq; print(collab_fairseq.load(\"DIR\").translate([\"…\"]))'\n",
-            f"In fairseq, whose {arch} it is{', on lower-cased text' * card.lowercase}:\n",
-            f"    fairseq-interactive DIR --path DIR/{MODEL} -s {card.source_lang} -t {card.target_lang}{flags}",
-            f"    python -c 'from {home} import {kind}; print({kind}.from_pretrained(\"DIR\").translate([\"…\"]))'",
+            "```bash",
+            "collab translate DIR FILE",
+            "python -c 'import collab_fairseq; print(collab_fairseq.load(\"DIR\").translate([\"…\"]))'",
+            "```",
+            "",
+            f"In fairseq, whose {arch} it is{', on lower-cased text' * card.lowercase}:",
+            "",
+            "```bash",
+            f"fairseq-interactive DIR --path DIR/{MODEL} -s {card.source_lang} -t {card.target_lang}{flags}",
+            f"python -c 'from {home} import {kind}; print({kind}.from_pretrained(\"DIR\").translate([\"…\"]))'",
+            "```",
         )  # fmt: skip

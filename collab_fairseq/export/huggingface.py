@@ -6,6 +6,7 @@ codes; of SentencePiece models weights and ids are exported, and the text side i
 
 import os
 import shutil
+from typing import Any, Dict
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
@@ -14,19 +15,60 @@ from collab_fairseq.translation.units import SUBWORD_FILES, require
 from .source import Source, new_folder, refuse_settings, write_json, write_text_side
 from .standard_heads import standard_layers
 
+#: fairseq's names of what transformers computes alike under the same name
+_ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "gelu_fast", "tanh", "linear")
 
-def export(source: Source, output: PathLike) -> None:
-    """Write the folder."""
-    transformers = require("transformers", "huggingface")
-    config, model, card = source.config, source.model, source.card
+_WITH_TOKENIZER = """\
+import transformers
+
+tokenizer = transformers.FSMTTokenizer.from_pretrained("DIR")
+model = transformers.FSMTForConditionalGeneration.from_pretrained("DIR")
+text = "A man is riding a bike."
+found = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5, max_length=200)[0]
+print(tokenizer.decode(found, skip_special_tokens=True))"""
+
+#: FSMT's own tokenizer knows no SentencePiece
+_WITH_SENTENCEPIECE = """\
+import sentencepiece
+import torch
+import transformers
+
+def dictionary(lang):
+    with open(f"DIR/dict.{lang}.txt", encoding="utf-8") as lines:
+        return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
+
+pieces = sentencepiece.SentencePieceProcessor(model_file="DIR/sentencepiece.bpe.model")
+model = transformers.FSMTForConditionalGeneration.from_pretrained("DIR")
+source = {piece: number for number, piece in enumerate(dictionary("SOURCE"))}
+target = dictionary("TARGET")
+text = "A man is riding a bike."
+ids = [source.get(piece, 3) for piece in pieces.encode(GIVEN, out_type=str)] + [2]
+found = model.generate(torch.tensor([ids]), num_beams=5, max_length=200)[0]
+print("".join(target[number] for number in found if number > 2).replace("▁", " ").strip())"""
+
+
+def check(source: Source) -> Dict[str, Any]:
+    """The attention that is written, by place.
+
+    Raises:
+        UnsupportedError: FSMT lacks something that the model has.
+    """
+    config = source.config
     lacks = {
         "--layernorm-embedding": config.layernorm_embedding,
         "encoder and decoder of different widths": config.encoder.embed_dim != config.decoder.embed_dim,
     }
-    sides = {"encoder": config.encoder, "decoder": config.decoder}
-    for side, own in sides.items():
+    for side, own in (("encoder", config.encoder), ("decoder", config.decoder)):
         lacks |= {f"--{side}-normalize-before": own.normalize_before, f"--{side}-learned-pos": own.learned_pos}
-    refuse_settings(config, "FSMT of transformers", lacks)
+    refuse_settings(config, "FSMT of transformers", _ACTIVATIONS, lacks)
+    return standard_layers(source.model, config)
+
+
+def export(source: Source, output: PathLike) -> None:
+    """Write the folder."""
+    transformers = require("transformers", "huggingface")
+    layers, config, model, card = check(source), source.config, source.model, source.card
+    sides = {"encoder": config.encoder, "decoder": config.decoder}
     dictionaries = source.trained.task.source_dictionary, source.trained.task.target_dictionary
     sizes = {"layers": "layers", "ffn_dim": "ffn_embed_dim", "attention_heads": "attention_heads"}
     fsmt = transformers.FSMTForConditionalGeneration(
@@ -44,7 +86,8 @@ def export(source: Source, output: PathLike) -> None:
             early_stopping=True,  # as fairseq stops
         )
     )  # fmt: skip
-    with swapped(model, standard_layers(model, config)):
+    fsmt.generation_config.min_length = 2  # fairseq's --min-len 1: </s>, which starts the target, counts here
+    with swapped(model, layers):
         parameters = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     unknown = fsmt.load_state_dict(parameters, strict=False).unexpected_keys
     left = [name for name in unknown if not name.endswith(("version", "_float_tensor"))]
@@ -55,15 +98,18 @@ def export(source: Source, output: PathLike) -> None:
             fsmt.save_pretrained(folder)
         except require("safetensors", "huggingface").SafetensorError as error:  # a full disk
             raise OSError(str(error)) from error
-        splits = "FSMT's tokenizer is for Moses and BPE codes: split text with the subword model in this folder."
+        code = []
         if card.subwords == "subword_nmt" and card.moses:
             _write_tokenizer(source, folder)
-            splits = '`transformers.FSMTTokenizer.from_pretrained("DIR")` splits text.'
+            code = ["", "```python", _WITH_TOKENIZER, "```"]
+        elif card.subwords == "sentencepiece" and not card.moses:
+            given = "text.lower()" if card.lowercase else "text"
+            lines = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
+            code = ["", "```python", lines.replace("GIVEN", given), "```"]
         write_text_side(
             source, folder, "huggingface", "Translation model for transformers",
-            '`transformers.FSMTForConditionalGeneration.from_pretrained("DIR")` computes the same, with attention',
-            "written as standard heads. Ids are the lines of the dictionaries here, after <s>, <pad>, </s>, <unk>;",
-            f"</s> ends the source. {splits}",
+            "Attention is written as standard heads. Ids are the lines of the dictionaries here, after `<s>`, `<pad>`,",
+            "`</s>`, `<unk>`; `</s>` ends the source.", *code,
         )  # fmt: skip
 
 

@@ -11,25 +11,27 @@ from collab_fairseq.translation.units import CARD, Card, PathLike, TextUnits, Tr
 
 logger = logging.getLogger(__name__)
 
-ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine", "onnx": "OnnxEngine"}
+_ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
 #: changes with what a conversion writes
-_VERSION = "2"
+_VERSION = "3"
 
 
 def open_folder(
     folder: PathLike, *, engine: str, device: str, precision: str, threads: Optional[int] = None
 ) -> Translator:
     """See :func:`collab_fairseq.load`."""
-    if engine not in ("torch", "ctranslate2"):
-        raise TranslationError(f"the engine must be one of torch, ctranslate2, but is {engine!r}")
+    if engine not in _ENGINES:
+        raise TranslationError(f"the engine must be one of {', '.join(_ENGINES)}, but is {engine!r}")
+    if threads is not None and threads < 1:
+        raise TranslationError(f"threads must be at least 1, but are {threads}")
     card = read_card(folder)
     if engine == "ctranslate2" and card.engine != engine:
         folder = _for_ctranslate2(os.fspath(folder), card)
         card = read_card(folder)
-    if card.engine not in ENGINES:
+    if card.engine not in _ENGINES:
         raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
     home = importlib.import_module(f"collab_fairseq.translation.{card.engine}_engine")
-    computes: Engine = getattr(home, ENGINES[card.engine])(folder, device, precision, threads)
+    computes: Engine = getattr(home, _ENGINES[card.engine])(folder, device, precision, threads)
     return Translator(computes, TextUnits(folder, card), card)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Collection, Dict, Iterator, Optional
 
 from fairseq import utils
 
@@ -35,6 +35,10 @@ class ExportError(ValueError):
     """A model cannot be exported in the way that was asked for. The message is one sentence."""
 
     user_error = True
+
+
+class UnsupportedError(ExportError):
+    """A target cannot express the model; others may."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Source:
 def read_source(
     path: PathLike, data: Optional[PathLike] = None, *, sentencepiece: Optional[PathLike] = None,
     bpe_codes: Optional[PathLike] = None, moses: bool = False, lowercase: bool = False,
-    record: Optional[PathLike] = None,
+    record: Optional[PathLike] = None, licence: Optional[str] = None,
 ) -> Source:  # fmt: skip
     """A checkpoint or a model folder, to be exported.
 
@@ -78,6 +82,7 @@ def read_source(
         sentencepiece: model; default: ``sentencepiece.model`` in the data-bin or beside it. bpe_codes: of subword-nmt.
         moses: the text was tokenised with Moses. lowercase: and lower-cased.
         record: of how it was made, for the folder.
+        licence: of the model, in your words; default: that of the model folder.
 
     Raises:
         TranslationError, CheckpointError, ConfigurationError: as of :func:`~collab_fairseq.translation.load_model`;
@@ -91,6 +96,7 @@ def read_source(
         there = os.path.join(name, "record.json")
         files = {file: os.path.join(name, file) for file in card.files}
         trained = load_model(os.path.join(name, MODEL), name)
+        card = replace(card, longest_target=_positions(trained), licence=licence or card.licence)
         return Source(trained, card, files, there if os.path.isfile(there) else None)
     trained = load_model(name, data)
     task = trained.task.cfg
@@ -110,9 +116,14 @@ def read_source(
     sums = {file: sha256_of(path) for file, path in files.items()}
     card = Card(
         "torch", task.source_lang, task.target_lang, subwords, moses, lowercase, longest,
-        {key: value for key, value in made_from.items() if value is not None}, sums,
+        {key: value for key, value in made_from.items() if value is not None}, sums, _positions(trained), licence,
     )  # fmt: skip
     return Source(trained, card, files, None if record is None else os.fspath(record))
+
+
+def _positions(trained: TrainedModel) -> int:
+    """Units that the decoder can give, </s> included."""
+    return int(trained.model.max_decoder_positions())  # type: ignore[operator]
 
 
 def _subwords(
@@ -148,11 +159,14 @@ def _subwords(
     return "sentencepiece", os.fspath(sentencepiece)
 
 
-def refuse_settings(config: Any, target: str, more: Dict[str, bool]) -> None:
+def refuse_settings(config: Any, target: str, activations: Collection[str], more: Dict[str, bool]) -> None:
     """Refuse by name what a target does not have: rare options of fairseq's transformer, and ``more``.
 
+    Args:
+        activations: those that it has, by fairseq's names.
+
     Raises:
-        ExportError: one of them is there.
+        UnsupportedError: one of them is there.
     """
     decoder = config.decoder
     refused = {
@@ -162,11 +176,16 @@ def refuse_settings(config: Any, target: str, more: Dict[str, bool]) -> None:
         "--cross-self-attention": config.cross_self_attention,
         "--decoder-input-dim": decoder.input_dim != decoder.embed_dim,
         "--decoder-output-dim": decoder.output_dim != decoder.embed_dim,
+        "--quant-noise-pq": config.quant_noise.pq > 0,  # a trained layer after the embeddings
+        "--quant-noise-scalar": config.quant_noise.scalar > 0,  # rounds weights and activations
         **more,
     }
     for name, there in refused.items():
         if there:
-            raise ExportError(f"the model has {name}, which {target} lacks")
+            raise UnsupportedError(f"the model has {name}, which {target} lacks")
+    if config.activation_fn not in activations:
+        known = ", ".join(activations)
+        raise UnsupportedError(f"the activation in {target} must be one of {known}, but is {config.activation_fn}")
 
 
 @contextlib.contextmanager
@@ -174,14 +193,14 @@ def new_folder(path: PathLike) -> Iterator[str]:
     """A folder to write to that appears under ``path`` when the block ends, and not at all if it fails.
 
     Raises:
-        ExportError: something is there already, or the place cannot be written to.
+        ExportError: something else than an empty folder is there already, or the place cannot be written to.
     """
     name = os.path.abspath(path)
-    if os.path.lexists(name):
+    if os.path.lexists(name) and (os.path.islink(name) or not os.path.isdir(name) or os.listdir(name)):
         raise ExportError(f"there is already something under {os.fspath(path)}: choose another --output")
     if not os.path.isdir(os.path.dirname(name)):
         raise ExportError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
-    work = f"{name}.{os.getpid()}.tmp"
+    work = f"{name}.{os.urandom(8).hex()}.tmp"
     try:
         os.mkdir(work)
         yield work
@@ -198,30 +217,24 @@ def new_folder(path: PathLike) -> Iterator[str]:
 
 def write_json(data: Any, path: str) -> None:
     """Data as indented JSON."""
-    with open(path, "w", encoding="utf-8") as stream:
+    with open(path, "x", encoding="utf-8") as stream:
         json.dump(data, stream, indent=2, ensure_ascii=False)
 
 
-def write_text_side(source: Source, folder: str, engine: str, title: str, *about: str) -> None:
+def write_text_side(source: Source, folder: str, engine: str, title: str, *use: str) -> None:
     """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
 
     Args:
-        title, about: of the README, in lines, in which DIR stands for the folder.
+        title, use: of :func:`.readme.readme`.
     """
-    for name, path in source.files.items():
-        shutil.copyfile(path, os.path.join(folder, name))
-    if source.record is not None:
-        shutil.copyfile(source.record, os.path.join(folder, "record.json"))
+    from .readme import readme
+
+    files = {**source.files, **({"record.json": source.record} if source.record is not None else {})}
+    for name, path in files.items():
+        with open(path, "rb") as stream, open(os.path.join(folder, name), "xb") as copy:
+            shutil.copyfileobj(stream, copy)
     card = replace(source.card, engine=engine)
     write_json(asdict(card), os.path.join(folder, CARD))
-    text = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}[card.subwords]
-    text += ", tokenised with Moses" * card.moses + ", lower-cased" * card.lowercase
-    lines = [
-        f"# {title}, {card.source_lang} to {card.target_lang}\n",
-        f"- text as {text}; {sum(p.numel() for p in source.model.parameters()):,} parameters",
-        f"- made from: {', '.join(f'{key} {value}' for key, value in card.made_from.items())}\n",
-        *about,
-    ]
-    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as stream:
-        stream.write("".join(f"{line}\n" for line in lines))
+    with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
+        stream.write(readme(source, title, *use))
     TextUnits(folder, read_card(folder))  # what cannot be opened is found out now

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from collab_fairseq.modules.attention import IncrementalAttention, IncrementalStandardAttention
 from collab_fairseq.modules.sites import attention_layers
 
-from .source import ExportError
+from .source import UnsupportedError
 
 
 def needed_width(layer: IncrementalAttention) -> int:
@@ -75,15 +75,16 @@ def as_standard(
         scale: of the scores, the rest going into the queries; default the layer's.
 
     Raises:
-        ExportError: the heads do not fit into this width.
+        UnsupportedError: the heads do not fit into this width.
     """
     width = needed_width(layer) if width is None else width
     if layer.num_heads > heads:
-        raise ExportError(f"it has {layer.num_heads} heads, but there is room for {heads}")
+        raise UnsupportedError(f"it has {layer.num_heads} heads, but there is room for {heads}")
     if needed_width(layer) > width:
         content = " and its content bias" if _key_width(layer) > layer.key_dim else ""
         kind = f"key dim {layer.key_dim}{content}" if _key_width(layer) > layer.head_dim else "values"
-        raise ExportError(f"heads of {needed_width(layer)} dimensions are needed for its {kind}, but they have {width}")
+        needed = needed_width(layer)
+        raise UnsupportedError(f"heads of {needed} dimensions are needed for its {kind}, but they have {width}")
     scale = layer.scale if scale is None else scale
     rest = layer.scale / scale
     made = IncrementalStandardAttention(
@@ -118,7 +119,7 @@ def standard_layers(model: Any, config: Any = None) -> Dict[str, Any]:
             width that each layer needs, and its own scale.
 
     Raises:
-        ExportError: heads of a layer, which is named, do not fit.
+        UnsupportedError: heads of a layer, which is named, do not fit.
     """
     layers = attention_layers(model)
     made = {}
@@ -131,6 +132,6 @@ def standard_layers(model: Any, config: Any = None) -> Dict[str, Any]:
             width = getattr(config, side).embed_dim // heads
         try:
             made[place] = as_standard(layer, heads, width, None if width is None else width**-0.5)
-        except ExportError as error:
-            raise ExportError(f"{place}: {error}") from error
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{place}: {error}") from error
     return made

@@ -12,7 +12,7 @@ from fairseq_modern import processor
 
 PACKAGES = (
     "torch", "fairseq", "numpy", "sacrebleu", "sacremoses", "sentencepiece", "hydra-core", "omegaconf",
-    "collab_fairseq", "ctranslate2", "onnxruntime",
+    "collab_fairseq", "ctranslate2",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class CTranslate2Engine:
         found = self._translator.translate_batch(
             [list(units) for units in sentences], beam_size=search.beam, num_hypotheses=search.beam,
             length_penalty=search.lenpen, max_decoding_length=search.max_length, max_input_length=0,
-            return_scores=True,
+            return_scores=True, suppress_sequences=[["<blank>"]],  # fairseq's padding
         )  # fmt: skip
         ranked = [list(zip(best.scores, best.hypotheses, strict=True)) for best in found]
         # fairseq ends what is as long as it may be with </s>, and scores that; CTranslate2 cuts it off

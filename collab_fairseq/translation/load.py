@@ -15,7 +15,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
 
-from .units import TranslationError
+from .units import TranslationError, check_language
 
 
 @dataclass
@@ -56,7 +56,7 @@ def load_model(
     Raises:
         CheckpointError: the file cannot be read, or its parameters are missing or not finite.
         ConfigurationError: another kind of model.
-        TranslationError: another task, no data-bin, or dictionaries of another model.
+        TranslationError: another task, no data-bin, dictionaries of another model, or languages that are no names.
     """
     state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
     return run_state(state, name, data, device=device, seed=seed, text=text)
@@ -73,6 +73,8 @@ def run_state(
         kind = None if cfg.task is None else cfg.task.get("_name")
         if kind != "translation":
             raise TranslationError(f"{name} must be a model of the task translation, but is one of {kind}")
+        # they are parts of the names of files
+        check_language(*(cfg.task[side] for side in ("source_lang", "target_lang") if cfg.task.get(side) is not None))
         if text:
             cfg.task.data = _data_folder(cfg.task.data if data is None else os.fspath(data), name, data is None)
         cfg.task.eval_bleu = False  # would translate in every validation
@@ -98,7 +100,11 @@ def with_state(trained: TrainedModel, state: Dict[str, Any]) -> TrainedModel:
 
 
 def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
-    model: nn.Module = task.build_model(copy.deepcopy(cfg.model))  # building completes the settings
+    settings = copy.deepcopy(cfg.model)  # building completes them
+    for path in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
+        if getattr(settings, path, None) is not None:
+            setattr(settings, path, None)  # files that training began with; their weights are in the checkpoint
+    model: nn.Module = task.build_model(settings)
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 from .units import Card, TextUnits, TranslationError
 
@@ -16,7 +16,7 @@ class Search(NamedTuple):
     Attributes:
         beam: hypotheses kept at every step. nbest: of them, so many are returned, best first.
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
-        max_length: units of the longest translation.
+        max_length: units of the longest translation, at most what the decoder has positions for.
         alignments: also say what each unit looked at.
         scores: exact; without, an engine that would compute them anew says what its search has found.
     """
@@ -96,7 +96,10 @@ class Translator:
         """The best translations of every sentence with their scores, best first; for the arguments see `translate`."""
         if isinstance(sentences, str):
             raise TranslationError("expected a list of sentences, got one string: put it into a list")
-        how = check_search(**search)
+        how = self._how(search)
+        for number, line in enumerate(sentences, start=1):
+            if not isinstance(line, str):
+                raise TranslationError(f"sentence {number} must be a string, but is {line!r}")
         split = [self._split(line) for line in sentences]
         for number, units in enumerate(split, start=1):
             if self._too_long(units):
@@ -119,7 +122,7 @@ class Translator:
             buffer: lines that are read, sorted by length and translated together.
             search: fields of :class:`Search`.
         """
-        how, done, source = check_search(**search), 0, iter(lines)
+        how, done, source = self._how(search), 0, iter(lines)
         while chunk := list(itertools.islice(source, buffer)):
             split = [self._split(line) for line in chunk]
             for number, units in enumerate(split):
@@ -128,6 +131,11 @@ class Translator:
                     split[number] = []
             yield self._translate(split, how)
             done += len(chunk)
+
+    def _how(self, given: Dict[str, object]) -> Search:
+        """The settings of a search, in which no translation is longer than the decoder's positions."""
+        search, longest = check_search(**given), self.card.longest_target
+        return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
     def _split(self, line: str) -> List[str]:
         return self.units.split(" ".join(line.split()) if "\n" in line or "\r" in line else line)

@@ -6,6 +6,7 @@ Such a folder has a ``translation.json``, its :class:`Card`, beside dictionaries
 import importlib
 import json
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Union
 
@@ -14,6 +15,10 @@ from fairseq_modern.files import sha256 as sha256_of
 #: the card's file; the subword models' have the names under which fairseq finds them by itself
 CARD = "translation.json"
 SUBWORD_FILES = {"sentencepiece": "sentencepiece.bpe.model", "subword_nmt": "bpecodes"}
+ENGINES = ("torch", "ctranslate2", "huggingface")
+_NONE = type(None)
+#: a language in the names of files: no separators, no leading dot
+_LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -41,14 +46,16 @@ class Card:
     """What an exported folder says of itself.
 
     Attributes:
-        engine: what computes it: ``torch``, ``ctranslate2``, ``onnx``, or ``huggingface``.
+        engine: what computes it: ``torch``, ``ctranslate2`` or ``huggingface``.
         source_lang, target_lang: from and to.
         subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None: words.
         moses: text is tokenised as Moses does, with dashes split off and special characters escaped.
         lowercase: the source is lower-cased first.
         longest: units of the longest source sentence, </s> included.
         made_from: the checkpoint: file, sha256, num_updates.
-        files: name → SHA-256 of dictionaries and subword model.
+        files: name → SHA-256 of dictionaries and subword model, which are all there is to name.
+        longest_target: as ``longest``, of a translation; None: an older folder, which does not say.
+        licence: of the model, in the words of those who exported it.
     """
 
     engine: str
@@ -60,14 +67,47 @@ class Card:
     longest: int
     made_from: Dict[str, Any] = field(default_factory=dict)
     files: Dict[str, str] = field(default_factory=dict)
+    longest_target: Optional[int] = None
+    licence: Optional[str] = None
+
+
+def check_language(*names: Any) -> None:
+    """See that languages can be parts of a file's name.
+
+    Raises:
+        TranslationError: one cannot, as ``../en``.
+    """
+    for name in names:
+        if not (isinstance(name, str) and _LANGUAGE.fullmatch(name)):
+            raise TranslationError(f"a language must be a name such as en or zh-CN, but is {name!r}")
+
+
+def _check_card(card: Card) -> None:
+    """See that a card names nothing but what an exported folder holds: it may come from anywhere."""
+    if card.engine not in ENGINES:
+        instead = ": export the model to ctranslate2 in its place" if card.engine == "onnx" else ""
+        raise TranslationError(f"the engine must be one of {', '.join(ENGINES)}, but is {card.engine!r}{instead}")
+    check_language(card.source_lang, card.target_lang)
+    if card.subwords is not None and card.subwords not in tuple(SUBWORD_FILES):
+        raise TranslationError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null, but is {card.subwords!r}")
+    expected = {f"dict.{lang}.txt" for lang in (card.source_lang, card.target_lang)}
+    expected |= {SUBWORD_FILES[card.subwords]} if card.subwords else set()
+    if not isinstance(card.files, dict) or set(card.files) != expected:
+        raise TranslationError(f"files must be {', '.join(sorted(expected))}, but are {', '.join(card.files)}")
+    numbers = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
+    if not all(type(number) is int and number > 1 for number in numbers):
+        raise TranslationError(f"the longest sentences must have at least 2 units, but have {numbers}")
+    for name, kinds in {"moses": (bool,), "lowercase": (bool,), "made_from": (dict,), "licence": (str, _NONE)}.items():
+        if not isinstance(getattr(card, name), kinds):
+            raise TranslationError(f"{name} cannot be {getattr(card, name)!r}")
 
 
 def read_card(folder: PathLike) -> Card:
     """The card of an exported folder.
 
     Raises:
-        TranslationError: there is no such folder, it is no exported one, or its dictionaries or subword model are
-            missing or another model's.
+        TranslationError: there is no such folder, it is no exported one, it names other files than its own, or its
+            dictionaries or subword model are missing or another model's.
     """
     name = os.fspath(folder)
     path = os.path.join(name, CARD)
@@ -79,6 +119,7 @@ def read_card(folder: PathLike) -> Card:
             content = json.load(stream)
         known = {f.name for f in fields(Card)}
         card = Card(**{key: value for key, value in content.items() if key in known})
+        _check_card(card)
     except (ValueError, TypeError, AttributeError) as error:
         raise TranslationError(f"{path} does not describe an exported model: {error}") from error
     for file, expected in card.files.items():

@@ -14,7 +14,7 @@ from fairseq_modern.errors import UserError
 logger = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"checkpoint(_last|_best|\d+|_\d+_\d+|\.best_.+)\.pt")
-LEFT_OVER = re.compile(r"(checkpoint.*|crash)\.pt\.tmp")
+LEFT_OVER = re.compile(r"(checkpoint.*|crash)\.pt(\.[0-9a-f]{16})?\.tmp")  # without digits: of an earlier release
 PATIENCE = 60  # seconds to wait for another training to leave the folder
 
 _locks: List[int] = []

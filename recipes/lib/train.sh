@@ -50,6 +50,7 @@ start_wide() { # the first $wide updates in the folder wide, converted: what the
     [ -z "$dry_run" ] || return 0
     say "converting to key dimension $key_dim"
     mkdir -p "$output/checkpoints"
+    rm -f "$output/checkpoints/checkpoint_last.pt" # of an earlier attempt
     "$scripts/collab" reparam "$output/wide/checkpoint_last.pt" --data "$data_bin" --key-dim "$key_dim" --sites "$heads" \
         --calibration train:400 --keep-progress --seed "$seed" --device "${device/gpu/cuda}" --threads "$threads" \
         --json "$output/wide/conversion.json" --output "$output/checkpoints/checkpoint_last.pt" >&2 ||
@@ -88,6 +89,7 @@ train_in() { # FOLDER STEP: trains up to $updates, from the newest checkpoint wh
 average() { # the last $average update checkpoints -> averaged.pt
     finished "average${variant:-}" && { say "averaging: done before"; return; }
     say "averaging the last $average checkpoints"
+    rm -f "$output/averaged${variant:-}.pt" # of an earlier attempt
     "$scripts/collab" average --inputs "$output/checkpoints" --num-update-checkpoints "$average" \
         --output "$output/averaged${variant:-}.pt" >&2 || die "averaging failed"
     finish "average${variant:-}"

@@ -38,7 +38,6 @@ SYSTEMS: Dict[str, Tuple[str, str, str]] = {
     "plain transformer": ("fairseq", "--to fairseq", ""),
     "ctranslate2": ("ctranslate2", "--to ctranslate2", ""),
     "ctranslate2, int8": ("ctranslate2-int8", "--to ctranslate2 --quantization int8", "--precision int8"),
-    "onnx": ("onnx", "--to onnx", ""),
 }
 
 

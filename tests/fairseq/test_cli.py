@@ -65,7 +65,7 @@ def test_an_average_translates_and_can_be_trained_further(tiny_data, averaged, t
         ("--inputs TRAINED", "say how many of its checkpoints"),
         ("--inputs TRAINED --checkpoint-upper-bound 2", "--checkpoint-upper-bound needs"),
         ("--inputs TRAINED TRAINED --num-epoch-checkpoints 1", "--inputs must be one folder, got 2 paths"),
-        ("--inputs whole.pt out.pt", "out.pt is one of the inputs and would be overwritten"),
+        ("--inputs whole.pt --output out.pt", "there is already something under out.pt: choose another --output"),
         ("--inputs whole.pt cut.pt", "cut.pt was not loaded"),
     ],
 )
@@ -74,7 +74,7 @@ def test_averages_that_cannot_be_leave_the_output_alone(tiny_run, tmp_path, monk
     whole = (tiny_run / "checkpoint1.pt").read_bytes()
     for name, content in (("whole.pt", whole), ("cut.pt", whole[:-100]), ("out.pt", b"an earlier result")):
         (tmp_path / name).write_bytes(content)
-    assert main(["average", *flags.replace("TRAINED", str(tiny_run)).split(), "--output", "out.pt"]) == 1
+    assert main(["average", "--output", "new.pt", *flags.replace("TRAINED", str(tiny_run)).split()]) == 1
     error = capsys.readouterr().err
     assert message in error
     (line,) = (line for line in error.splitlines() if not line.startswith("collab average: reading "))

@@ -13,7 +13,7 @@ from fairseq.models.transformer import TransformerModel
 import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
-from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface, onnx
+from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface, write
 from collab_fairseq.export.source import ExportError, read_source
 from collab_fairseq.export.standard_heads import as_standard, needed_width, standard_layers
 from collab_fairseq.heads.removal import remove_heads
@@ -49,6 +49,9 @@ MODELS = {
 }  # fmt: skip
 
 
+QUANTISED = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return cases(tmp_path_factory.mktemp("export"))
@@ -60,7 +63,7 @@ def source(models):
 
     def read(name):
         if name != "pruned":
-            kind, flags = MODELS[name]
+            kind, flags = {**MODELS, "quantised": ("collaborative", QUANTISED)}[name]
             return read_source(models.checkpoint(kind, **flags))
         path = models.data.parent / "pruned.pt"
         if not path.exists():
@@ -98,16 +101,63 @@ def test_standard_heads_compute_the_same(source, name):
 @pytest.mark.parametrize(
     ("target", "kind", "flags", "match"),
     [
-        (fairseq, "collaborative", {"key_dim": 12}, "^encoder.0: heads of 12 .* for its key dim 12, but they have 8"),
-        (huggingface, "content", {"key_dim": 8}, "^encoder.0: heads of 9 .* its key dim 8 and its content bias, but"),
-        (ctranslate2, "collaborative", {"decoder_normalize_before": True}, "before alone, which CTranslate2 lacks"),
-        (ctranslate2, "collaborative", {"activation_fn": "tanh"}, "must be one of relu, gelu, but is tanh"),
+        ("fairseq", "collaborative", {"key_dim": 12},
+         "^encoder.0: heads of 12 .* for its key dim 12, but they have 8; take --to folder or ctranslate2$"),
+        ("huggingface", "content", {"key_dim": 8},
+         "^encoder.0: heads of 9 .* its key dim 8 and its content bias, but .*; take --to folder or ctranslate2$"),
+        ("huggingface", "collaborative", {"activation_fn": "relu_squared"},
+         "gelu_fast, tanh, linear, but is relu_squared; take --to folder or fairseq$"),
+        ("huggingface", "collaborative", QUANTISED, "the model has --quant-noise-pq, which FSMT of .* lacks"),
+        ("fairseq", "collaborative", {"quant_noise_scalar": 0.1}, "the model has --quant-noise-scalar, .*--to folder$"),
+        ("ctranslate2", "collaborative", QUANTISED,
+         "^the model has --quant-noise-pq, which CTranslate2 lacks; take --to folder or fairseq$"),
+        ("ctranslate2", "pre-norm", {"encoder_normalize_before": True, "no_decoder_final_norm": True},
+         "^the model has --no-decoder-final-norm, which CTranslate2 lacks; take --to folder or fairseq$"),
+        ("ctranslate2", "collaborative", {"decoder_normalize_before": True},
+         "before alone, which CTranslate2 lacks; take --to folder or fairseq$"),
+        ("ctranslate2", "collaborative", {"activation_fn": "tanh"},
+         "must be one of relu, gelu, but is tanh; take --to folder or fairseq or huggingface$"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_named(models, target, kind, flags, match, tmp_path):
     with pytest.raises(ExportError, match=match):
-        target.export(read_source(models.checkpoint(kind, **flags)), tmp_path / "out")
+        write(read_source(models.checkpoint(kind, **flags)), target, tmp_path / "out")
     assert not os.listdir(tmp_path)
+
+
+def test_a_translation_ends_at_the_positions_of_the_decoder(models, tmp_path):
+    """With either engine, whatever length is asked for."""
+    given = read_source(models.checkpoint("collaborative", max_target_positions=9))
+    with torch.no_grad():  # no sentence ends before it has to
+        given.model.decoder.output_projection.weight[2] = -given.model.decoder.output_projection.weight[5]
+    folder.export(given, tmp_path / "torch")
+    ctranslate2.export(given, tmp_path / "ctranslate2")
+    engines = [collab_fairseq.load(tmp_path / name) for name in ("torch", "ctranslate2")]
+    for asked, longest in ((200, 8), (9, 8), (8, 8), (3, 3)):
+        ours, theirs = (engine.search(SOURCES[:3], beam=1, max_length=asked) for engine in engines)
+        assert {len(best.target) for (best,) in ours} == {longest}
+        for (one,), (other,) in zip(ours, theirs, strict=True):
+            assert one.target == other.target
+            assert other.score == pytest.approx(one.score, abs=1e-4)
+
+
+def test_padding_is_never_a_translation(models, tmp_path):
+    """fairseq leaves it out of the search, and so does CTranslate2, which calls it <blank>."""
+    given = read_source(models.checkpoint("collaborative"))
+    folder.export(given, tmp_path / "before")
+    common = collab_fairseq.load(tmp_path / "before").search(SOURCES, max_length=20)[0][0].target[0]
+    with torch.no_grad():  # now padding is more probable than what begins a translation
+        weight = given.model.decoder.output_projection.weight
+        weight[1] = 1.5 * weight[given.trained.task.target_dictionary.index(common)]
+    folder.export(given, tmp_path / "torch")
+    ctranslate2.export(given, tmp_path / "ctranslate2")
+    ours, theirs = (
+        collab_fairseq.load(tmp_path / name).search(SOURCES, beam=1, max_length=20) for name in ("torch", "ctranslate2")
+    )
+    assert [best.target for (best,) in theirs] == [best.target for (best,) in ours]
+    for (one,), (other,) in zip(ours, theirs, strict=True):
+        assert other.score == pytest.approx(one.score, abs=1e-4)
+    assert ours[0][0].score < -1
 
 
 def log_probability(trained, source, target):
@@ -185,7 +235,7 @@ FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard
            "shared values", "grouped keys", "latents"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*FITTING, "pre-norm"])
+@pytest.mark.parametrize("name", [*FITTING, "pre-norm", "quantised"])
 def test_a_plain_transformer_computes_the_same(source, name, tmp_path):
     given = source(name)
     expected = logits(given.model)
@@ -237,47 +287,3 @@ def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
     assert tokenizer.decode(ids, skip_special_tokens=True) == units.join(units.split("the red dog.")) == "the red dog."
     with pytest.raises(TranslationError, match="give the checkpoint or model folder it was made from"):
         read_source(tmp_path / "out")
-
-
-ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
-
-
-SLOW_ONNX = {
-    "pre-norm, a mask": ("pre-norm", {"encoder_normalize_before": True, "mask_heads": "D:1:1"}),
-    "grouped keys": ("standard", {**ONE_LAYER, "kv_heads": 1}),
-    "latents": ("standard", {**ONE_LAYER, "kv_latent_dim": 5}),
-    "shared values": ("collaborative", {**ONE_LAYER, "value_heads": 1}),
-    "learned positions": ("standard", {**ONE_LAYER, "decoder_learned_pos": True, "encoder_learned_pos": True}),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [
-        ("content", ONE_LAYER),
-        *(pytest.param(*case, marks=pytest.mark.slow, id=name) for name, case in SLOW_ONNX.items()),
-    ],
-)
-def test_onnx_and_its_beam_search_translate_the_same(models, kind, flags, tmp_path):
-    pytest.importorskip("onnxscript")
-    given = read_source(models.checkpoint(kind, **flags))
-    folder.export(given, tmp_path / "torch")
-    onnx.export(given, tmp_path / "out")
-    own, translator = collab_fairseq.load(tmp_path / "torch"), collab_fairseq.load(tmp_path / "out", threads=1)
-    for search in ({"beam": 4, "nbest": 3, "lenpen": 0.6, "max_length": 60}, {"beam": 1}, {"beam": 3, "max_length": 4}):
-        pairs = list(zip(own.search(SOURCES, **search), translator.search(SOURCES, **search), strict=True))
-        for ours, theirs in pairs:
-            assert [found.target for found in ours] == [found.target for found in theirs]
-            assert [found.score for found in ours] == pytest.approx([found.score for found in theirs], abs=1e-4)
-    assert len({ours[0].text for ours, _ in pairs}) > 3
-    if kind == "content":  # one key for both heads, their values, content scores
-        read = {array.name: array.shape[1:] for array in translator.engine._step.get_outputs()}
-        assert [shape[-1] for shape in read.values()][1:3] == [6, 8]
-        assert set(read) == {"scores", "present.0.key", "present.0.value", "present.0.content"}
-    with pytest.raises(TranslationError, match="alignments are not exported"):
-        translator.search(SOURCES, alignments=True)
-    with pytest.raises(TranslationError, match="computes in float32 here"):
-        collab_fairseq.load(tmp_path / "out", precision="float16")
-    (tmp_path / "out" / "step.onnx").write_bytes(b"damaged")
-    with pytest.raises(TranslationError, match=r"ONNX Runtime cannot use step\.onnx"):
-        collab_fairseq.load(tmp_path / "out")

@@ -4,8 +4,10 @@ import io
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
+import tarfile
 import traceback
 import zipfile
 from argparse import Namespace
@@ -14,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, file_io
+from fairseq import checkpoint_utils, file_io, file_utils
+from fairseq.models.transformer import TransformerModel
 
 from collab_fairseq import checkpoints
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern import files as modern_files
+from fairseq_modern.errors import CheckpointError, UserError
 from tests.fairseq import forked
 
 
@@ -49,12 +53,15 @@ def test_loading_never_runs_code_whatever_the_environment_says(tmp_path, monkeyp
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("content", ["text", [1, 2], {"model": CheckpointError}], ids=["text", "list", "class"])
+@pytest.mark.parametrize(
+    "content", ["text", "PK\x03\x04", [1, 2], {"model": CheckpointError}], ids=["text", "cut", "list", "class"]
+)
 def test_what_is_no_checkpoint_is_named(content, tmp_path):
     file = tmp_path / "broken.pt"
     file.write_text(content) if isinstance(content, str) else torch.save(content, file)
-    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got \w+"):
+    with pytest.raises(CheckpointError, match=r"broken.pt .* expected .*, got \w+") as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(file))
+    assert "miniz" not in str(caught.value)
 
 
 @pytest.mark.parametrize("sums", [True, False])
@@ -120,6 +127,39 @@ def test_numpy_values_and_namespaces_load_under_old_and_new_names(tmp_path):
         assert (got["scalar"], got["n"], got["settings"].width) == (0.5, 3, 8)
 
 
+# --- archives ------------------------------------------------------------------------------------------------------
+
+
+def pack(path, name, link=None):
+    """An archive with a file of this name, or a link."""
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo(name)
+        if link is not None:
+            member.type, member.linkname = tarfile.SYMTYPE, str(link)
+        member.size = 0 if link else 3
+        archive.addfile(member, None if link else io.BytesIO(b"new"))
+    return str(path)
+
+
+def test_an_archive_stays_in_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (victim := tmp_path / "victim").write_bytes(b"precious")
+    (home := tmp_path / "home").mkdir()
+    for name, link in (("../../victim", None), (str(home), None), (f"{victim}", None), ("model/x", victim),
+                       ("model/x", "../../../victim")):  # fmt: skip
+        with pytest.raises(UserError, match=r"hostile\.tar\.gz' was not unpacked: expected \w+ within a folder"):
+            file_utils.load_archive_file(pack(tmp_path / "hostile.tar.gz", name, link))
+        assert (victim.read_bytes(), home.is_dir()) == (b"precious", True)
+    good = file_utils.load_archive_file(pack(tmp_path / "good.tar.gz", "model/model.pt"))
+    assert Path(good).exists()  # fairseq puts what was in it in the place of the archive
+    monkeypatch.delattr("tarfile.data_filter")
+    with pytest.raises(UserError, match=r"cannot do so safely: expected Python 3\.10\.12"):
+        file_utils.load_archive_file(pack(tmp_path / "other.tar.gz", "model/model.pt"))
+    with pytest.raises(UserError, match="there is no nodir: expected a folder, an archive, or an address of one"):
+        TransformerModel.from_pretrained("nodir")
+
+
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
@@ -129,14 +169,39 @@ def files(directory: Path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("size", [10, 1_000_000])
-def test_a_full_disk_is_one_clear_error(tmp_path, size):
+def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch, size):
     target = tmp_path / "checkpoint_last.pt"
     target.write_bytes(b"old")
-    (tmp_path / "checkpoint_last.pt.tmp").symlink_to("/dev/full")
+
+    class Full(modern_files._File):
+        def __init__(self, name, mode):
+            Path(name).touch()
+            super().__init__("/dev/full", "w")
+
+    monkeypatch.setattr(modern_files, "_File", Full)
     with pytest.raises(CheckpointError, match=r"checkpoint_last.pt could not be written \(No space left on device\)"):
         checkpoint_utils.torch_persistent_save({"model": torch.zeros(size)}, str(target))
     assert target.read_bytes() == b"old"
     assert files(tmp_path) == ["checkpoint_last.pt"]
+
+
+def test_writers_do_not_meet_and_follow_no_link(tmp_path):
+    (victim := tmp_path / "victim").write_bytes(b"precious")
+    (target := tmp_path / "checkpoint_last.pt").symlink_to(victim)
+    (tmp_path / "checkpoint_last.pt.tmp").symlink_to(victim)
+    before = os.umask(0o027)
+    try:
+        with modern_files.whole_or_not_at_all(str(target)) as one:
+            one.write(b"one, the ")
+            with modern_files.whole_or_not_at_all(str(target)) as other:
+                other.write(b"other")
+            assert target.read_bytes() == b"other"
+            one.write(b"slower")
+    finally:
+        os.umask(before)
+    assert (target.read_bytes(), victim.read_bytes()) == (b"one, the slower", b"precious")
+    assert stat.filemode(target.lstat().st_mode) == "-rw-r-----"
+    assert files(tmp_path) == ["checkpoint_last.pt", "checkpoint_last.pt.tmp", "victim"]
 
 
 KILLED = """

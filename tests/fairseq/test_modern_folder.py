@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fairseq_modern.errors import UserError
+from fairseq_modern.files import whole_or_not_at_all
 from fairseq_modern.survival import folder, position
 from tests.fairseq import forked
 
@@ -21,6 +23,12 @@ def test_left_overs_are_removed_and_nothing_else(tmp_path):
     left_over = ["checkpoint_1_10.pt.tmp", "checkpoint_last.pt.tmp", "crash.pt.tmp"]
     for name in [*left_over, "thesis.tmp", "checkpoint_last.pt"]:
         (tmp_path / name).write_bytes(b"x")
+    pid = os.fork()
+    if pid == 0:  # a training that is killed while it writes
+        with whole_or_not_at_all(str(tmp_path / "checkpoint_1_20.pt")):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.iterdir())) == 6
     folder.remove_left_overs(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "thesis.tmp"]
 

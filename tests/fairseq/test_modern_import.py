@@ -25,6 +25,11 @@ def test_without_the_mends_fairseq_cannot_be_imported():
     run("python", "-c", "import fairseq", env={"FAIRSEQ_MODERN": "1"})
 
 
+def test_logging_stays_as_it_was():
+    code = "import fairseq.tasks, logging; print(logging.root.handlers, logging.root.level)"
+    assert run("python", "-c", code, fresh=True).stdout == "[] 30\n"
+
+
 def test_every_mend_named_in_the_hook_exists():
     for table in (fairseq_modern.BEFORE, fairseq_modern.AFTER):
         for names in table.values():

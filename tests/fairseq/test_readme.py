@@ -70,7 +70,7 @@ def test_train_average_translate_score(tiny_data, tmp_path):
 
     convert = block("bash", "collab reparam").replace("DATA", str(tiny_data)).replace("--key-dim 64", "--key-dim 4")
     assert "BLEU test: " in bash(convert.replace("train:400", "train:40"), tmp_path).stdout
-    python = block("python", "from_pretrained").replace("/path/to/RUN", str(tmp_path))
+    python = block("python", "/path/to/RUN").replace("/path/to/RUN", str(tmp_path))
     variables = {}
     exec(python.replace("/path/to/DATA", str(tiny_data)), variables)
     assert variables["model"].translate("the red dog")

@@ -190,7 +190,7 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "8", "--multiple", "8"], "--multiple needs --budget"),
         (["--key-dim", "8", "--sites", "none"], "has no attention at 'none'"),
         (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
-        (["--key-dim", "8", "--output", "SOURCE"], "would overwrite it"),
+        (["--key-dim", "8", "--output", "SOURCE"], "there is already something under"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_written(checkpoint, tiny_data, tmp_path, capsys, flags, message):

@@ -1,5 +1,7 @@
 """Model folders and what translates with them: fairseq, Python, `collab translate`."""
 
+import hashlib
+import json
 import os
 import resource
 import shutil
@@ -14,7 +16,7 @@ from collab_fairseq.export.source import read_source
 from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.translation import TranslationError, load_model
 from collab_fairseq.translation.translator import batches
-from tests.common import run
+from tests.common import content, run
 from tests.fairseq.serving_cases import SOURCES, cases, write_data
 
 SEARCH = {"beam": 3, "lenpen": 0.6, "max_length": 12}
@@ -159,6 +161,9 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
     good = models.checkpoint("collaborative")
     other = write_data(tmp_path / "other")
     (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
     there = sorted(os.listdir(tmp_path))
     lines = (other / "dict.src.txt").read_text().replace("▁", "▁x")
     for lang in ("src", "tgt"):
@@ -177,8 +182,13 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
             assert "File too large" in refused(fits, to=target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "taken")]) == 1
-    assert "there is already something" in capfdbinary.readouterr().err.decode()
+    for name in ("taken", "link"):
+        assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / name)]) == 1
+        assert "there is already something" in capfdbinary.readouterr().err.decode()
+    assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
+    with pytest.raises(SystemExit):
+        refused(good, to="onnx")
+    assert "ONNX is no longer written; take ctranslate2" in capfdbinary.readouterr().err.decode()
 
 
 def test_folders_that_are_not_whole(exported, tmp_path):
@@ -200,11 +210,82 @@ def test_folders_that_are_not_whole(exported, tmp_path):
         collab_fairseq.load(exported, engine="marian")
 
 
-def test_requests_that_cannot_be_met(translator):
+#: what a card may not say, ``files`` being one more than its own, and the words that refuse it; VICTIM: a file outside
+HOSTILE = {
+    "a way out": ({"files": "../victim"}, "files must be dict.src.txt, .*, but are .*victim"),
+    "an absolute name": ({"files": "VICTIM"}, "files must be"),
+    "another of its files": ({"files": "model.pt"}, "files must be"),
+    "a language with a way out": ({"source_lang": "x/../../victim"}, "a language must be a name such as en or zh-CN"),
+    "a language above": ({"target_lang": ".."}, "a language must be a name such as en or zh-CN, but is '..'"),
+    "unknown subwords": ({"subwords": "unigram"}, "subwords must be one of sentencepiece, subword_nmt, or null, but"),
+    "an engine": ({"engine": "../victim"}, "the engine must be one of torch, ctranslate2, huggingface"),
+    "one that is gone": ({"engine": "onnx"}, "but is 'onnx': export the model to ctranslate2 in its place"),
+    "a wrong kind": ({"longest": "1024"}, "the longest sentences must have at least 2 units"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_a_card_names_nothing_outside(exported, name, engine, tmp_path, monkeypatch, capfdbinary):
+    """In every place that reads a folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, victim = shutil.copytree(exported, tmp_path / "in" / "folder"), tmp_path / "in" / "victim"
+    victim.write_text("precious")
+    (tmp_path / "text").write_text("a dog\n")
+    card, (changes, match) = json.loads((folder / "translation.json").read_text()), HOSTILE[name]
+    if "files" in changes:
+        more = changes["files"].replace("VICTIM", str(victim))
+        changes = {"files": {**card["files"], more: hashlib.sha256(b"precious").hexdigest()}}
+    card.update({"engine": engine, **changes})
+    (folder / "translation.json").write_text(json.dumps(card))
+    before = content(tmp_path)
+    for chosen in ("torch", "ctranslate2"):
+        with pytest.raises(TranslationError, match=match):
+            collab_fairseq.load(folder, engine=chosen)
+        assert main.main(["translate", str(folder), "--engine", chosen, str(tmp_path / "text")]) == 1
+    with pytest.raises(TranslationError, match=match):
+        read_source(folder)
+    commands = [["export", "--to", target] for target in ("folder", "fairseq", "ctranslate2", "huggingface")]
+    commands += [["reparam", "--key-dim", "4"], ["heads", "prune", "--remove", "E:1:1"], ["average", "--inputs"]]
+    for command in commands:
+        assert main.main([*command, str(folder), "--output", str(tmp_path / "out")]) == 1
+    told = capfdbinary.readouterr().err.decode().splitlines()
+    assert len(told) == 2 + len(commands)
+    assert content(tmp_path) == before
+
+
+def test_a_checkpoint_names_nothing_outside(exported, models, tmp_path):
+    state = checkpoints.load(models.checkpoint("collaborative"))
+    state["cfg"]["task"]["target_lang"] = "/../../victim"
+    folder = shutil.copytree(exported, tmp_path / "folder")
+    checkpoints.save(state, folder / "model.pt")
+    for path in (folder, folder / "model.pt"):
+        with pytest.raises(TranslationError, match=r"a language must be a name such .*, but is '/\.\./"):
+            read_source(path)
+
+
+def test_a_folder_of_links_is_read_and_never_written_through(exported, translator, tmp_path):
+    """Caches hold files under other names, with links to them."""
+    (linked := tmp_path / "linked").mkdir()
+    for number, file in enumerate(sorted(exported.iterdir())):
+        shutil.copyfile(file, tmp_path / f"blob{number}")
+        (linked / file.name).symlink_to(tmp_path / f"blob{number}")
+    assert collab_fairseq.load(linked).translate(SOURCES, **SEARCH) == translator.translate(SOURCES, **SEARCH)
+    before = content(tmp_path)
+    model_folder.export(read_source(linked), tmp_path / "out")
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {file.name for file in exported.iterdir()}
+    assert not any(file.is_symlink() for file in (tmp_path / "out").iterdir())
+    assert {name: data for name, data in content(tmp_path).items() if not name.startswith("out/")} == before
+
+
+def test_requests_that_cannot_be_met(exported, translator):
+    with pytest.raises(TranslationError, match="threads must be at least 1, but are 0"):
+        collab_fairseq.load(exported, threads=0)
     for lines, search, match in (
         (["the"], {"beam": 2, "nbest": 3}, "nbest between 1 and beam"),
         (["the"], {"beams": 2}, "but beams was given"),
         ("the", {}, "got one string"),
+        (["the", None], {}, "sentence 2 must be a string, but is None"),
         (["the", " ".join(["the"] * 1100)], {}, "sentence 2: it has 1100 units"),
     ):
         with pytest.raises(TranslationError, match=match):

@@ -17,6 +17,7 @@ from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.load import run_state
 from tests.common import ROOT, run
+from tests.fairseq.models import same_model
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +154,16 @@ def test_errors_name_what_is_wrong(trained, checkpoint, tiny_data, tmp_path):
     for file in smaller.glob("dict.*"):
         file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
     refused(TranslationError, "the data of another model", load_model, checkpoint, smaller)
+
+
+def test_files_that_a_training_began_with_are_not_read(trained, tiny_data):
+    """Their weights are in the checkpoint; a checkpoint from elsewhere may name any file."""
+    state = copy.deepcopy({**trained.state, "last_optimizer_state": None})
+    for name in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
+        setattr(state["cfg"]["model"], name, "/gone/file")
+    found = run_state(state, "model.pt", tiny_data)
+    assert found.model.args.encoder.embed_path is None
+    assert same_model(found.model.state_dict(), trained.model.state_dict())
 
 
 def test_text_in_other_units_is_refused_with_the_share_that_is_unknown(checkpoint, tiny_data, tmp_path, caplog):

@@ -54,6 +54,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads prune x --remove 4 --output y --beam 2", "--beam is of a measurement"),
         ("reparam x --key-dim 8 --output y --max-tokens 9", "--max-tokens needs --calibration or --evaluate"),
         ("table x --x updates", "--x needs --figure"),
+        ("translate x .", ". is a folder: DIR comes first, then FILE"),
     ],
 )
 def test_flags_that_do_not_apply_are_refused(command, message, tmp_path, monkeypatch, capsys):
