@@ -48,6 +48,7 @@ AFTER = {
     "fairseq.tasks.fairseq_task": ("amp.patch_task",),
     "fairseq.utils": ("user_dir.patch",),
     "fairseq.trainer": (
+        "plugins.patch",
         "survival.position.patch_trainer",
         "survival.resuming.patch_trainer",
         "survival.stopping.patch_trainer",

@@ -193,6 +193,8 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         ConfigurationError: a model whose output is not one linear layer, as with ``--adaptive-softmax-cutoff``.
     """
 
+    state_of = LabelSmoothedCrossEntropyCriterion.__name__  # to fairseq_modern, as with the optimizer fused_adam
+
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
         output_projection(model)  # before the model is called in a way that it may not know
         sample = {**sample, "net_input": {**sample["net_input"], "features_only": True}}

@@ -4,23 +4,26 @@ The model is registered *without* this dataclass: fairseq loses nested flags (``
 with one. Flags, presets and Hydra configs all become a flat namespace first (:func:`flatten`), then this config.
 """
 
+import logging
 from argparse import Namespace
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Dict, List, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError, parse_shapes
+from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError, parse_shapes, parse_sites
 from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
 from .checks import check_config
 
+logger = logging.getLogger(__name__)
+
+LAST = "checkpoint_last.pt"  # what --restore-file is unless it is given
 #: what ``--attention-from`` takes over
 _INHERITED = (
     "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "mixing_lr_multiplier",
@@ -216,12 +219,12 @@ def inherit_attention(args: Any) -> None:
     """``--attention-from``: take over what a checkpoint says of attention, in place, so that the run's own say it too.
 
     Args:
-        args: settings of the model, a namespace or a Hydra config. Its ``attention_from`` is None afterwards, so that
-            nothing is read again when a checkpoint of the run is loaded.
+        args: what the command line or the Hydra config gives, before presets fill in the rest. Its ``attention_from``
+            is None afterwards, so that nothing is read again when a checkpoint of the run is loaded.
 
     Raises:
         CheckpointError: the file cannot be read.
-        ConfigurationError: a model of another kind.
+        ConfigurationError: a model of another kind, or something given that contradicts it.
     """
     path = getattr(args, "attention_from", None)
     if path is None:
@@ -233,8 +236,14 @@ def inherit_attention(args: Any) -> None:
         config = model_config(as_transformer_collab(state))
     except ConfigurationError as error:
         raise ConfigurationError(f"--attention-from {path}: {error}") from error
-    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
-        for name in _INHERITED:
-            if name in config:
-                setattr(args, name, config[name])
-        args.attention_from = None
+    for name in (name for name in _INHERITED if name in config):
+        given, theirs = getattr(args, name, config[name]), config[name]
+        if given != theirs and not (name == "collaborative_heads" and parse_sites(given) == parse_sites(theirs)):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(f"{flag} is {given}, but {theirs} in --attention-from {path}; leave out {flag}")
+        setattr(args, name, theirs)
+    args.attention_from = None
+    if getattr(args, "finetune_from_model", None) is None and getattr(args, "restore_file", LAST) == LAST:
+        logger.warning(
+            "--attention-from takes shapes, not weights: to start from these give --finetune-from-model %s, too", path
+        )

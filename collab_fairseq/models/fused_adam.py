@@ -58,6 +58,8 @@ class FusedAdam(torch.optim.AdamW):
 class FairseqFusedAdam(FairseqAdam):  # type: ignore[misc]
     """See the top of this file; with the flags of fairseq's ``adam``: --adam-betas, --adam-eps, --weight-decay."""
 
+    state_of = FairseqAdam.__name__  # to fairseq_modern, which lets a training take up what either has saved
+
     def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         self._optimizer = FusedAdam(params, **self.optimizer_config)

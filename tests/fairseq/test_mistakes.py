@@ -80,6 +80,18 @@ MISTAKES = {
         r".*/checkpoint_last.pt does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
         r".* and \d+ more; give the --key-dim \(6\) of its training.",
     ),
+    "resuming with another multiplier": (
+        lambda s: s.train(save_dir=s.folder / "run", mixing_lr_multiplier=8),
+        r"--mixing-lr-multiplier is 8\.0, but 1\.0 in .*/checkpoint_last\.pt, .*; give 1\.0, or --reset-optimizer .*",
+    ),
+    "a multiplier without Adam": (
+        lambda s: s.train(mixing_lr_multiplier=8, optimizer="sgd"),
+        r"--mixing-lr-multiplier 8\.0 needs an optimizer .* \(--optimizer adam, .*\), but that is sgd",
+    ),
+    "a flag that contradicts --attention-from": (
+        lambda s: s.train(key_dim=4, attention_from=s.folder / "run/checkpoint_last.pt"),
+        r"--key-dim is 4, but 6 in --attention-from .*/checkpoint_last\.pt; leave out --key-dim",
+    ),
     "other number of layers": (
         lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
         r".* encoder.layers.2.\S+ is only in the model.* give the --arch and sizes of its training.",
