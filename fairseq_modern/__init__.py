@@ -48,6 +48,7 @@ AFTER = {
     "fairseq.tasks.fairseq_task": ("amp.patch_task",),
     "fairseq.utils": ("user_dir.patch",),
     "fairseq.trainer": (
+        "amp.patch_trainer",
         "plugins.patch",
         "survival.position.patch_trainer",
         "survival.resuming.patch_trainer",
