@@ -16,7 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import (
+    INITS,
+    KERNELS,
+    KEY_DIMS,
+    MIXINGS,
+    SITES,
+    ConfigurationError,
+    parse_shapes,
+    parse_sites,
+)
 from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
 from .checks import check_config
@@ -26,8 +35,8 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # what --restore-file is unless it is given
 #: what ``--attention-from`` takes over
 _INHERITED = (
-    "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "mixing_lr_multiplier",
-    "attention_content_bias", "attention_shapes",
+    "collaborative_heads", "key_dim", *KEY_DIMS.values(), "value_heads", "kv_heads", "kv_latent_dim",
+    "mixing_lr_multiplier", "attention_content_bias", "attention_shapes",
 )  # fmt: skip
 
 
@@ -47,6 +56,9 @@ class TransformerCollabConfig(TransformerConfig):
         "width of the query and key projections of every attention: shared by all heads where they collaborate, "
         "divided among them where they do not (default: the embedding width)",
     )
+    encoder_key_dim: Optional[int] = _flag(None, "--key-dim of the encoder's self-attention")
+    cross_key_dim: Optional[int] = _flag(None, "--key-dim of encoder-decoder attention")
+    decoder_key_dim: Optional[int] = _flag(None, "--key-dim of the decoder's self-attention")
     value_heads: Optional[int] = _flag(
         None,
         "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
@@ -64,6 +76,11 @@ class TransformerCollabConfig(TransformerConfig):
     )
     mixing_init: ChoiceEnum(list(MIXINGS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "xavier", "initial mixing matrix of collaborative heads"
+    )
+    attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+        "default",
+        "initial query, key and value weights: Xavier with gain 1/sqrt(2), or, as in the authors' code (authors), with "
+        "gain 1 wherever the key dim is not the width",
     )
     mixing_lr_multiplier: float = _flag(
         1.0, "under Adam the mixing matrix learns this many times as fast as the other parameters"

@@ -8,6 +8,11 @@ from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXI
 #: self-attention
 SITES = ("encoder", "cross", "decoder")
 
+#: site → the setting of its key dim, where that is not ``key_dim``
+KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
+
+#: names of ``--attention-init``
+INITS = ("default", "authors")
 #: names of ``--mixing-init``, and those among them that need a key dimension for each head
 MIXINGS = tuple(INITIAL_MIXING)
 MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
@@ -29,6 +34,16 @@ class ConfigurationError(ValueError):
 
     #: command-line tools show the sentence alone, without a traceback
     user_error = True
+
+
+def own_key_dim(cfg: Any, site: str) -> Optional[int]:
+    """The key dim that a ``TransformerCollabConfig`` gives a site alone, or None.
+
+    fairseq's config keeps what begins with ``encoder_`` or ``decoder_`` in the part of that side.
+    """
+    part, name = (cfg, KEY_DIMS[site]) if site == "cross" else (getattr(cfg, site), "key_dim")
+    found: Optional[int] = getattr(part, name, None)
+    return found
 
 
 def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> FrozenSet[str]:

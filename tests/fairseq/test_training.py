@@ -22,7 +22,7 @@ def options(**more):
 def trained(tiny_data, tmp_path_factory):
     """The same small model, trained by both tools: way → its last checkpoint."""
     folder = tmp_path_factory.mktemp("trained")
-    given = options(mixing_init="normal", attention_content_bias=True)
+    given = options(mixing_init="normal", attention_content_bias=True, encoder_key_dim=10)
     last = {"max_update": 40}
     run(*train_command(tiny_data, folder / "flags", **last, **given))
     run(*hydra_command(tiny_data, folder / "hydra", folder / "conf", optimization=last, **given))
@@ -33,6 +33,7 @@ def test_both_ways_train_the_same_model(trained):
     loaded = [checkpoints.load(path) for path in trained.values()]
     for cfg in (vars(loaded[0]["cfg"]["model"]), loaded[1]["cfg"]["model"]):  # resolved, so that presets may change
         assert (cfg["mixing_init"], cfg["attention_content_bias"], cfg["key_dim"]) == ("normal", True, 6)
+        assert loaded[0]["model"]["encoder.layers.1.self_attn.k_proj.weight"].shape == (10, 16)
         assert (cfg["encoder_embed_dim"], cfg["decoder_layers"], cfg["dropout"]) == (16, 2, 0.1)
     states = [state["model"] for state in loaded]
     assert same_model(*states)
