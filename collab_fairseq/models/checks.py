@@ -13,7 +13,6 @@ from collab_fairseq.modules.settings import (
     MIXINGS_OF_BLOCKS,
     SITES,
     ConfigurationError,
-    own_key_dim,
     parse_shapes,
     parse_sites,
 )
@@ -41,10 +40,9 @@ def check_config(cfg: Any) -> None:
             f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
             f"but --collaborative-heads is none; choose one of {', '.join(KERNELS_OF_STANDARD_HEADS)}"
         )
-    own = {name.replace("_", "-"): own_key_dim(cfg, site) for site, name in KEY_DIMS.items()}
-    for name, value in {"key-dim": cfg.key_dim, **own}.items():
+    for name, value in ((name, getattr(cfg, name)) for name in ("key_dim", *KEY_DIMS.values())):
         if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} must be positive, but is {value}")
+            raise ConfigurationError(f"--{name.replace('_', '-')} must be positive, but is {value}")
     if cfg.attention_init == "authors" and cfg.mixing_init != "xavier":
         raise ConfigurationError(
             f"--attention-init authors goes with --mixing-init xavier, as in their code, but that is {cfg.mixing_init}"
@@ -64,8 +62,8 @@ def check_config(cfg: Any) -> None:
             )
     for site in SITES:
         stack = cfg.encoder if site == "encoder" else cfg.decoder
-        heads, flag_of_dim = stack.attention_heads, f"--{site}-key-dim" if own_key_dim(cfg, site) else "--key-dim"
-        key_dim = own_key_dim(cfg, site) or cfg.key_dim or stack.embed_dim
+        heads, own = stack.attention_heads, getattr(cfg, KEY_DIMS[site])
+        key_dim, flag_of_dim = own or cfg.key_dim or stack.embed_dim, f"--{site}-key-dim" if own else "--key-dim"
         if site not in sites and key_dim % heads != 0:
             raise ConfigurationError(
                 f"{flag_of_dim} must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "

@@ -122,6 +122,13 @@ class TransformerCollabConfig(TransformerConfig):
     # written by conversion and pruning, typed by nobody: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As in fairseq, which keeps what begins with ``encoder_`` in ``encoder``, but for the key dims of sites."""
+        if name in KEY_DIMS.values():
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def _get_all_attributes(self) -> List[str]:
         """Fields that become command-line flags."""
         return [name for name in super()._get_all_attributes() if name != "attention_shapes"]

@@ -36,16 +36,6 @@ class ConfigurationError(ValueError):
     user_error = True
 
 
-def own_key_dim(cfg: Any, site: str) -> Optional[int]:
-    """The key dim that a ``TransformerCollabConfig`` gives a site alone, or None.
-
-    fairseq's config keeps what begins with ``encoder_`` or ``decoder_`` in the part of that side.
-    """
-    part, name = (cfg, KEY_DIMS[site]) if site == "cross" else (getattr(cfg, site), "key_dim")
-    found: Optional[int] = getattr(part, name, None)
-    return found
-
-
 def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> FrozenSet[str]:
     """Sites of a flag: names of :data:`SITES` joined by ``_`` in any order, or ``none``.
 
