@@ -5,6 +5,7 @@ plain containers and the few harmless classes that fairseq's checkpoints hold (`
 everything else by name.
 """
 
+import argparse
 import hashlib
 import logging
 import os
@@ -146,8 +147,8 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], Report]:
         number of updates of every input.
 
     Raises:
-        CheckpointError: an input cannot be read or has values that are not finite, or keys or shapes differ; the
-            message names file and parameter.
+        CheckpointError: an input cannot be read or has values that are not finite, or keys, shapes or settings that
+            give them a meaning differ; the message names file and parameter or setting.
     """
     if not paths:
         raise CheckpointError("there is nothing to average: no checkpoints were given")
@@ -160,6 +161,7 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], Report]:
         state = load_with_model(path)
         if newest:
             _check_same(newest["model"], state["model"], os.fspath(paths[0]), path)
+            _check_meaning(newest, state, os.fspath(paths[0]), path)
         for key, tensor in state["model"].items():
             places.setdefault(key, []).append(_place(tensor) if tensor.numel() else key)
             if tensor.is_floating_point() or tensor.is_complex():
@@ -205,3 +207,14 @@ def _check_same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor], pa
             raise CheckpointError(
                 f"{key} has shape {tuple(tensor.shape)} in {other_path}, but {tuple(one[key].shape)} in {path}"
             )
+
+
+def _check_meaning(one: Dict[str, Any], other: Dict[str, Any], path: str, other_path: str) -> None:
+    """Raise CheckpointError where the same numbers would be another function."""
+    models = [(state.get("cfg") or {}).get("model") or {} for state in (one, other)]
+    settings = [vars(model) if isinstance(model, argparse.Namespace) else model for model in models]
+    defaults: Dict[str, Any] = {"mixing_lr_multiplier": 1.0, "attention_shapes": {}}
+    for name, default in defaults.items():
+        was, now = (each.get(name) or default for each in settings)
+        if was != now:
+            raise CheckpointError(f"{name} is {now} in {other_path}, but {was} in {path}: they are different models")

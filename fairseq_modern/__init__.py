@@ -53,6 +53,8 @@ AFTER = {
     "fairseq.tasks.frm_text_to_speech": ("quiet.restore_root",),
     "fairseq.utils": ("user_dir.patch",),
     "fairseq.trainer": (
+        "amp.patch_trainer",
+        "plugins.patch",
         "survival.position.patch_trainer",
         "survival.resuming.patch_trainer",
         "survival.stopping.patch_trainer",

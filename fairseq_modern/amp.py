@@ -10,10 +10,13 @@ without units for bfloat16 would be slower for it: that is refused.
 
 fairseq-generate and fairseq-interactive know `--fp16` but not `--bf16`, and translate in fp32.
 
+`--fp16` on a CPU is refused; half precision on one without units for bfloat16 is slower than fp32, and said to be.
+
 `--fp16` and `--bf16` train parameters in fp32, but checkpoints hold only what is left of them in half precision, from
 which a training that is resumed goes on. Here the state of the optimizer has them too.
 """
 
+import logging
 import warnings
 from types import ModuleType
 from typing import Any, List
@@ -23,6 +26,8 @@ import torch
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 from fairseq_modern.patching import names, wrap
+
+logger = logging.getLogger(__name__)
 
 
 def step(self: Any) -> None:
@@ -87,6 +92,33 @@ def patch_half(module: ModuleType) -> None:
                 mine.copy_(other)
 
 
+def slow_on_cpu(common: Any) -> None:
+    """Warn of half precision on a CPU that has no units for it."""
+    flags = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16")
+    flag = next((name for name in flags if getattr(common, name, False)), None)
+    if flag is not None and not processor.bfloat16_units():
+        logger.warning(
+            "--%s is several times slower than fp32 on this CPU, which has no units for bfloat16 (%s with %s)",
+            flag.replace("_", "-"), processor.name(), processor.vector_units(),
+        )  # fmt: skip
+
+
+def patch_trainer(module: ModuleType) -> None:
+    """Wrap how `fairseq.trainer.Trainer` is made, where `--fp16` on a CPU fails at asking CUDA for its device."""
+
+    @wrap(module.Trainer)
+    def __init__(original: Any, self: Any, cfg: Any, *args: Any, **options: Any) -> None:
+        common = getattr(cfg, "common", None)
+        if common is not None and (common.cpu or not torch.cuda.is_available()) and not common.tpu:
+            if common.fp16 and not common.memory_efficient_fp16 and not common.fp16_no_flatten_grads:
+                raise UserError(
+                    f"--fp16 trains on a GPU, but {'--cpu is given' if common.cpu else 'torch sees none here'}; leave "
+                    f"out --fp16 to train in fp32{', or give --amp' if processor.bfloat16_units() else ''}"
+                )
+            slow_on_cpu(common)
+        original(self, cfg, *args, **options)
+
+
 def patch_task(module: ModuleType) -> None:
     """Wrap the training step of tasks, where its autocast is CUDA's alone."""
     if not {"cuda", "autocast"} <= names(module.FairseqTask.train_step):
@@ -109,5 +141,7 @@ def patch_inference(module: ModuleType) -> None:
     @wrap(module.BaseFairseqModel)
     def prepare_for_inference_(original: Any, self: Any, cfg: Any) -> None:
         original(self, cfg)
+        if next(self.parameters()).device.type == "cpu" and not getattr(cfg.common, "tpu", False):
+            slow_on_cpu(cfg.common)
         if getattr(cfg.common, "bf16", False) and not getattr(cfg.common, "tpu", False):
             self.to(torch.bfloat16)

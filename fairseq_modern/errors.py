@@ -66,7 +66,22 @@ def show_user_errors(module: ModuleType) -> None:
 
 
 def patch_hydra_train(module: ModuleType) -> None:
-    """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place."""
+    """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place.
+
+    A --config-name that is no file is refused: fairseq registers its defaults under that name.
+    """
+
+    @wrap(module)
+    def hydra_init(original: Any, cfg_name: str = "config") -> Any:
+        from hydra._internal.utils import get_args
+
+        folder = get_args().config_dir or get_args().config_path
+        file = cfg_name.removesuffix(".yaml") + ".yaml"
+        if cfg_name != "config" and not (folder and os.path.exists(os.path.join(folder, file))):
+            present = sorted(name for name in os.listdir(folder) if name.endswith(".yaml")) if folder else []
+            where = f"in {folder}; its files are {', '.join(present) or 'none'}" if folder else "without --config-dir"
+            raise UserError(f"--config-name {cfg_name}: there is no {file} {where}")
+        return original(cfg_name)
 
     @wrap(module)
     def _hydra_main(original: Any, *args: Any, **options: Any) -> Any:

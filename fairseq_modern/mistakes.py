@@ -5,6 +5,7 @@ that they passed. `errors` asks the rules only where it shows errors as one line
 program runs differently, and what no rule knows keeps its traceback.
 """
 
+import argparse
 import os
 import re
 import traceback
@@ -20,6 +21,10 @@ SAID = (
     (r"^ConfigCompositionException: Error merging override (\w+)\.(\w+)=null", "{flag} is missing, which --{0} needs."),
     (r"^MissingMandatoryValue: Missing mandatory value: (?:\w+\.)*(\w+)", "{flag} is missing."),
     (r"^ConfigKeyError: Key '(\w+)' not in '(\w+)'", "{0} is not among the settings of {1}."),
+    (
+        "^ValueError: (MultilingualTranslationTask) requires",
+        "--task multilingual_translation needs a model for it, such as --arch multilingual_transformer.",
+    ),
     (
         r"^RuntimeError: .*DefaultCPUAllocator: .*tried to allocate (\d+) bytes",
         "this machine has no memory for a tensor of {0} bytes; make the model smaller (--key-dim and others), or the "
@@ -135,22 +140,34 @@ def other_shapes(failure: Failure) -> Optional[str]:
     path = failure.value("load_checkpoint", "filename") or failure.value("load_model_ensemble_and_task", "filename")
     more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
     return (
-        f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; give {_flags(shapes, here + there)} "
-        "of its training."
+        f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {_advice(failure, shapes)}, as in its "
+        "training."
     )
 
 
-def _flags(shapes: List[Tuple[str, str, str]], one_sided: List[str]) -> str:
-    """Which flags make the model that of the checkpoint, as far as one can see."""
+def _advice(failure: Failure, shapes: List[Tuple[str, str, str]]) -> str:
+    """What makes the model that of the checkpoint, as far as their settings tell."""
     for name, there, here in shapes:
-        was, now = there.split(", "), here.split(", ")
-        if name.endswith("embed_tokens.weight") and was[0] != now[0]:
-            return "the data folder (its dictionaries)"
-        if name.endswith("q_proj.weight") and was[0] != now[0] and was[1:] == now[1:]:
-            return f"the --key-dim ({was[0]})"
-    if one_sided and all(name.endswith((".mixing", ".content_bias")) for name in one_sided):
-        return "the --collaborative-heads and --attention-content-bias"
-    return "the --arch and sizes"
+        if name.endswith("embed_tokens.weight") and there.split(", ")[0] != here.split(", ")[0]:
+            return "give the data folder (its dictionaries)"
+    state, trainer = (failure.value("load_checkpoint", name) for name in ("state", "self"))
+    if state is None or trainer is None:
+        return "give the --arch and sizes"
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    models = state["cfg"]["model"], trainer.cfg.model
+    was, now = (dict(vars(model) if isinstance(model, argparse.Namespace) else model) for model in models)
+    arch = was.get("arch") or was.get("_name")
+    if arch != (now.get("arch") or now.get("_name")) or arch not in ARCH_MODEL_REGISTRY:
+        return f"give --arch {arch} and its sizes"
+    parser = argparse.ArgumentParser(add_help=False)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    found = []
+    for flag, before in ((action.option_strings[0], was.get(action.dest)) for action in parser._actions):
+        if before != now.get(flag[2:].replace("-", "_"), before) and not isinstance(before, float):
+            given = f"give {flag} {before}".removesuffix(" True")
+            found.append(f"leave out {flag}" if before in (None, False) else given)
+    return ", ".join(found[:3]) or "give the --arch and sizes"
 
 
 def diverged(failure: Failure) -> Optional[str]:
@@ -160,6 +177,16 @@ def diverged(failure: Failure) -> Optional[str]:
     if found is None:
         return None
     return f"the training diverged ({found[0]}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm)."
+
+
+def parts_that_do_not_go_together(failure: Failure) -> Optional[str]:
+    said, cfg = str(failure.error), failure.value("build_output_projection", "cfg")
+    if getattr(cfg, "base_layers", 0) and "process group" in said:
+        return "--base-layers needs several processes, among which it divides experts; use torchrun, or leave it out."
+    model, criterion = (failure.value("train_step", name) for name in ("model", "criterion"))
+    if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None and "inplace" in said:
+        return f"--adaptive-softmax-cutoff goes with --criterion adaptive_loss, but that is {type(criterion).__name__}."
+    return None
 
 
 def in_other_words(failure: Failure) -> Optional[str]:
@@ -178,8 +205,8 @@ def names_a_flag(failure: Failure) -> Optional[str]:
 
 
 RULES: Tuple[Callable[[Failure], Optional[str]], ...] = (
-    no_user_dir, no_path, path_is_no_file, save_dir, user_dir, data, other_shapes, diverged, in_other_words,
-    names_a_flag,
+    no_user_dir, no_path, path_is_no_file, save_dir, user_dir, data, other_shapes, diverged,
+    parts_that_do_not_go_together, in_other_words, names_a_flag,
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Mends fairseq's command line.
 
 As published, `--bf16` is taken for `--tpu`, so that training in bfloat16 looks for torch_xla, on a GPU as well: here
-only `--tpu` means a TPU. `fairseq-validate` without `--task` takes that of the checkpoint, and a model or criterion
-of this project that nobody has registered is an error that names `--user-dir`.
+only `--tpu` means a TPU. `--help` beside `--arch` shows the flags of that model, too. `fairseq-validate` without
+`--task` takes that of the checkpoint, and a model or criterion of this project that nobody has registered is an error
+that names `--user-dir`.
 """
 
 import argparse
@@ -41,6 +42,16 @@ def patch(module: ModuleType) -> None:
     def parse_args_and_arch(
         original: Any, parser: Any, input_args: Optional[Sequence[str]] = None, *rest: Any, **options: Any
     ) -> Any:
+        words = list(sys.argv[1:] if input_args is None else input_args)
+        has_arch = any(word in ("-a", "--arch") or word.startswith("--arch=") for word in words)
+        if has_arch and not {"-h", "--help"}.isdisjoint(words):
+
+            def parse_known_args(*_: Any) -> Any:
+                """The first of two calls, which is to find the model whose flags are then added."""
+                del parser.parse_known_args
+                return parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+
+            parser.parse_known_args = parse_known_args
         parsed = original(parser, input_args, *rest, **options)
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         given = "--tpu" in (sys.argv[1:] if input_args is None else input_args)

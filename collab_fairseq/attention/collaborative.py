@@ -5,7 +5,7 @@ https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 
 well, in groups as those of grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
 """
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,8 @@ class CollaborativeAttention(AttentionLayer):
         mixing_lr_multiplier: c, the learning rate of the mixing matrix and the content bias under Adam and its like,
             relative to the other parameters'. ``mixing`` is stored divided by c and ``scale`` multiplied by it: Adam's
             steps do not depend on the size of gradients, so that they are c times as large for what is c times smaller
-            (equalised learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196).
+            (equalised learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's ε acts
+            as ε/c there, weight decay is not multiplied, and ``mixing`` has c² of its share in the norm of gradients.
         kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
             fused attention (``sdpa``, on a GPU also ``auto``) lacks.
         device, dtype: of the parameters.
@@ -50,7 +51,8 @@ class CollaborativeAttention(AttentionLayer):
             ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
 
     Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
-    (H, D̃k), ``content_bias`` (H, kdim) or None.
+    (H, D̃k), ``content_bias`` (H, kdim) or None. A state dict may also say the ``scale`` of the layer that it is from:
+    ``mixing`` and ``content_bias`` are then multiplied by what that is of this layer's.
 
     Raises:
         ValueError: sizes that do not fit, an unknown mixing or kernel.
@@ -95,6 +97,13 @@ class CollaborativeAttention(AttentionLayer):
             self.mixing.copy_(matrix / self._mixing_lr_multiplier)
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *rest: Any) -> None:
+        scale = state_dict.pop(prefix + "scale", None)
+        for name in [prefix + "mixing", prefix + "content_bias"] if scale is not None else []:
+            if name in state_dict:
+                state_dict[name] = state_dict[name] * (float(scale) / self.scale)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Shared keys (N, S, D̃k), values (N, G, S, dv), content scores (N, H, S)."""

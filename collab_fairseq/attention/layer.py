@@ -29,6 +29,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         key_heads: the same of the key projection, of standard heads; default H.
         dropout: probability of dropping an attention weight in training.
         scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
+        init: ``default``, or ``authors``, as in the code of Cordonnier, Loukas, Jaggi (2020): see
+            :meth:`reset_parameters`.
         bias: default of the four biases below.
         query_bias, key_bias, value_bias, out_bias: whether that projection has a bias. The key bias never changes the
             output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
@@ -55,6 +57,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         value_bias: Optional[bool] = None,
         out_bias: Optional[bool] = None,
         scale: Optional[float] = None,
+        init: str = "default",
     ) -> None:
         super().__init__()
         key_dim = embed_dim if key_dim is None else key_dim
@@ -81,6 +84,9 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout = dropout
+        if init not in ("default", "authors"):
+            raise ValueError(f"init must be default or authors, but is {init!r}")
+        self.init = init
         self.scale = float(head_dim**-0.5 if scale is None else scale)
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
@@ -91,8 +97,12 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias)
 
     def reset_parameters(self) -> None:
-        """Xavier weights; query, key and value with gain 1/√2 where all inputs are as wide as the layer."""
-        gain = 1 / math.sqrt(2) if self.kdim == self.vdim == self.embed_dim else 1.0
+        """Xavier weights; query, key and value with gain 1/√2 where all inputs are as wide as the layer.
+
+        ``init="authors"``: and where the key dim is, too; else with gain 1.
+        """
+        alike = self.kdim == self.vdim == self.embed_dim and (self.init == "default" or self.key_dim == self.embed_dim)
+        gain = 1 / math.sqrt(2) if alike else 1.0
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=gain)
         nn.init.xavier_uniform_(self.out_proj.weight)

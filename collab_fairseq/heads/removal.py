@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, layer_name, parse_heads
-from collab_fairseq.modules.sites import head_counts, parameter_prefix, shared_by_heads
+from collab_fairseq.modules.sites import head_counts, parameter_prefix, scale_of, shared_by_heads
 from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 
 from . import HeadsError
@@ -126,9 +126,7 @@ def remove_heads(
         prefix = parameter_prefix(place)
         own = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
         shape = shapes.setdefault(place, {})
-        if shape.get("scale") is None:
-            shape["scale"] = float((own["v_proj.weight"].size(0) // numbers[place]) ** -0.5)
-            shape["scale"] *= config.get("mixing_lr_multiplier", 1.0) if "mixing" in own else 1.0
+        shape["scale"] = scale_of(made, place, numbers[place])
         for name, tensor in _cut(own, kept, numbers[place], shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)

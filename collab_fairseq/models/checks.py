@@ -5,8 +5,10 @@ from typing import AbstractSet, Any
 
 from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
+    INITS,
     KERNELS,
     KERNELS_OF_STANDARD_HEADS,
+    KEY_DIMS,
     MIXINGS,
     MIXINGS_OF_BLOCKS,
     SITES,
@@ -26,7 +28,8 @@ def check_config(cfg: Any) -> None:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
     for flag, value, known in (
-        ("mixing-init", cfg.mixing_init, MIXINGS), ("attention-kernel", cfg.attention_kernel, KERNELS)
+        ("mixing-init", cfg.mixing_init, MIXINGS), ("attention-kernel", cfg.attention_kernel, KERNELS),
+        ("attention-init", cfg.attention_init, INITS),
     ):  # fmt: skip
         if value not in known:
             raise ConfigurationError(f"--{flag} must be one of {', '.join(known)}, but is {value!r}")
@@ -37,8 +40,13 @@ def check_config(cfg: Any) -> None:
             f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
             f"but --collaborative-heads is none; choose one of {', '.join(KERNELS_OF_STANDARD_HEADS)}"
         )
-    if cfg.key_dim is not None and cfg.key_dim < 1:
-        raise ConfigurationError(f"--key-dim must be positive, but is {cfg.key_dim}")
+    for name, value in ((name, getattr(cfg, name)) for name in ("key_dim", *KEY_DIMS.values())):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name.replace('_', '-')} must be positive, but is {value}")
+    if cfg.attention_init == "authors" and cfg.mixing_init != "xavier":
+        raise ConfigurationError(
+            f"--attention-init authors goes with --mixing-init xavier, as in their code, but that is {cfg.mixing_init}"
+        )
     if not 0 < cfg.mixing_lr_multiplier < math.inf:
         raise ConfigurationError(f"--mixing-lr-multiplier must be positive, but is {cfg.mixing_lr_multiplier}")
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
@@ -54,10 +62,11 @@ def check_config(cfg: Any) -> None:
             )
     for site in SITES:
         stack = cfg.encoder if site == "encoder" else cfg.decoder
-        heads, key_dim = stack.attention_heads, stack.embed_dim if cfg.key_dim is None else cfg.key_dim
+        heads, own = stack.attention_heads, getattr(cfg, KEY_DIMS[site])
+        key_dim, flag_of_dim = own or cfg.key_dim or stack.embed_dim, f"--{site}-key-dim" if own else "--key-dim"
         if site not in sites and key_dim % heads != 0:
             raise ConfigurationError(
-                f"--key-dim must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
+                f"{flag_of_dim} must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
                 f"choose a multiple of {heads}, or collaborative heads there (--collaborative-heads …{site}…)"
             )
         flag, groups = ("value", cfg.value_heads) if site in sites else ("kv", cfg.kv_heads)
@@ -68,7 +77,7 @@ def check_config(cfg: Any) -> None:
         if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
             raise ConfigurationError(
                 f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
-                f"but --key-dim is {key_dim}"
+                f"but {flag_of_dim} is {key_dim}"
             )
     _check_heads(cfg)
 

@@ -193,6 +193,20 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         ConfigurationError: a model whose output is not one linear layer, as with ``--adaptive-softmax-cutoff``.
     """
 
+    state_of = LabelSmoothedCrossEntropyCriterion.__name__  # to fairseq_modern, as with the optimizer fused_adam
+
+    def check_training(self, trainer: Any) -> None:
+        """Refuse other kinds of models, and DDP that looks for unused parameters before the loss uses them."""
+        cfg, model = trainer.cfg.distributed_training, trainer.get_model()
+        tied = output_projection(model).weight is model.decoder.embed_tokens.weight
+        looks = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
+        if looks and not tied and trainer.data_parallel_world_size > 1:
+            raise ConfigurationError(
+                f"--criterion {CRITERION} uses the output projection outside the model, where --find-unused-parameters "
+                "does not see it; leave that out, use --ddp-backend legacy_ddp, or share the embeddings of the decoder "
+                "(--share-decoder-input-output-embed)"
+            )
+
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
         output_projection(model)  # before the model is called in a way that it may not know
         sample = {**sample, "net_input": {**sample["net_input"], "features_only": True}}

@@ -4,27 +4,39 @@ The model is registered *without* this dataclass: fairseq loses nested flags (``
 with one. Flags, presets and Hydra configs all become a flat namespace first (:func:`flatten`), then this config.
 """
 
+import logging
 from argparse import Namespace
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Dict, List, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.settings import KERNELS, MIXINGS, SITES, ConfigurationError, parse_shapes
+from collab_fairseq.modules.settings import (
+    INITS,
+    KERNELS,
+    KEY_DIMS,
+    MIXINGS,
+    SITES,
+    ConfigurationError,
+    parse_shapes,
+    parse_sites,
+)
 from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
 from .checks import check_config
 
+logger = logging.getLogger(__name__)
+
+LAST = "checkpoint_last.pt"  # what --restore-file is unless it is given
 #: what ``--attention-from`` takes over
 _INHERITED = (
-    "collaborative_heads", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "mixing_lr_multiplier",
-    "attention_content_bias", "attention_shapes",
+    "collaborative_heads", "key_dim", *KEY_DIMS.values(), "value_heads", "kv_heads", "kv_latent_dim",
+    "mixing_lr_multiplier", "attention_content_bias", "attention_shapes",
 )  # fmt: skip
 
 
@@ -44,6 +56,9 @@ class TransformerCollabConfig(TransformerConfig):
         "width of the query and key projections of every attention: shared by all heads where they collaborate, "
         "divided among them where they do not (default: the embedding width)",
     )
+    encoder_key_dim: Optional[int] = _flag(None, "--key-dim of the encoder's self-attention")
+    cross_key_dim: Optional[int] = _flag(None, "--key-dim of encoder-decoder attention")
+    decoder_key_dim: Optional[int] = _flag(None, "--key-dim of the decoder's self-attention")
     value_heads: Optional[int] = _flag(
         None,
         "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
@@ -61,6 +76,11 @@ class TransformerCollabConfig(TransformerConfig):
     )
     mixing_init: ChoiceEnum(list(MIXINGS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "xavier", "initial mixing matrix of collaborative heads"
+    )
+    attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+        "default",
+        "initial query, key and value weights: Xavier with gain 1/sqrt(2), or, as in the authors' code (authors), with "
+        "gain 1 wherever the key dim is not the width",
     )
     mixing_lr_multiplier: float = _flag(
         1.0, "under Adam the mixing matrix learns this many times as fast as the other parameters"
@@ -101,6 +121,13 @@ class TransformerCollabConfig(TransformerConfig):
     )
     # written by conversion and pruning, typed by nobody: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As in fairseq, which keeps what begins with ``encoder_`` in ``encoder``, but for the key dims of sites."""
+        if name in KEY_DIMS.values():
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _get_all_attributes(self) -> List[str]:
         """Fields that become command-line flags."""
@@ -216,12 +243,12 @@ def inherit_attention(args: Any) -> None:
     """``--attention-from``: take over what a checkpoint says of attention, in place, so that the run's own say it too.
 
     Args:
-        args: settings of the model, a namespace or a Hydra config. Its ``attention_from`` is None afterwards, so that
-            nothing is read again when a checkpoint of the run is loaded.
+        args: what the command line or the Hydra config gives, before presets fill in the rest. Its ``attention_from``
+            is None afterwards, so that nothing is read again when a checkpoint of the run is loaded.
 
     Raises:
         CheckpointError: the file cannot be read.
-        ConfigurationError: a model of another kind.
+        ConfigurationError: a model of another kind, or something given that contradicts it.
     """
     path = getattr(args, "attention_from", None)
     if path is None:
@@ -233,8 +260,14 @@ def inherit_attention(args: Any) -> None:
         config = model_config(as_transformer_collab(state))
     except ConfigurationError as error:
         raise ConfigurationError(f"--attention-from {path}: {error}") from error
-    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
-        for name in _INHERITED:
-            if name in config:
-                setattr(args, name, config[name])
-        args.attention_from = None
+    for name in (name for name in _INHERITED if name in config):
+        given, theirs = getattr(args, name, config[name]), config[name]
+        if given != theirs and not (name == "collaborative_heads" and parse_sites(given) == parse_sites(theirs)):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(f"{flag} is {given}, but {theirs} in --attention-from {path}; leave out {flag}")
+        setattr(args, name, theirs)
+    args.attention_from = None
+    if getattr(args, "finetune_from_model", None) is None and getattr(args, "restore_file", LAST) == LAST:
+        logger.warning(
+            "--attention-from takes shapes, not weights: to start from these give --finetune-from-model %s, too", path
+        )

@@ -7,7 +7,7 @@ from fairseq.models.transformer import transformer_legacy
 from omegaconf import OmegaConf
 
 from . import transformer_collab as model
-from .config import OWN_FIELDS, TransformerCollabConfig, flatten
+from .config import OWN_FIELDS, TransformerCollabConfig, flatten, inherit_attention
 
 _NAME = "transformer_collab"
 assert model  # the model is registered before its presets
@@ -17,6 +17,7 @@ def _defaults(args: Any, **values: Any) -> None:
     """Set what neither the command line nor the Hydra config has set."""
     if OmegaConf.is_config(args):
         flatten(args)
+    inherit_attention(args)
     own = TransformerCollabConfig()
     for name in OWN_FIELDS:
         values.setdefault(name, getattr(own, name))

@@ -4,6 +4,7 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 :class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
 """
 
+import logging
 from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -20,9 +21,16 @@ from torch import Tensor, nn
 from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
+from collab_fairseq.modules.stock import model_config
 
-from .config import TransformerCollabConfig, inherit_attention, resolve
+from .config import TransformerCollabConfig, resolve
 
+logger = logging.getLogger(__name__)
+
+#: optimizers whose steps do not depend on the size of gradients
+SCALE_INVARIANT = ("adam", "fused_adam", "adamax", "adagrad", "cpu_adam")
 _WRITTEN_BACK = (
     "attention_shapes",
     *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "layers_to_keep")),
@@ -158,7 +166,6 @@ class TransformerCollabModel(TransformerModelBase):
         Raises:
             ConfigurationError: values that cannot be.
         """
-        inherit_attention(args)
         cfg = resolve(args)
         model = super().build_model(cfg, task)
         model.args = cfg  # under fairseq's name for it
@@ -187,6 +194,43 @@ class TransformerCollabModel(TransformerModelBase):
         cls, cfg: TransformerCollabConfig, tgt_dict: Any, embed_tokens: nn.Module
     ) -> TransformerCollabDecoder:
         return TransformerCollabDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def check_training(self, trainer: Any) -> None:
+        """Refuse an optimizer for which the mixing matrix would not learn ``--mixing-lr-multiplier`` times as fast."""
+        settings = trainer.cfg.optimizer
+        optimizer = getattr(settings, "_name", None) or getattr(settings, "optimizer", None)
+        if self.args.mixing_lr_multiplier != 1.0 and optimizer not in SCALE_INVARIANT:
+            raise ConfigurationError(
+                f"--mixing-lr-multiplier {self.args.mixing_lr_multiplier} needs an optimizer whose steps do not depend "
+                f"on the size of gradients (--optimizer {', '.join(SCALE_INVARIANT)}), but that is {optimizer}"
+            )
+
+    def adapt_checkpoint(self, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
+        """Keep the function of a checkpoint that a training takes up, whatever its scales, by telling the layers these.
+
+        Raises:
+            ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.
+        """
+        layers, parameters = attention_layers(self), state["model"]
+        numbers = head_counts(state) if any(name.endswith(".mixing") for name in parameters) else {}
+        scales = {place: scale_of(state, place, heads) for place, heads in numbers.items()}
+        others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
+        was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
+        if others and state.get("last_optimizer_state") and not reset_optimizer:
+            if was == now:
+                raise ConfigurationError(f"{filename} has other scales of scores; give --attention-from {filename}")
+            raise ConfigurationError(
+                f"--mixing-lr-multiplier is {now}, but {was} in {filename}, and the state of its optimizer fits no "
+                f"other; give {was}, or --reset-optimizer to train on with {now}"
+            )
+        if others:
+            logger.info("%s: mixing matrices of --mixing-lr-multiplier %s become those of %s", filename, was, now)
+            told = {
+                parameter_prefix(place) + "scale": torch.tensor(scale, dtype=torch.float64)
+                for place, scale in scales.items()
+            }
+            for each in filter(None, (parameters, (state.get("extra_state") or {}).get("ema"))):
+                each.update((name, scale) for name, scale in told.items() if name[:-5] + "mixing" in each)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Told by fairseq's sequence generator: cross-attention then keeps one row per sentence, not per beam."""

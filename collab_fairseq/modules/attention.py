@@ -17,7 +17,7 @@ from collab_fairseq.attention.cache import Cache, append, load, reorder, start, 
 
 from .gates import HeadGates
 from .heads import parse_heads
-from .settings import KERNELS_OF_STANDARD_HEADS, ConfigurationError, parse_shapes, parse_sites
+from .settings import KERNELS_OF_STANDARD_HEADS, KEY_DIMS, ConfigurationError, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -221,14 +221,15 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
     for name in set(own).intersection(others):
         kind = "collaborative" if collaborative else "standard"
         raise ConfigurationError(f"attention_shapes[{place}] has {name!r}, but its heads are {kind}")
-    kernel = str(cfg.attention_kernel)
+    kernel, key_dim = str(cfg.attention_kernel), getattr(cfg, KEY_DIMS[site])
     arguments: Dict[str, Any] = {
         "embed_dim": side.embed_dim,
         "num_heads": side.attention_heads,
-        "key_dim": cfg.key_dim,
+        "key_dim": cfg.key_dim if key_dim is None else key_dim,
         "kdim": source_width,
         "vdim": source_width,
         "dropout": cfg.attention_dropout,
+        "init": str(cfg.attention_init),
         "kernel": kernel if collaborative or kernel in KERNELS_OF_STANDARD_HEADS else "auto",
         "cross": site == "cross",
         "noise": cfg.quant_noise.pq,

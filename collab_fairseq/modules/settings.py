@@ -8,6 +8,11 @@ from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXI
 #: self-attention
 SITES = ("encoder", "cross", "decoder")
 
+#: site → the setting of its key dim, where that is not ``key_dim``
+KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
+
+#: names of ``--attention-init``
+INITS = ("default", "authors")
 #: names of ``--mixing-init``, and those among them that need a key dimension for each head
 MIXINGS = tuple(INITIAL_MIXING)
 MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS

@@ -87,6 +87,16 @@ def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
     return found
 
 
+def scale_of(state: Mapping[str, Any], place: str, heads: int) -> float:
+    """The scale of the scores of ``site.layer``, as its mixing matrix is stored, in a checkpoint."""
+    config, prefix = model_config(dict(state)), parameter_prefix(place)
+    own = parse_shapes(config.get("attention_shapes")).get(place, {}).get("scale")
+    if own is not None:
+        return float(own)
+    multiplier = config.get("mixing_lr_multiplier", 1.0) if prefix + "mixing" in state["model"] else 1.0
+    return float((state["model"][prefix + "out_proj.weight"].size(1) // heads) ** -0.5 * multiplier)
+
+
 def _check_parameters(parameters: Mapping[str, Tensor], prefix: str, heads: int) -> None:
     """Refuse a layer without query (K, E) and key (K', kdim) weights that fit each other, mixing and heads."""
     for name in ("q_proj.weight", "k_proj.weight"):

@@ -53,6 +53,7 @@ def load_run(path: PathLike) -> Run:
     if shapes and all(shape.get("collaborative") for shape in shapes):
         sites = "_".join(site for site in SITES if any(place.startswith(site) for place in model["attention_shapes"]))
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
+        model.update({f"{site}_key_dim": None for site in SITES})
         alike = [{flag: shape.get(field) for field, flag in _OF_SHAPES.items()} for shape in shapes]
         if all(flags == alike[0] for flags in alike):
             model.update(alike[0], attention_shapes={})
@@ -79,6 +80,7 @@ def heads(run: Run) -> str:
         kind += f", {mixing}" if mixing not in (None, "xavier") else ""
         rate = lookup(run, "config.model.mixing_lr_multiplier")
         kind += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
+    kind += ", authors' initialisation" if lookup(run, "config.model.attention_init") == "authors" else ""
     for field, shared in SHARED.items():
         number = lookup(run, f"config.model.{field}")
         kind += "" if number is None else f", {shared.format(number, s='s' * (number != 1))}"
@@ -87,9 +89,17 @@ def heads(run: Run) -> str:
 
 def keys(run: Run) -> Dict[str, Any]:
     """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
-    given = lookup(run, "config.model.key_dim")
-    key_dim = lookup(run, "config.model.encoder_embed_dim") if given is None else given
-    return {"heads": heads(run), "key_dim": key_dim, "updates": run["training"]["updates"]}
+    model = (run["config"] or {}).get("model") or {}
+    dims = {site: key_dim(model, site) for site in SITES}
+    alike = len(set(dims.values())) == 1
+    shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
+    return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"]}
+
+
+def key_dim(model: Dict[str, Any], site: str) -> Any:
+    """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
+    width = model.get(f"{'encoder' if site == 'encoder' else 'decoder'}_embed_dim") or model.get("encoder_embed_dim")
+    return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
 def cache(run: Run) -> Optional[int]:
@@ -102,7 +112,7 @@ def cache(run: Run) -> Optional[int]:
         return int(latent)
     shares_keys = "decoder" in (model.get("collaborative_heads") or "none").split("_")
     groups = model.get("value_heads" if shares_keys else "kv_heads") or heads
-    keys = (model.get("key_dim") or width) * (heads if shares_keys else groups) // heads
+    keys = key_dim(model, "decoder") * (heads if shares_keys else groups) // heads
     bias = heads if shares_keys and model.get("attention_content_bias") else 0
     return int(keys + width * groups // heads + bias)
 

@@ -27,6 +27,7 @@ KINDS = {
     "collaborative": {"key_dim": 6},
     "shared-values": {"key_dim": 6, "value_heads": 1},
     "content": {"key_dim": 6, "attention_content_bias": True, "mixing_lr_multiplier": 3.0},
+    "per-site": {"encoder_key_dim": 4, "decoder_key_dim": 10, "key_dim": 6},
     "mixed": {"key_dim": 6, "collaborative_heads": "cross"},
     "standard": {"collaborative_heads": "none"},
     "multi-query": {"collaborative_heads": "none", "kv_heads": 1},

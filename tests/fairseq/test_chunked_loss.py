@@ -1,7 +1,9 @@
 """The chunked label-smoothed loss against fairseq's own criterion."""
 
+import contextlib
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,6 +172,25 @@ def test_models_that_it_cannot_compute_are_named():
     for model, got in ((hooked, "TransformerCollabModel with Linear"), (torch.nn.Linear(2, 2), "Linear with NoneType")):
         with pytest.raises(ConfigurationError, match=f"one linear layer without hooks, but got {got}"):
             criterion(model, sample_of())
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [({}, True), *(({name: value}, False) for name, value in
+     (("tied", True), ("find", False), ("backend", "legacy_ddp"), ("size", 1)))],
+    ids=str,
+)  # fmt: skip
+def test_unused_parameters_are_not_looked_for_where_that_misses_the_output_layer(changed, refused):
+    """Where it is refused DDP fails: "Expected to mark a variable ready only once"."""
+    given = {"tied": False, "find": True, "backend": "pytorch_ddp", "size": 2, **changed}
+    distributed = SimpleNamespace(find_unused_parameters=given["find"], ddp_backend=given["backend"])
+    trainer = SimpleNamespace(
+        cfg=SimpleNamespace(distributed_training=distributed), data_parallel_world_size=given["size"],
+        get_model=lambda: build(**SMALL, share_all_embeddings=False, share_decoder_input_output_embed=given["tied"]),
+    )  # fmt: skip
+    criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
+    with pytest.raises(ConfigurationError, match="leave that out, use") if refused else contextlib.nullcontext():
+        criterion.check_training(trainer)
 
 
 def test_a_training_with_all_fast_ways_tells_what_fairseqs_tells(tiny_data, tmp_path):

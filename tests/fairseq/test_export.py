@@ -34,6 +34,7 @@ MODELS = {
     "content bias": ("content", {}),
     "content bias, wide": ("content", {"key_dim": 8}),
     "mixed sites": ("mixed", {}),
+    "key dims of sites": ("per-site", {}),
     "standard": ("standard", {}),
     "standard, small keys": ("standard", {"key_dim": 8}),
     "shared values": ("content", {"value_heads": 1}),

@@ -1,6 +1,7 @@
 """What `--optimizer fused_adam` and `--fast-dropout` compute, beside fairseq's own."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -41,6 +42,31 @@ def test_fused_adam_makes_fairseqs_updates(eps):
     if eps > 1e-3:  # the control: torch's own ε
         assert max((a - b).abs().max() for a, b in zip(torchs, theirs, strict=True)) > 1e-3
     assert optimizer.param_groups[0]["eps"] == eps
+
+
+LAYOUTS = {
+    "rows": lambda x: x.clone(), "columns": lambda x: x.t().contiguous().t(), "gaps": lambda x: x.repeat(1, 2)[:, :3],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("of_parameter", "of_gradient", "of_moments"), itertools.product(LAYOUTS, repeat=3))
+def test_fused_adam_minds_how_tensors_lie_in_memory(of_parameter, of_gradient, of_moments):
+    """Against torch's plain Adam, with an ε that both have."""
+    options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-30}
+    value = start()[0].data
+    expected, found = nn.Parameter(value.clone()), nn.Parameter(LAYOUTS[of_parameter](value))
+    plain, fused = torch.optim.Adam([expected], fused=False, foreach=False, **options), FusedAdam([found], **options)
+    for step in range(3):
+        expected.grad = torch.sin(value + step)
+        found.grad = LAYOUTS[of_gradient](expected.grad)
+        plain.step()
+        fused.step()
+        if step == 0:
+            state = fused.state[found]
+            state.update({name: LAYOUTS[of_moments](state[name]) for name in ("exp_avg", "exp_avg_sq")})
+    assert (found - expected).abs().max() < 1e-13
+    assert (found - value).abs().max() > 0.1
+    assert fused.param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize(("first", "second"), [(Adam, FusedAdam), (FusedAdam, Adam), (FusedAdam, FusedAdam)])

@@ -42,7 +42,8 @@ def scene(tiny_data, tmp_path_factory):
     (folder / "file").write_text("")
 
     def train(*more, data=tiny_data, save_dir=folder / "new", **others):
-        return [*train_command(data, save_dir, **{**options, **others}), *more]
+        given = {name: value for name, value in {**options, **others}.items() if value is not None}
+        return [*train_command(data, save_dir, **given), *more]
 
     def without_user_dir(command):
         place = command.index("--user-dir")
@@ -73,16 +74,36 @@ MISTAKES = {
     "other dictionary": (
         lambda s: s.load("fairseq-generate", data=s.spoilt["other dictionary"]),
         r".*/checkpoint_last.pt does not fit the model: encoder.embed_tokens.weight is \(32, 16\) in the file, "
-        r"\(13, 16\) in the model; .*; give the data folder \(its dictionaries\) of its training.",
+        r"\(13, 16\) in the model; .*; give the data folder \(its dictionaries\), as in its training.",
     ),
     "other --key-dim": (
         lambda s: s.train(save_dir=s.folder / "run", key_dim=4),
         r".*/checkpoint_last.pt does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
-        r".* and \d+ more; give the --key-dim \(6\) of its training.",
+        r".* and \d+ more; give --key-dim 6, as in its training.",
+    ),
+    "--attention-content-bias that was not there": (
+        lambda s: s.train("--attention-content-bias", save_dir=s.folder / "run"),
+        r".*self_attn.content_bias is only in the model.* leave out --attention-content-bias, as in its training.",
+    ),
+    "fairseq's own --arch for a model of ours": (
+        lambda s: s.train(save_dir=s.folder / "run", arch="transformer", key_dim=None),
+        r".*/checkpoint_last.pt does not fit .*; give --arch transformer_collab and its sizes, as in its training.",
+    ),
+    "resuming with another multiplier": (
+        lambda s: s.train(save_dir=s.folder / "run", mixing_lr_multiplier=8),
+        r"--mixing-lr-multiplier is 8\.0, but 1\.0 in .*/checkpoint_last\.pt, .*; give 1\.0, or --reset-optimizer .*",
+    ),
+    "a multiplier without Adam": (
+        lambda s: s.train(mixing_lr_multiplier=8, optimizer="sgd"),
+        r"--mixing-lr-multiplier 8\.0 needs an optimizer .* \(--optimizer adam, .*\), but that is sgd",
+    ),
+    "a flag that contradicts --attention-from": (
+        lambda s: s.train(key_dim=4, attention_from=s.folder / "run/checkpoint_last.pt"),
+        r"--key-dim is 4, but 6 in --attention-from .*/checkpoint_last\.pt; leave out --key-dim",
     ),
     "other number of layers": (
         lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
-        r".* encoder.layers.2.\S+ is only in the model.* give the --arch and sizes of its training.",
+        r".* encoder.layers.2.\S+ is only in the model.* give --encoder-layers 2, as in its training.",
     ),
 
     "no data folder": (lambda s: s.train(data="nowhere"), "nowhere: No such file or directory; expected a folder .*"),
@@ -99,8 +120,24 @@ MISTAKES = {
     "more than memory holds": (
         lambda s: s.train(key_dim=10**13), r"this machine has no memory for a tensor of \d{15} bytes; .*",
     ),
+    "--fp16 on a CPU": (
+        lambda s: s.train(fp16=True), "--fp16 trains on a GPU, but --cpu is given; leave out --fp16 to train in fp32.*",
+    ),
+    "several pairs of languages": (
+        lambda s: s.train("--task", "multilingual_translation", "--lang-pairs", "src-tgt"),
+        "--task multilingual_translation needs a model for it, such as .*",
+    ),
+    "--base-layers in one process": (lambda s: s.train(base_layers=1), "--base-layers needs several processes, .*"),
+    "adaptive softmax without its loss": (
+        lambda s: s.train("--adaptive-softmax-cutoff", "10,20"),
+        "--adaptive-softmax-cutoff goes with --criterion adaptive_loss, but that is LabelSmoothedCrossEntropy.*",
+    ),
     "--bpe without its model": (
         lambda s: s.load("fairseq-interactive", "--bpe", "sentencepiece"), "--sentencepiece-model is missing.",
+    ),
+    "a config that is not there": (
+        lambda s: [*s.hydra()[:4], "nope"],
+        r"--config-name nope: there is no nope\.yaml in .*/conf; its files are experiment\.yaml",
     ),
     "mistyped key of the model": (
         lambda s: s.hydra("+model.key_dimm=3"),

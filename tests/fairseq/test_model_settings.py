@@ -9,7 +9,7 @@ from collab_fairseq.attention import GroupedAttention, LatentAttention
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from tests.common import FLOAT32
-from tests.fairseq.models import SMALL, Task, arguments, batch, build
+from tests.fairseq.models import SMALL, TINY, Task, arguments, batch, build
 
 SHAPES = {
     "encoder.0": {"key_dim": 4},
@@ -93,12 +93,51 @@ def test_a_layer_may_have_a_shape_of_its_own():
     assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
 
 
+def test_a_site_may_have_a_key_dim_of_its_own():
+    """Collaborative heads in the encoder only, the rest as in fairseq's transformer."""
+    model = build(**SMALL, collaborative_heads="encoder", encoder_key_dim=6)
+    stock = build("transformer", **SMALL)
+    assert {layer.key_dim for place, layer in attention_layers(model).items() if "encoder" in place} == {6}
+    ours, theirs = ({n: p.shape for n, p in m.decoder.named_parameters()} for m in (model, stock))
+    assert ours == theirs
+    layers = attention_layers(build(**SMALL, key_dim=4, encoder_key_dim=6, cross_key_dim=8))
+    assert {place: layer.key_dim for place, layer in layers.items()} == {
+        "encoder.0": 6, "encoder.1": 6, "cross.0": 8, "cross.1": 8, "decoder.0": 4, "decoder.1": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
+@pytest.mark.parametrize(("key_dim", "init", "gain"), [
+    (32, "default", 0.5**0.5), (32, "authors", 1.0), (128, "default", 0.5**0.5), (128, "authors", 0.5**0.5),
+])  # fmt: skip
+def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, init, gain):
+    """In their fork the key dim is ``kdim``, and fairseq's smaller gain is for inputs that are all alike."""
+    given = {**TINY, "encoder_layers": 1, "decoder_layers": 1, "collaborative_heads": heads}
+    layers = attention_layers(build(**given, key_dim=key_dim, attention_init=init))
+    assert len(layers) == 3
+    for layer in layers.values():
+        gains = {"q_proj": gain, "k_proj": gain, "v_proj": gain, "out_proj": 1.0}
+        weights = {layer.get_submodule(name).weight: own for name, own in gains.items()}
+        if heads != "none":
+            weights[layer.mixing] = 1.0
+        for weight, own in weights.items():
+            ratio = float(weight.std()) / (own * (2 / sum(weight.shape)) ** 0.5)
+            assert abs(ratio - 1) < 1.6 / weight.numel() ** 0.5  # 3.5 standard errors
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+            assert 0.8 < float(projection.bias.abs().max()) * 128**0.5 <= 1.0
+        assert not layer.out_proj.bias.any()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
         ({"collaborative_heads": "encoder_encoder"}, "each site once"),
         ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
+        ({"collaborative_heads": "encoder", "decoder_key_dim": 7}, "--decoder-key-dim must be divisible by the 2"),
+        ({"cross_key_dim": 0}, "--cross-key-dim must be positive, but is 0"),
+        ({"mixing_init": "blocks", "encoder_key_dim": 1}, "but --encoder-key-dim is 1"),
+        ({"attention_init": "authors", "mixing_init": "blocks"}, "with --mixing-init xavier, .* but that is blocks"),
         ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
         ({"value_heads": 3}, "--value-heads must divide the 2 heads of encoder attention, but is 3"),
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* names none"),

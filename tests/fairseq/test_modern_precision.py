@@ -160,6 +160,7 @@ def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path, uni
         "disable_validation": True, **SMALL,
     }  # fmt: skip
     done = run(*train_command(tiny_data, tmp_path / "whole", **options))
+    assert "slower than fp32" not in done.stdout
     # fairseq's own autocast tells a CPU that there is no CUDA; all else that no user can change is kept quiet
     assert flag == "amp" or "Warning" not in done.stderr
     whole = losses(done.stdout)
@@ -179,4 +180,6 @@ def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path, uni
         command += ["--path", tmp_path / "whole" / "checkpoint_last.pt"]
         scores = [re.findall(r"^H-\S+\t(\S+)", run(*command, *more).stdout, re.MULTILINE) for more in ((), ("--bf16",))]
         assert len(scores[0]) == len(scores[1]) == 20
+        slow = run(*command, "--bf16", env={processor.ASSUMED: "none"}).stderr
+        assert re.search(r"--bf16 is several times slower than fp32 on this CPU, .* \(.+ with \w+\)", slow)
         assert 0 < max(abs(float(a) - float(b)) for a, b in zip(*scores, strict=True)) < 0.1

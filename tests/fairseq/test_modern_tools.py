@@ -103,3 +103,9 @@ def test_only_fairseqs_tools_keep_quiet_and_only_of_what_nobody_can_change(progr
         warnings.warn("another fault of torch", stacklevel=1)
     assert len(caught) == heard
     assert "another" in str(caught[-1].message)
+
+
+def test_help_shows_the_flags_of_the_model_that_is_named():
+    shown = [run("fairseq-train", *given, "--help").stdout for given in (["--arch", "transformer_tiny"], [])]
+    assert ["--encoder-ffn-embed-dim" in text for text in shown] == [True, False]
+    assert all("--max-update" in text for text in shown)

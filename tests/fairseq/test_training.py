@@ -1,11 +1,14 @@
 """The model under fairseq's command-line tools, as a user types them."""
 
 import re
+import shutil
 
 import pytest
 import torch
 
 from collab_fairseq import checkpoints
+from collab_fairseq.modules.stock import model_config
+from collab_fairseq.translation import load_model, loss
 from tests.common import ROOT, run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
 from tests.fairseq.models import SMALL, same_model
@@ -19,7 +22,7 @@ def options(**more):
 def trained(tiny_data, tmp_path_factory):
     """The same small model, trained by both tools: way → its last checkpoint."""
     folder = tmp_path_factory.mktemp("trained")
-    given = options(mixing_init="normal", attention_content_bias=True)
+    given = options(mixing_init="normal", attention_content_bias=True, encoder_key_dim=10)
     last = {"max_update": 40}
     run(*train_command(tiny_data, folder / "flags", **last, **given))
     run(*hydra_command(tiny_data, folder / "hydra", folder / "conf", optimization=last, **given))
@@ -30,6 +33,7 @@ def test_both_ways_train_the_same_model(trained):
     loaded = [checkpoints.load(path) for path in trained.values()]
     for cfg in (vars(loaded[0]["cfg"]["model"]), loaded[1]["cfg"]["model"]):  # resolved, so that presets may change
         assert (cfg["mixing_init"], cfg["attention_content_bias"], cfg["key_dim"]) == ("normal", True, 6)
+        assert loaded[0]["model"]["encoder.layers.1.self_attn.k_proj.weight"].shape == (10, 16)
         assert (cfg["encoder_embed_dim"], cfg["decoder_layers"], cfg["dropout"]) == (16, 2, 0.1)
     states = [state["model"] for state in loaded]
     assert same_model(*states)
@@ -75,6 +79,73 @@ def test_bleu_while_training_changes_nothing(tiny_data, tmp_path):
     assert re.search(r"\| valid \|.*\| bleu \d", log)
     plain, bleu = (checkpoints.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("plain", "bleu"))
     assert same_model(plain, bleu)
+
+
+@pytest.fixture(scope="module")
+def faster(tiny_data, tmp_path_factory):
+    """A run whose mixing matrices learned 8 times as fast."""
+    folder = tmp_path_factory.mktemp("faster")
+    given = options(attention_content_bias=True, mixing_lr_multiplier=8.0, max_update=30)
+    run(*train_command(tiny_data, folder, **given))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("start", "multiplier"), [("finetune_from_model", {}), ("restore_file", {"mixing_lr_multiplier": 3.0})]
+)
+def test_training_on_with_another_multiplier_keeps_the_function(faster, tiny_data, tmp_path, start, multiplier):
+    source = faster / "checkpoint_last.pt"
+    given = options(attention_content_bias=True, lr=1e-30, max_update=31, **{start: source}, **multiplier)
+    if start == "restore_file":
+        given["reset_optimizer"] = True
+    run(*train_command(tiny_data, tmp_path, **given))
+    found = loss(load_model(tmp_path / "checkpoint_last.pt", tiny_data), "valid").loss
+    expected = loss(load_model(source, tiny_data), "valid").loss
+    assert abs(found - expected) < 1e-5
+    forgotten = checkpoints.load(source)
+    model_config(forgotten)["mixing_lr_multiplier"] = 1.0
+    checkpoints.save(forgotten, tmp_path / "forgotten.pt")
+    assert abs(loss(load_model(tmp_path / "forgotten.pt", tiny_data), "valid").loss - expected) > 0.01  # the control
+
+
+def test_shapes_without_weights_are_told(faster, tiny_data, tmp_path):
+    given = options(attention_content_bias=True, attention_from=faster / "checkpoint_last.pt", max_update=1)
+    told = r"--attention-from takes shapes, not weights: .* --finetune-from-model \S+/checkpoint_last\.pt, too"
+    for more in ({}, {"finetune_from_model": faster / "checkpoint_last.pt"}):
+        done = run(*train_command(tiny_data, tmp_path / f"run{len(more)}", **given, **more))
+        assert bool(re.search(told, done.stderr + done.stdout)) is not bool(more)
+
+
+FIRST_PART = "checkpoint_1_10.pt"
+PLAIN = {"optimizer": "adam", "criterion": "label_smoothed_cross_entropy"}
+OURS = {"optimizer": "fused_adam", "criterion": "label_smoothed_cross_entropy_chunked"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "arch"), [(PLAIN, OURS, "transformer_collab"), (OURS, PLAIN, "transformer")]
+)
+def test_optimizers_and_criteria_of_either_kind_take_over_from_the_other(tiny_data, tmp_path, first, second, arch):
+    """Parameters and moments end as without the change; those of the first part alone are the control."""
+    given = {**SMALL, "arch": arch, "dropout": 0}
+    run(*train_command(tiny_data, tmp_path / "whole", **given, **first, max_update=20, save_interval_updates=10))
+    (tmp_path / "parts").mkdir()
+    shutil.copy(tmp_path / "whole" / FIRST_PART, tmp_path / "parts" / "checkpoint_last.pt")
+    log = run(*train_command(tiny_data, tmp_path / "parts", **given, **second, max_update=20)).stdout
+    assert "@ 10 updates" in log
+
+    def numbers(name):
+        state = checkpoints.load(tmp_path / name)
+        moments = [state["last_optimizer_state"]["state"][i] for i in sorted(state["last_optimizer_state"]["state"])]
+        assert len(moments) > 20
+        parameters = [tensor for key, tensor in state["model"].items() if not key.endswith("_float_tensor")]
+        return [torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (
+            parameters, [one["exp_avg"] for one in moments], [one["exp_avg_sq"].sqrt() for one in moments]
+        )]  # fmt: skip
+
+    whole, parts, early = map(numbers, ("whole/checkpoint_last.pt", "parts/checkpoint_last.pt", f"whole/{FIRST_PART}"))
+    for expected, found, before in zip(whole, parts, early, strict=True):
+        assert (found - expected).norm() < 1e-3 * expected.norm()
+        assert (before - expected).norm() > 1e-2 * expected.norm()
 
 
 @pytest.mark.slow

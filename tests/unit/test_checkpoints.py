@@ -160,6 +160,21 @@ def test_inputs_of_different_models_are_refused_by_name(tmp_path, sizes, message
         checkpoints.average([one, other])
 
 
+@pytest.mark.parametrize(
+    "settings", [{"mixing_lr_multiplier": 8.0}, {"attention_shapes": {"cross.0": {"scale": 0.5}}}], ids=str
+)
+def test_inputs_whose_settings_give_the_numbers_another_meaning_are_refused(tmp_path, settings):
+    default = {name: {} if isinstance(value, dict) else 1.0 for name, value in settings.items()}
+    given = {"": {}, "default": default, "other": settings}
+    model = {"a": torch.ones(2)}
+    without, one, other = (
+        write(tmp_path / f"{name}.pt", model, cfg={"model": {"_name": "x", **values}}) for name, values in given.items()
+    )
+    checkpoints.average([without, one])
+    with pytest.raises(CheckpointError, match=r".* is .* in .*other\.pt, but .*default\.pt: they are different models"):
+        checkpoints.average([one, other])
+
+
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_values_that_are_not_finite_are_refused_by_name(tmp_path, value):
     wrong = torch.tensor([1.0, float(value)])

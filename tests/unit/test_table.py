@@ -184,6 +184,10 @@ def test_converted_heads_stand_in_tables_like_others(tmp_path):
     model["attention_shapes"]["cross.0"]["key_dim"] = 16
     path.write_text(json.dumps(in_envelope(run)))
     mixed = load_run(path)
+    model.update(attention_shapes={}, key_dim=32, encoder_key_dim=16, attention_init="authors")
+    of_sites = {"config": {"model": model}, "training": {"updates": 1}}
+    assert keys(of_sites)["key_dim"] == "encoder 16, cross 32, decoder 32"
+    assert heads(of_sites) == "standard, authors' initialisation"
     assert (heads(mixed), keys(mixed)["key_dim"], cache(mixed)) == ("collaborative, converted", "mixed", None)
 
 
@@ -198,5 +202,7 @@ def test_cached_numbers_are_those_of_the_layers(heads):
         model = {**sizes, "collaborative_heads": sites, "key_dim": key_dim, **shared}
         size = AttentionSize(64, heads, key_dim or 64, "decoder" in sites, **shared)
         assert cache({"config": {"model": model}}) == cache_numbers(size)
+    narrow = {**sizes, "collaborative_heads": "decoder", "key_dim": 32, "decoder_key_dim": 8}
+    assert cache({"config": {"model": narrow}}) == 8 + 64
     assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None
     assert cache({"config": None}) is None  # a record that was made without a checkpoint

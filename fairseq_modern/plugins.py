@@ -1,0 +1,58 @@
+"""Lets the classes that a `--user-dir` brings have a say where fairseq's trainer goes by settings and names alone.
+
+- `check_training(trainer)` of a model or criterion is called as soon as there is a trainer, and may refuse its `cfg`.
+- `adapt_checkpoint(state, filename, reset_optimizer)` of a model is called with every checkpoint that a training takes
+  up, as it was read, and may change it: fairseq compares parameters, not the settings that give them a meaning.
+- `state_of` of an optimizer or criterion names the class whose state it has. As published, a checkpoint is refused
+  unless it was made by a class of the same name.
+"""
+
+from types import ModuleType
+from typing import Any, Dict, Mapping
+
+from fairseq_modern.patching import StandIn, wrap
+
+
+def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], now: str) -> None:
+    """Where what a checkpoint was made by, `last[key]`, has the state of the class `now`, let it have its name."""
+    states = {cls.__name__: getattr(cls, "state_of", cls.__name__) for cls in registry.values()}
+    before = last.get(key, "")
+    if states.get(before, before) == states.get(now, now):
+        last[key] = now
+
+
+def patch(module: ModuleType) -> None:
+    """Wrap how `fairseq.trainer.Trainer` is made and takes up a checkpoint."""
+
+    @wrap(module.Trainer)
+    def __init__(original: Any, self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        for part in (self.get_model(), self.get_criterion()):
+            if hasattr(part, "check_training"):
+                part.check_training(self)
+
+    @wrap(module.Trainer)
+    def load_checkpoint(
+        original: Any, self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **options: Any
+    ) -> Any:
+        from fairseq.criterions import CRITERION_REGISTRY
+        from fairseq.optim import OPTIMIZER_REGISTRY
+
+        def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
+            state = utils.load_checkpoint_to_cpu(*args, **options)
+            if hasattr(self.get_model(), "adapt_checkpoint"):
+                self.get_model().adapt_checkpoint(state, filename, reset_optimizer)
+            for last in state.get("optimizer_history", [])[-1:]:
+                rename(last, "criterion_name", CRITERION_REGISTRY, type(self.get_criterion()).__name__)
+                settings = self.cfg.optimizer
+                name = getattr(settings, "_name", None) or getattr(settings, "optimizer", "")
+                optimizer: Any = OPTIMIZER_REGISTRY.get(name, type(None))
+                rename(last, "optimizer_name", OPTIMIZER_REGISTRY, optimizer.__name__)
+            return state
+
+        utils = module.checkpoint_utils
+        module.checkpoint_utils = StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)  # type: ignore[attr-defined]
+        try:
+            return original(self, filename, reset_optimizer, *args, **options)
+        finally:
+            module.checkpoint_utils = utils  # type: ignore[attr-defined]
