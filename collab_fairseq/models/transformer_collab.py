@@ -4,6 +4,7 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 :class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
 """
 
+from argparse import ArgumentTypeError
 from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -20,7 +21,9 @@ from torch import Tensor, nn
 from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
+from collab_fairseq.modules.settings import ConfigurationError
 
+from .checks import check_kernel
 from .config import TransformerCollabConfig, inherit_attention, resolve
 
 _WRITTEN_BACK = (
@@ -145,6 +148,14 @@ class TransformerCollabModel(TransformerModelBase):
     def add_args(cls, parser: Any) -> None:
         """The flags of fairseq's transformer and those of :class:`.TransformerCollabConfig`."""
         gen_parser_from_dataclass(parser, TransformerCollabConfig(), delete_default=True, with_prefix="")
+
+        def kernel(text: str) -> str:  # before argparse compares it with the choices
+            try:
+                return check_kernel(text)
+            except ConfigurationError as error:
+                raise ArgumentTypeError(str(error)) from None
+
+        parser._option_string_actions["--attention-kernel"].type = kernel
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":
