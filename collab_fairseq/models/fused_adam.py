@@ -9,7 +9,7 @@ Checkpoints of either optimizer go on with the other.
 """
 
 import math
-from typing import Any, Dict, Iterable
+from typing import Any, Dict, Iterable, List
 
 import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -32,14 +32,21 @@ class FusedAdam(torch.optim.AdamW):
     def step(self, closure: Any = None) -> Any:
         """One update. ε follows the parameter of each group that has made the most updates."""
         given = [group["eps"] for group in self.param_groups]
-        for group in self.param_groups:
-            steps = max((float(self.state[p]["step"]) for p in group["params"] if self.state.get(p)), default=0.0)
+        for group, steps in zip(self.param_groups, self._steps(), strict=True):
             group["eps"] /= math.sqrt(1.0 - group["betas"][1] ** (steps + 1.0))
         try:
             return super().step(closure)
         finally:
             for group, eps in zip(self.param_groups, given, strict=True):
                 group["eps"] = eps
+
+    def _steps(self) -> List[float]:
+        """Most updates of any parameter of each group. A GPU, which may have skipped some, is waited for once."""
+        found = []
+        for group in self.param_groups:
+            steps = [self.state[p]["step"] for p in group["params"] if self.state.get(p)]
+            found.append(torch.stack(steps or [torch.zeros((), device=group["params"][0].device)]).max())
+        return torch.stack(found).tolist()  # type: ignore[no-any-return]
 
     def state_dict(self) -> Dict[str, Any]:
         """As of fairseq's Adam: the number of updates is an integer."""
