@@ -19,7 +19,8 @@ from collab_fairseq.models.chunked_loss import (
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import run
 from tests.fairseq.commands import train_command
-from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, buildfrom tests.fairseq.pretended_card import OnCard
+from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
+from tests.fairseq.pretended_card import OnCard
 
 MODELS = {
     "ours": {"key_dim": 6},
