@@ -46,7 +46,7 @@ AFTER = {
     "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder",),
     "fairseq.modules.transformer_layer": ("encoder_layer.patch",),
     "fairseq.optim.amp_optimizer": ("amp.patch",),
-    "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
+    "fairseq.optim.fp16_optimizer": ("amp.patch_half", "flat.patch"),
     "fairseq.options": ("options.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task",),
     "fairseq.tasks.text_to_speech": ("quiet.restore_root",),

@@ -15,7 +15,8 @@ Row = Dict[str, Any]
 
 def rows_of(record: Dict[str, Any]) -> Dict[str, Row]:
     """The measured rows of a record by id."""
-    return {row: part for row, part in record["parts"].items() if part and row.startswith(f"{record['name']}/")}
+    own = {row: part for row, part in record["parts"].items() if part and row.startswith(f"{record['name']}/")}
+    return {row: part for row, part in own.items() if "missing" not in part}
 
 
 def full_table(record: Dict[str, Any]) -> str:
@@ -24,7 +25,9 @@ def full_table(record: Dict[str, Any]) -> str:
     for name, row in rows_of(record).items():
         kinds.setdefault("/".join(name.split("/")[:2]), {})[name] = row
     tables = [_table(kind, rows, "values", _value) for kind, rows in kinds.items()]
-    return "\n\n".join([*tables, "Median; in brackets the ratio of ours to it.", about([record])]) + "\n"
+    parts = {row: part["missing"] for row, part in record["parts"].items() if part and "missing" in part}
+    missing = [f"{row} is missing: {reason}" for row, reason in parts.items()]
+    return "\n\n".join([*tables, "Median; in brackets the ratio of ours to it.", about([record]), *missing]) + "\n"
 
 
 def ratio_table(

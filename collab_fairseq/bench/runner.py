@@ -4,7 +4,8 @@ A part of the record, saved as soon as it is measured, is named by the row's id:
 
     {unit: "s" or "bytes", values, ratios: {contestant: {median, q1, q3, rounds}}}
 
-Ratios are of "ours" to the others; null where no CUDA graph of ours could be captured.
+Ratios are of "ours" to the others; null where no CUDA graph of ours could be captured; {missing: SENTENCE} where a
+contestant computes something else, or torch fails: the other rows are measured all the same.
 """
 
 import logging
@@ -47,7 +48,7 @@ def run(
         The record, as described in :mod:`collab_fairseq.records.record` and at the top of this file.
 
     Raises:
-        BenchError: options that cannot be followed. MismatchError: a contestant computes something else.
+        BenchError: options that cannot be followed.
         RecordError: ``output`` is something else, or of other settings, code, packages or hardware.
     """
     if options.quick:
@@ -61,11 +62,24 @@ def run(
     )  # fmt: skip
     for number, case in enumerate(chosen, start=1):
         logger.info("%d of %d: %s", number, len(chosen), case.id)
-        row = record.part(case.id, lambda case=case: measure(case, options))  # type: ignore[misc]
-        if row is not None:
+        row = record.part(case.id, lambda case=case: attempted(case, options))  # type: ignore[misc]
+        if row is not None and "missing" in row:
+            logger.warning("%s is missing: %s", case.id, row["missing"])
+        elif row is not None:
             shown = ", ".join(f"{to} {found['median']:.3f}" for to, found in row["ratios"].items())
             logger.info("%s: ratio of ours to %s", case.id, shown)
     return record.content
+
+
+def attempted(case: Case, options: Options) -> Optional[Dict[str, Any]]:
+    """The part of a row, or why it is missing."""
+    try:
+        return measure(case, options)
+    except RuntimeError as error:  # MismatchError is one
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if options.device == "cuda":  # of what ran out of memory
+        torch.cuda.empty_cache()
+    return {"missing": reason}
 
 
 def measure(case: Case, options: Options) -> Optional[Dict[str, Any]]:

@@ -125,6 +125,4 @@ def train_cases(options: Options) -> List[Case]:
     rows = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
     rows = [("base", 3, 6, 4), ("tiny", 3, 6, 4)] if options.quick else rows
     found = [train_case(*row, bool(options.compile)) for row in rows]
-    if options.device != "cpu":  # fused_adam and --fast-dropout have nothing to gain
-        return found
     return [*found, *(fast_case(*row, kind) for row in (rows[0], rows[-1]) for kind in KINDS)]

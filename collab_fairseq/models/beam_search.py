@@ -19,6 +19,8 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from collab_fairseq.modules.layers import stay_together
+
 from .transformer_collab import TransformerCollabModel
 
 #: <s>, <pad>, </s>, <unk>
@@ -86,9 +88,7 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
 
     def reorder_incremental_state(self, incremental_states: List[State], new_order: Tensor) -> None:
         """Hypothesis r becomes what ``new_order[r]`` was; keys of sources are left alone while all sentences stay."""
-        sentences = torch.div(new_order, self.beams, rounding_mode="floor")
-        places = torch.arange(self.types.size(0), device=new_order.device)  # of the last step
-        stay = torch.equal(sentences, torch.div(places, self.beams, rounding_mode="floor"))
+        _, stay = stay_together(new_order, self.beams, self.types.size(0) // self.beams)  # rows of the last step
         for state, modules in zip(incremental_states, self._caches, strict=True):
             for module in modules:
                 if not (stay and getattr(module, "cross", False)):

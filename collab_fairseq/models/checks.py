@@ -5,6 +5,7 @@ from typing import AbstractSet, Any
 
 from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
+    GONE_KERNELS,
     INITS,
     KERNELS,
     KERNELS_OF_STANDARD_HEADS,
@@ -27,6 +28,7 @@ def check_config(cfg: Any) -> None:
     Raises:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
+    check_kernel(str(cfg.attention_kernel))
     for flag, value, known in (
         ("mixing-init", cfg.mixing_init, MIXINGS), ("attention-kernel", cfg.attention_kernel, KERNELS),
         ("attention-init", cfg.attention_init, INITS),
@@ -80,6 +82,17 @@ def check_config(cfg: Any) -> None:
                 f"but {flag_of_dim} is {key_dim}"
             )
     _check_heads(cfg)
+
+
+def check_kernel(name: str) -> str:
+    """The name of a kernel, unless it is one that is gone.
+
+    Raises:
+        ConfigurationError: which to use in its place.
+    """
+    if name in GONE_KERNELS:
+        raise ConfigurationError(f"--attention-kernel {name} is gone; use {GONE_KERNELS[name]} (same results)")
+    return name
 
 
 def _check_sharing(cfg: Any, sites: AbstractSet[str]) -> None:

@@ -2,7 +2,8 @@
 
 fairseq lays out logits, log-probabilities and the gradients of both for all N tokens of a batch and all V types. Here
 the output projection and the loss are computed for some tokens at a time, and no tensor is larger than
-:data:`CHUNK_BYTES`. With features x, weight W and bias b of the output projection, p = softmax(x Wᵀ + b), target t and
+:data:`CHUNK_BYTES` (on a GPU :data:`GPU_CHUNK_BYTES`). With features x, weight W and bias b of the output projection,
+p = softmax(x Wᵀ + b), target t and
 
     loss_n = (1 − ε − ε') · (− log p_t) + ε' · Σ_v (− log p_v)          ε' = ε / (V − 1)
 
@@ -27,8 +28,9 @@ from torch.autograd.function import once_differentiable
 from collab_fairseq.modules.settings import ConfigurationError
 
 CRITERION = "label_smoothed_cross_entropy_chunked"
-#: of the log-probabilities of one chunk of tokens
+#: of the log-probabilities of one chunk of tokens; on a GPU a small one would take longer to launch than to compute
 CHUNK_BYTES = 1 << 25
+GPU_CHUNK_BYTES = 1 << 29
 
 
 class Losses(NamedTuple):
@@ -107,7 +109,8 @@ def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator
         features: (N, D). weight, bias: (V, D) and (V) or None, in the type of the products.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
-    size = max(1, CHUNK_BYTES // (weight.size(0) * wide.itemsize))
+    limit = GPU_CHUNK_BYTES if weight.device.type == "cuda" else CHUNK_BYTES
+    size = max(1, limit // (weight.size(0) * wide.itemsize))
     size = -(-features.size(0) // max(1, -(-features.size(0) // size)))  # all about as large
     memory = torch.empty(min(size, features.size(0)), weight.size(0), dtype=wide, device=weight.device)
     for first in range(0, features.size(0), max(1, size)):
@@ -218,7 +221,8 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         features, extra = net_output
         target = model.get_targets(sample, net_output)[:, self.ignore_prefix_size :].flatten()
         features = features[:, self.ignore_prefix_size :].flatten(0, 1)
-        kept = target.ne(self.padding_idx).nonzero().squeeze(1)
+        known = target.device.type == "cuda" and self.ignore_prefix_size == 0
+        kept = tokens(target, self.padding_idx, sample["ntokens"] if known else None)
         layer = output_projection(model)
         if kept.numel() < target.numel():
             features = features.index_select(0, kept)
@@ -233,6 +237,14 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         """How many targets are the most probable type, and how many there are; known since :meth:`compute_loss`."""
         accuracy: Tuple[Tensor, Tensor] = net_output[1]["accuracy"]
         return accuracy
+
+
+def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor:
+    """Where a target (N) is no padding; with their ``number``, a GPU, which alone knows them, is not waited for."""
+    if number is None:
+        return target.ne(padding).nonzero().squeeze(1)
+    torch._assert_async(target.ne(padding).sum() == number)
+    return target.eq(padding).byte().argsort(stable=True)[:number]
 
 
 def output_projection(model: nn.Module) -> nn.Linear:

@@ -89,8 +89,7 @@ class TransformerCollabConfig(TransformerConfig):
     attention_kernel: ChoiceEnum(list(KERNELS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), sdpa (torch's fused "
-        "attention; sdpa_one_key: with one key head, for cuDNN), or auto, the fastest for device, type and size; same "
-        "results",
+        "attention), or auto, the fastest for device, type and size; same results",
     )
     fast_dropout: bool = _flag(
         False, "draw dropout masks from fewer random bits, several times as fast on a CPU; other random numbers"

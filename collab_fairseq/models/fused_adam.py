@@ -11,7 +11,7 @@ A training may change between the two whenever it is resumed.
 """
 
 import math
-from typing import Any, Dict, Iterable
+from typing import Any, Dict, Iterable, List
 
 import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -34,8 +34,7 @@ class FusedAdam(torch.optim.AdamW):
     def step(self, closure: Any = None) -> Any:
         """One update, without the fused kernel where the tensors of a parameter lie in memory differently."""
         given = [group["eps"] for group in self.param_groups]
-        for group in self.param_groups:
-            steps = max((float(self.state[p]["step"]) for p in group["params"] if self.state.get(p)), default=0.0)
+        for group, steps in zip(self.param_groups, self._steps(), strict=True):
             group["fused"] = all(map(self._laid_out_alike, group["params"]))
             group["eps"] /= math.sqrt(1.0 - group["betas"][1] ** (steps + 1.0))
         try:
@@ -49,6 +48,14 @@ class FusedAdam(torch.optim.AdamW):
         moments = [tensor for name, tensor in self.state.get(p, {}).items() if name != "step"]
         dense = p.is_contiguous() or torch.empty_like(p).stride() == p.stride()
         return dense and all(x is None or x.stride() == p.stride() for x in (p.grad, *moments))
+
+    def _steps(self) -> List[float]:
+        """Most updates of any parameter of each group. A GPU, which may have skipped some, is waited for once."""
+        found = []
+        for group in self.param_groups:
+            steps = [self.state[p]["step"] for p in group["params"] if self.state.get(p)]
+            found.append(torch.stack(steps or [torch.zeros((), device=group["params"][0].device)]).max())
+        return torch.stack(found).tolist()  # type: ignore[no-any-return]
 
     def state_dict(self) -> Dict[str, Any]:
         """As of fairseq's Adam: the number of updates is an integer."""

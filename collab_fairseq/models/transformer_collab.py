@@ -5,6 +5,7 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 """
 
 import logging
+from argparse import ArgumentTypeError
 from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -25,6 +26,7 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
 from collab_fairseq.modules.stock import model_config
 
+from .checks import check_kernel
 from .config import TransformerCollabConfig, resolve
 
 logger = logging.getLogger(__name__)
@@ -153,6 +155,14 @@ class TransformerCollabModel(TransformerModelBase):
     def add_args(cls, parser: Any) -> None:
         """The flags of fairseq's transformer and those of :class:`.TransformerCollabConfig`."""
         gen_parser_from_dataclass(parser, TransformerCollabConfig(), delete_default=True, with_prefix="")
+
+        def kernel(text: str) -> str:  # before argparse compares it with the choices
+            try:
+                return check_kernel(text)
+            except ConfigurationError as error:
+                raise ArgumentTypeError(str(error)) from None
+
+        parser._option_string_actions["--attention-kernel"].type = kernel
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":

@@ -113,11 +113,16 @@ def _forward(layer: nn.Module, *tensors: Optional[Tensor], **rest: Any) -> Any:
 
 
 def allow_graphs() -> None:
-    """Tell torch of layers that have graphs of their own, and of sizes that are equal by chance in the first batch."""
+    """Tell torch of layers that have graphs of their own, and of sizes that are equal by chance in the first batch.
+
+    Graphs stay whole where gradients of several processes are averaged: layers are too small to be split for that.
+    """
     import torch._dynamo.config as dynamo  # late, since it takes a second
     import torch.fx.experimental._config as shapes
 
-    dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS)
+    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # until torch 2.6
+    setattr(dynamo, limit, max(getattr(dynamo, limit), GRAPHS))
+    dynamo.optimize_ddp = False
     shapes.use_duck_shape = False
 
 

@@ -19,6 +19,8 @@ MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
 #: names of ``--attention-kernel``, and those among them that standard heads have
 KERNELS = ("auto", *COLLABORATIVE_KERNELS)
 KERNELS_OF_STANDARD_HEADS = ("auto", *STANDARD_KERNELS)
+#: kernels that are gone → which to use
+GONE_KERNELS = {"sdpa_one_key": "sdpa"}
 
 
 #: what one attention layer may have of its own, where conversion or pruning made it differ: whether its heads

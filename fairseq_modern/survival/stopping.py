@@ -23,6 +23,7 @@ import threading
 from types import ModuleType
 from typing import Any, Dict
 
+import torch
 import torch.distributed as dist
 
 from fairseq_modern import survival
@@ -120,7 +121,9 @@ def patch_trainer(module: ModuleType) -> None:
         if not survival.is_on():
             return original(self, logging_outputs, *sums, ignore=ignore)
         outputs, totals = original(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
-        *totals, self.processes_asked_to_stop = totals
+        *totals, asked = totals
+        # in training fairseq looks at what was summed right away, so that a GPU is waited for here in any case
+        self.processes_asked_to_stop = bool(asked > 0) if torch.is_grad_enabled() else asked
         return outputs, totals
 
 

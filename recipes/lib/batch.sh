@@ -3,18 +3,19 @@
 # common.sh and the settings `device`, `gpus`, `nodes`, `precision`, `batch_tokens`, `max_tokens`, `largest_tokens`,
 # `longest`, `dry_run`, `arch`, `threads` and perhaps `cpu_precision`.
 
-cards() { # prints how many GPUs there are and the lowest compute capability among them: "4 70"; "0 0" without
+cards() { # prints how many GPUs there are, the lowest compute capability and GiB of memory: "4 70 15"; "0 0 0" without
     "$python" - <<'PYTHON'
 import torch
 
-number = torch.cuda.device_count() if torch.cuda.is_available() else 0
-print(number, min((10 * a + b for a, b in map(torch.cuda.get_device_capability, range(number))), default=0))
+found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+lowest = [min(x, default=0) for x in ([10 * c.major + c.minor for c in found], [c.total_memory >> 30 for c in found])]
+print(len(found), *lowest)
 PYTHON
 }
 
-find_cards() { # sets device, gpus (processes per node) and capability
+find_cards() { # sets device, gpus (processes per node), capability and memory
     local number
-    read -r number capability <<<"$(cards)"
+    read -r number capability memory <<<"$(cards)"
     [ "${device:-auto}" != auto ] || { if [ "$number" -gt 0 ]; then device=gpu; else device=cpu; fi; }
     case $device in
         cpu) [ -n "$gpus" ] || gpus=1 ;;
@@ -87,11 +88,13 @@ shares() { # PROCESSES MOST: the max-tokens up to MOST that give the batch in wh
 }
 
 split_batch() { # sets max_tokens and update_freq, so that processes × max_tokens × update_freq = $batch_tokens
-    local processes=$((gpus * nodes)) number possible=''
+    local processes=$((gpus * nodes)) number possible='' most=$largest_tokens
     if [ -z "$max_tokens" ]; then
-        max_tokens=$(shares "$processes" "$largest_tokens" | sed -n 1p)
+        # $largest_tokens are for cards of 16 GiB; larger ones would only wait for the launches of so small passes
+        if [ "$device" = gpu ] && [ "${memory:-0}" -ge 48 ]; then most=$((largest_tokens * (memory / 24))); fi
+        max_tokens=$(shares "$processes" "$most" | sed -n 1p)
         if [ -z "$max_tokens" ]; then
-            for number in {1..64}; do [ -z "$(shares "$number" "$largest_tokens")" ] || possible+=", $number"; done
+            for number in {1..64}; do [ -z "$(shares "$number" "$most")" ] || possible+=", $number"; done
             die "$batch_tokens tokens per update cannot be divided evenly among $processes processes with at least" \
                 "$longest each (the longest sentence); possible numbers: ${possible#, }"
         fi

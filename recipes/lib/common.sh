@@ -28,7 +28,7 @@ find_device() { # sets device_flags for fairseq: one GPU where there is one, els
     # without a world size fairseq would take every GPU it sees and so multiply the batch
     device_flags=(--distributed-world-size 1)
     case $device in
-        gpu) ;;
+        gpu) export TORCH_CUDNN_SDPA_DEPRIORITIZED=1 ;; # cuDNN makes a plan for every new shape of a batch
         cpu)
             device_flags+=(--cpu)
             # glibc keeps what is freed: to get it from the kernel again takes longer than what is computed with it

@@ -79,7 +79,8 @@ machine
   --nodes N         nodes (default: $nodes, in a Slurm job those of the job); outside Slurm start this script on each with
   --master H:P        a port P of the first node H, and
   --node-rank R       its number from 0
-  --max-tokens N    tokens per GPU and pass (default: the largest up to $largest_tokens that gives the batch)
+  --max-tokens N    tokens per GPU and pass (default: the largest up to $largest_tokens, more from 48 GiB on, that gives
+                    the batch)
   --batch-tokens N  tokens per update, of all GPUs together (default: $batch_tokens)
   --precision NAME  auto, fp16, bf16 or fp32 (default: $precision; auto: bf16 where the GPUs have it, else fp16;
                     a CPU ${cpu_precision:-is measured}$([ "${cpu_precision:-}" != bf16 ] || echo ' where it has units for it, else fp32'))

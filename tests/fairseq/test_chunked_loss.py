@@ -11,11 +11,18 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 
 from collab_fairseq.bench.measure import peak_bytes
 from collab_fairseq.models import chunked_loss
-from collab_fairseq.models.chunked_loss import CRITERION, ChunkedLabelSmoothedCrossEntropy, label_smoothed
+from collab_fairseq.models.chunked_loss import (
+    CRITERION,
+    ChunkedLabelSmoothedCrossEntropy,
+    chunks,
+    label_smoothed,
+    tokens,
+)
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import run
 from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
+from tests.fairseq.pretended_card import OnCard
 
 MODELS = {
     "ours": {"key_dim": 6},
@@ -47,6 +54,16 @@ def outcome(kind, model, sample, reduce=True, label_smoothing=0.1, **options):
     loss, size, log = kind(Task(), **options)(model, sample, reduce=reduce)
     direction = torch.ones(()) if reduce else torch.randn(loss.shape, generator=torch.Generator().manual_seed(0))
     return loss, size, log, torch.autograd.grad(loss, list(model.parameters()), direction.expand_as(loss))
+
+
+def test_on_a_card_chunks_are_large_and_tokens_are_found_without_waiting():
+    target = torch.tensor([5, 1, 7, 7, 1, 1, 9])
+    assert tokens(target, 1, 4).tolist() == tokens(target, 1).tolist() == [0, 2, 3, 6]
+    with pytest.raises(RuntimeError):
+        tokens(target, 1, 5)
+    with OnCard():
+        found = list(chunks(*(torch.empty(n, 8, device="cuda") for n in (8192, 32768)), None))
+    assert [rows.stop - rows.start for rows, *_ in found] == [4096, 4096]  # of 512 MiB
 
 
 def distance(ours, theirs):

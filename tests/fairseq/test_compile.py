@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 from collab_fairseq import checkpoints
 from collab_fairseq.bench.cases import Options, draw
@@ -82,6 +83,21 @@ def test_the_first_batch_may_have_equal_sizes(compiler):
     for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
         assert torch.isfinite(model(**batch_of([source] * rows, [target] * rows))[0]).all()
     assert compiler.batches == [0, 0]
+
+
+def test_graphs_stay_whole_where_processes_average_their_gradients(compiler, tmp_path, monkeypatch):
+    """Two layers of a kind share a graph; torch would split each at the buckets of the gradients."""
+    monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 1000)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = build(**SMALL, vocabulary=TYPES, key_dim=6, dropout=0.0).train()
+        compile_layers(model, compiler)
+        parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
+        for compiler.now, given in enumerate(real_batches(4)):
+            parallel(**given)[0].logsumexp(-1).mean().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(compiler.batches) == 3
 
 
 SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("standard", "pre-norm", "cross-self")]

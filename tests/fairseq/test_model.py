@@ -12,6 +12,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention, masks
+from collab_fairseq.attention.kernels import sdpa
 from collab_fairseq.models import transformer_collab
 from collab_fairseq.modules import layers
 from collab_fairseq.modules.settings import SITES
@@ -167,19 +168,24 @@ def test_every_parameter_gets_a_gradient(kind):
 
 @pytest.mark.parametrize("kind", ["collaborative", "shared-values", "standard", "multi-query", "latent"])
 def test_masks_are_combined_once_for_all_layers(kind, monkeypatch):
-    """Bit for bit what they are where each layer combines them: of the source, of the target, and cross-attention's."""
+    """Bit for bit what they are where each layer combines them: of the source, of the target, and cross-attention's.
+
+    So are they converted for torch's fused attention.
+    """
     source, lengths, target = batch()
     target[1, -2:] = 1
-    combined = []
-    plain = masks._combine
+    combined, converted = [], []
+    plain, convert = masks._combine, sdpa.mask_in_type
     monkeypatch.setattr(masks, "_combine", lambda *given: combined.append(given) or plain(*given))
+    monkeypatch.setattr(sdpa, "mask_in_type", lambda *given: converted.append(given) or convert(*given))
     results = []
     for once, expected in ((masks.combined_once, 3), (contextlib.nullcontext, 6)):
         monkeypatch.setattr(transformer_collab, "combined_once", once)
-        model = build(**SMALL, **KINDS[kind])
+        model = build(**SMALL, **KINDS[kind], attention_kernel="sdpa")
         combined.clear()
+        converted.clear()
         logits = model(source, lengths, target)[0]
-        assert len(combined) == expected
+        assert len(combined) == len(converted) == expected
         logits.logsumexp(-1).mean().backward()
         results.append([logits, *(p.grad for p in model.parameters())])
         assert masks._pass.__dict__.get("found") is None  # nothing is kept

@@ -1,42 +1,91 @@
-"""Half an hour of one GPU, rehearsed on the CPU: what does not fit into the time comes next time."""
+"""Three calls of one GPU, played by programs that note their arguments: order, limits, failures, what is skipped."""
 
 import sys
+import time
 
 import pytest
 
 from tests.common import ROOT, run
-from tests.recipes.test_multi30k import prepare, write_corpus
-
-pytestmark = pytest.mark.slow
 
 RUN = ROOT / "recipes" / "gpu" / "run.sh"
+TOOL = """#!/usr/bin/env bash
+shopt -s extglob
+case $* in
+    *sysconfig*) echo "${0%/*}" ;;
+    *get_device_name*) echo a card ;;
+    *) echo "${0##*/} $*" >>"${0%/*}/calls"
+       case $* in $SLOW) exec sleep 100 ;; $BROKEN) exit 3 ;; *) echo '"loss": "5", "wps": "7"' ;; esac ;;
+esac
+"""
 
 
-def rehearse(folder, minutes):
-    return run(
-        "bash", RUN, "--device", "cpu", "--minutes", minutes, "--quick", "--jobs", "1", "--seeds", "1",
-        "--data", folder / "data" / "mini", "--output", folder / "gpu", "--python", sys.executable,
-    )  # fmt: skip
+@pytest.fixture
+def play(tmp_path):
+    """Plays a call; returns the steps of its page, and what was called."""
+    (tmp_path / "data" / "data-bin").mkdir(parents=True)
+    for name in ("python", "collab", "fairseq-train", "fairseq-generate"):
+        (tmp_path / name).write_text(TOOL)
+        (tmp_path / name).chmod(0o755)
+
+    def call(*flags, slow="nothing", broken="nothing"):
+        done = run(
+            "bash", RUN, "--device", "gpu", "--jobs", "2", "--data", tmp_path / "data", "--output", tmp_path / "gpu",
+            "--python", tmp_path / "python", *flags, env={"SLOW": slow, "BROKEN": broken}, check=False, fresh=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        page = [line[2:].split(": ", 1) for line in done.stdout.splitlines() if line.startswith("- ")]
+        calls = tmp_path / "calls"
+        return dict(page), calls.read_text().splitlines() if calls.exists() else []
+
+    return call
 
 
-def test_finished_steps_are_skipped_and_the_page_tells_the_rest(tmp_path):
-    prepare(write_corpus(tmp_path))
-    begun = rehearse(tmp_path, 0)  # no time for anything
-    steps = [line[2:].split(":")[0] for line in begun.stdout.splitlines() if line.startswith("- ")]
-    assert steps[0] == "tests"
-    assert steps[-1] == "table"
-    assert begun.stdout.count("not begun") == len(steps)
-    (tmp_path / "gpu" / ".done").mkdir()
-    for step in set(steps) - {"precision-fp32"}:
-        (tmp_path / "gpu" / ".done" / step).touch()
-    assert "precision-fp32: finished" in rehearse(tmp_path, 30).stderr
-    assert list((tmp_path / "gpu" / "records").glob("precision-fp32.json"))
-    again = rehearse(tmp_path, 30)
-    assert "at most" not in again.stderr
-    assert "- precision-fp32: finished" in again.stdout
+def test_each_call_has_its_steps_in_order_and_a_failure_ends_none(play):
+    steps, calls = play(broken="bench layer*")
+    assert list(steps)[:2] == ["probe", "tests"]
+    assert list(steps)[-1] == "curve"
+    assert sum(name.startswith("base-") for name in steps) == 5
+    assert steps["base-fp16"] == 'finished "loss": "5", "wps": "7"'
+    assert [name for name, state in steps.items() if state.startswith("failed with status 3")] == [
+        "bench-layer-bfloat16", "bench-layer-float16"
+    ]  # fmt: skip
+    assert steps["bench-train-compiled"].startswith("finished")
+    assert any("probe.py --device cuda" in line for line in calls)
+    again, more = play()  # what is finished is skipped, the others are repeated
+    assert len([line for line in more[len(calls) :] if "bench layer" in line]) == 2
+    assert not any("-m pytest" in line for line in more[len(calls) :])
+    assert again["bench-layer-float16"].startswith("finished")
 
 
-def test_what_is_no_wheelhouse_is_refused(tmp_path):
-    done = run("bash", RUN, "--wheels", tmp_path, "--output", tmp_path / "gpu", check=False)
+def test_learning_keeps_its_time_whatever_the_others_take(play):
+    begun = time.monotonic()
+    steps, _ = play("--minutes", "2", slow="@(*label_smoothed*|-m pytest*|*probe.py*)")
+    assert time.monotonic() - begun < 120
+    assert {steps["probe"].strip(), steps["base-adam"].strip()} <= {"cut off", "not begun"}
+    assert steps["bench-train-compiled"].startswith("finished")
+    assert not steps["curve"].startswith("not begun")
+
+
+def test_no_time_begins_nothing(play):
+    steps, calls = play("--minutes", "0", "--call", "speed")
+    assert {state.strip() for state in steps.values()} == {"not begun"}
+    assert len(steps) == 7
+    assert not calls
+
+
+@pytest.mark.slow
+def test_the_probe_runs_on_a_cpu():
+    lines = run(sys.executable, ROOT / "recipes" / "gpu" / "probe.py", "--device", "cpu").stdout.splitlines()
+    plain = [line for line in lines if line.endswith("e-07") and ", plain: " in line]
+    assert len(plain) == 4
+    assert all("fails" in line for line in lines if ", cudnn: " in line)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--wheels", "."], "is no folder of make wheelhouse"), (["--call", "luck"], "truth, speed, learning or all")],
+)
+def test_what_cannot_be_is_refused(flags, message, tmp_path):
+    done = run("bash", RUN, *flags, "--output", tmp_path / "gpu", check=False)
     assert done.returncode == 1
-    assert f"{tmp_path} is no folder of make wheelhouse" in done.stderr
+    assert message in done.stderr

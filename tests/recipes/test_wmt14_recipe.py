@@ -46,10 +46,12 @@ def plan(cards, capability, *settings, check=True):
     [
         *((cards, 80, "", f"gpu {cards} {share} bf16") for cards, share in (
             (1, "3584 8"), (8, "3584 1"), (7, "2048 2"), (16, "1792 1"), (28, "1024 1"))),
+        *((cards, f"80 {memory}", "", f"gpu {cards} {share} bf16") for cards, memory, share in (
+            (1, 39, "3584 8"), (1, 47, "3584 8"), (1, 79, "7168 4"), (1, 139, "14336 2"), (8, 139, "3584 1"))),
+        (1, "80 139", "device=cpu; products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
         (4, 70, "nodes=2", "gpu 8 3584 1 fp16"),
         (4, 80, "max_tokens=7168", "gpu 4 7168 1 bf16"),
-        (4, 90, "precision=fp16", "gpu 4 3584 2 fp16"),
-        (4, 70, "precision=fp32", "gpu 4 3584 2 fp32"),
+        *((4, 70, f"precision={name}", f"gpu 4 3584 2 {name}") for name in ("fp16", "fp32")),
         (0, 0, "products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
         (0, 0, "products() { echo 80 104; }", "cpu 1 3584 8 bf16"),
         (0, 0, "export CPU_BFLOAT16_UNITS=some; precision=bf16", "cpu 1 3584 8 bf16"),
@@ -61,6 +63,11 @@ def test_the_effective_batch_is_kept_and_the_precision_suits_the_card(cards, cap
     processes, max_tokens, update_freq = map(int, result.split()[1:4])
     assert processes * max_tokens * update_freq == 4 * 3584 * 2
     assert f"x {max_tokens} tokens x update-freq {update_freq} = 28672 tokens per update" in done.stderr
+
+
+def test_on_a_card_fairseqs_own_models_are_kept_from_cudnns_attention():
+    program = "unset TORCH_CUDNN_SDPA_DEPRIORITIZED; find_device; env | grep -c CUDNN_SDPA || true"
+    assert [bash(f"device={device}; {program}").stdout for device in ("gpu", "cpu")] == ["1\n", "0\n"]
 
 
 @pytest.mark.parametrize("processes", [6, 32])

@@ -133,7 +133,7 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
         (lambda: CollaborativeAttention(E, H, 5, mixing_lr_multiplier=0), "must be positive, but is 0"),
         (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),
         (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
-        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "head_loop, sdpa, sdpa_one_key, but is 'fast'"),
+        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "bmm, head_loop, sdpa, but is 'fast'"),
         (lambda: CollaborativeAttention(E, H, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
         (lambda: build("collaborative")(*(x[0] for x in inputs("self"))), r"\(N, T, 12\).* but are \[4, 12\]"),
         (lambda: run_with(attn_mask=torch.zeros(T, 7)), r"attn_mask must have shape \(4, 5\), but is \[4, 7\]"),

@@ -137,10 +137,10 @@ def test_models_whose_parameters_differ_are_noticed(monkeypatch):
         training.train_case("base", 3, 6, 4).prepare(QUICK)
 
 
-def test_fast_steps_are_of_a_cpu_and_of_one_loss(monkeypatch):
+def test_fast_steps_are_of_every_device_and_of_one_loss(monkeypatch):
     rows = {device: [case.id for case in training.train_cases(Options(device=device))] for device in ("cpu", "cuda")}
     assert {row.split("/")[4] for row in rows["cpu"] if row.count("/") == 4} == {"fast", "fast-bf16", "fast-memory"}
-    assert rows["cuda"] == [row for row in rows["cpu"] if "fast" not in row]
+    assert rows["cuda"] == rows["cpu"]
     (steps,) = training.fast_case("base", 3, 6, 4, "fast-bf16").prepare(QUICK)
     assert list(steps) == ["fairseq", "fairseq-bf16", "ours"]
     monkeypatch.setattr(chunked_loss, "factors", lambda epsilon, types: (1.0, 0.0))
@@ -223,6 +223,22 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "commit", lambda folder: {"id": "other", "modified": False})
     with pytest.raises(RecordError, match="holds a result with another commit"):
         runner.run("layer", QUICK, output=path)
+
+
+@pytest.mark.parametrize("error", [MismatchError, RuntimeError, torch.OutOfMemoryError])
+def test_a_row_that_fails_is_missing_and_the_others_are_measured(error, caplog):
+    def broken(options):
+        raise error("no luck\nand a long story")
+
+    whole = Case("layer/whole", lambda options: [{"ours": lambda: None, "fairseq": lambda: None}])
+    cases = lambda options: [Case("layer/broken", broken), whole]  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(runner._CASES, "layer", cases)
+        record = runner.run("layer", QUICK)
+    assert record["parts"]["layer/broken"] == {"missing": "no luck"}
+    assert list(report.rows_of(record)) == ["layer/whole"]
+    assert "layer/broken is missing: no luck" in caplog.text
+    assert report.full_table(record).endswith("\n\nlayer/broken is missing: no luck\n")
 
 
 def test_tables_show_ratios_and_times():

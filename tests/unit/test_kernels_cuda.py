@@ -9,9 +9,26 @@ from collab_fairseq.attention import CollaborativeAttention, KeyValue
 from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT32
 from tests.unit.attention_cases import call, tensors
-from tests.unit.test_kernels_bfloat16 import errors, everything
 
 HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+def everything(kernel, inputs, mask):
+    """Context, weights, and the gradients of both in a fixed direction."""
+    results = call(kernel, *inputs, mask, need_weights=True)
+    random = torch.Generator().manual_seed(5)
+    directions = [torch.randn(x.shape, generator=random).to(x) for x in results]
+    pairs = zip(results, directions, strict=True)
+    gradients = [torch.autograd.grad(x, inputs, d, retain_graph=True, allow_unused=True) for x, d in pairs]
+    return [
+        *results,
+        *(torch.zeros_like(x) if g is None else g for found in gradients for x, g in zip(inputs, found, strict=True)),
+    ]
+
+
+def errors(found, exact):
+    scale = [max(float(e.norm()), 1e-6) for e in exact]
+    return [float((a.double().cpu() - b.double()).norm()) / s for a, b, s in zip(found, exact, scale, strict=True)]
 
 
 def of_a_card(key_dim=64, dtype=HALF, value_dim=64, keys=5, device="cuda"):
@@ -57,60 +74,46 @@ def test_transformations_take_the_plain_way_on_a_card_too():
     assert seen == [(sdpa.attend, sdpa.attend_standard), (packed_bmm.attend, packed_bmm.attend_standard)]
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "sdpa_one_key"])
-def test_widths_that_a_card_computes_slowly_are_refused(kernel):
+def test_widths_that_a_card_computes_slowly_are_refused():
     with FakeTensorMode():
         with pytest.raises(KernelError, match=r"in torch\.bfloat16 .* multiples of 8, but these are 100 and 64"):
-            choose(kernel, *of_a_card(100), None, False)
+            choose("sdpa", *of_a_card(100), None, False)
         with pytest.raises(KernelError, match=r"in torch\.float32 .* multiples of 4, but these are 64 and 30"):
-            choose(kernel, *of_a_card(64, SINGLE, 30), None, False)
-        assert choose(kernel, *of_a_card(100, device="cpu"), None, False)
+            choose("sdpa", *of_a_card(64, SINGLE, 30), None, False)
+        assert choose("sdpa", *of_a_card(100, device="cpu"), None, False)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "content", "dropout", "cudnn"),
-    [
-        ({}, True, 0.0, True), ({"key_dim": 128, "dtype": torch.float16}, False, 0.0, True),
-        ({}, True, 0.1, False),
-        ({"dtype": SINGLE}, False, 0.0, False), ({"key_dim": 136}, False, 0.0, False),
-        ({"key_dim": 100}, False, 0.0, False),
-        ({"keys": 192}, True, 0.0, False), ({"keys": 192}, False, 0.0, True),
-    ],
-)  # fmt: skip
-def test_cudnn_is_offered_what_it_can_and_one_key_only_there(sizes, content, dropout, cudnn, monkeypatch):
-    offered = []
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("keys", [5, 192])
+@pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE])
+def test_both_kinds_of_heads_are_offered_the_same_backends_and_never_cudnns(dtype, keys, dropout, monkeypatch):
+    """cuDNN's builds a plan for every shape of a batch; there is no length at which another choice is made."""
+    offered, allowed = [], torch.backends.cuda
 
-    def attention(query, key, value, bias, dropout, scale, enable_gqa):
-        allowed = torch.backends.cuda
-        fused = allowed.cudnn_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.flash_sdp_enabled()
-        offered.append((*fused, allowed.math_sdp_enabled(), key.size(1), enable_gqa))
+    def attention(query, key, value, bias, dropout, scale, enable_gqa=False):
+        assert (key.shape[:-1], enable_gqa) == (value.shape[:-1], False)
+        switches = (allowed.flash_sdp_enabled, allowed.mem_efficient_sdp_enabled, allowed.math_sdp_enabled)
+        offered.append((*(enabled() for enabled in switches), allowed.cudnn_sdp_enabled()))
         return value
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", attention)
     with FakeTensorMode():
-        query, mixing, entry = of_a_card(**sizes)
-        entry = entry if content else entry._replace(content=None)
-        for attend in (sdpa.attend, sdpa.attend_one_key):
-            attend(query, mixing, entry, None, 0.7, dropout, False)
-    own = (True, False, False, True, 1, True) if cudnn else (False, True, False, True, 3, False)
-    assert offered == [(cudnn, True, False, True, 3, False), own]
+        query, mixing, entry = of_a_card(dtype=dtype, keys=keys)
+        heads = query.unsqueeze(1).expand(-1, 3, -1, -1)
+        for given in (entry, entry._replace(content=None)):
+            choose("auto", query, mixing, given, None, False)(query, mixing, given, None, 0.7, dropout, False)
+        standard = entry._replace(key=entry.value)
+        choose_standard("auto", heads, standard, dropout, False)(heads, standard, None, 0.7, dropout, False)
+    assert offered == [(True, True, True, False)] * 3
+    assert allowed.cudnn_sdp_enabled()  # again
 
 
-def test_cudnn_is_not_offered_a_bias_that_needs_a_gradient():
-    with FakeTensorMode():
-        query, _, entry = of_a_card()
-        for grad in (False, True):
-            bias = torch.empty(3, 3, 1, 5, dtype=HALF, device="cuda", requires_grad=grad)
-            assert sdpa.cudnn_can(query, entry.value, bias, 0.0) is not grad
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "sdpa_one_key"])
-def test_the_fused_ways_compile_without_a_break(kernel):
+def test_the_fused_way_compiles_without_a_break():
     arguments = tensors(dtype=SINGLE)
     mask = torch.zeros(3, 1, 1, 5)
     mask[0, ..., 3:] = -torch.inf
     expected = call("bmm", *arguments, mask)[0]
-    compiled = torch.compile(call, backend="eager", fullgraph=True)(kernel, *arguments, mask)[0]
+    compiled = torch.compile(call, backend="eager", fullgraph=True)("sdpa", *arguments, mask)[0]
     assert (compiled - expected).abs().max() < FLOAT32
     assert (compiled - call("bmm", *arguments)[0]).abs().max() > 0.1
     ours, theirs = (torch.autograd.grad(x.square().sum(), arguments) for x in (compiled, expected))
@@ -121,29 +124,28 @@ def test_the_fused_ways_compile_without_a_break(kernel):
 @pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE])
 @pytest.mark.parametrize(("key_dim", "keys"), [(64, 33), (128, 64), (40, 192)])
 @pytest.mark.parametrize("fill", [None, -torch.inf, -1e4])
-def test_fused_ways_are_at_most_twice_as_wrong_as_the_plain_one(fill, key_dim, keys, dtype, device):
+def test_the_fused_way_is_at_most_twice_as_wrong_as_the_plain_one(fill, key_dim, keys, dtype, device):
     """Context, weights and all gradients, at lengths where backends of torch have been wrong."""
     given = tensors(keys, key_dim, 64, False, dtype)
     exact = [x.double().requires_grad_() for x in given]
     mask = None if fill is None else torch.zeros(3, 1, 1, keys)
     if mask is not None:
         mask[0, ..., keys // 2 :] = mask[1, ..., :3] = fill
-    truth = everything("bmm", exact, mask, 0.0)
+    truth = everything("bmm", exact, mask)
     there = [x.to(device).requires_grad_() for x in given]
     moved = None if mask is None else mask.to(device)
-    plain = errors(everything("bmm", there, moved, 0.0), truth)
-    for kernel in ("sdpa", "sdpa_one_key"):
-        ours = errors(everything(kernel, there, moved, 0.0), truth)
-        assert all(0 <= mine <= 2 * other + 4 * torch.finfo(dtype).eps for mine, other in zip(ours, plain, strict=True))
-        assert 0 < ours[0] < 0.05
-        if fill == -torch.inf:
-            assert errors(everything(kernel, there, None, 0.0), truth)[0] > 0.1
+    plain = errors(everything("bmm", there, moved), truth)
+    ours = errors(everything("sdpa", there, moved), truth)
+    assert all(0 <= mine <= 2 * other + 4 * torch.finfo(dtype).eps for mine, other in zip(ours, plain, strict=True))
+    assert 0 < ours[0] < 0.05
+    if fill == -torch.inf:
+        assert errors(everything("sdpa", there, None), truth)[0] > 0.1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE])
 def test_cuda_never_takes_the_plain_formula_in_silence(dtype, monkeypatch):
-    monkeypatch.setattr(sdpa, "UNEQUAL_WIDTHS", [SDPBackend.EFFICIENT_ATTENTION])
+    monkeypatch.setattr(sdpa, "BACKENDS", [SDPBackend.EFFICIENT_ATTENTION])
     layer = CollaborativeAttention(512, 8, 128, content_bias=True, device="cuda", dtype=dtype)
     query = torch.randn(4, 33, 512, device="cuda", dtype=dtype, requires_grad=True)
     padding = torch.zeros(4, 33, dtype=torch.bool, device="cuda")

@@ -31,7 +31,6 @@ COLLABORATIVE: Dict[str, Kernel] = {
     "bmm": Kernel(packed_bmm.attend, packed_bmm.obstacle),
     "head_loop": Kernel(head_loop.attend, head_loop.obstacle),
     "sdpa": Kernel(sdpa.attend, sdpa.obstacle),
-    "sdpa_one_key": Kernel(sdpa.attend_one_key, sdpa.obstacle),
 }
 
 #: ways to compute standard heads

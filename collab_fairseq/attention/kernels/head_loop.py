@@ -11,8 +11,6 @@ the processor's cache; the backward pass mixes them anew. Saved for it are Q, M,
     ∂Q  += (∂S_h K) ⊙ m_h · scale            ∂K += ∂S_hᵀ (Q ⊙ m_h) · scale
     ∂m_h = Σ_nt (∂S_h K) ⊙ Q · scale         ∂c_h = Σ_t ∂S_h · scale
 
-In bfloat16 the same is computed by :mod:`.head_loop_half`.
-
 Dropout draws the random numbers that :mod:`.packed_bmm` draws, so one seed gives one mask. Second derivatives are left
 to autograd.
 """
@@ -23,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KeyValue
-from . import head_loop_half, packed_bmm
+from . import packed_bmm
 
 #: bytes of buffers of one group of sentences for each thread: the size of a core's L2 cache
 GROUP_BYTES = 1 << 20
@@ -77,12 +75,9 @@ def attend(
 
 def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
     """Why these arguments of :func:`attend` cannot be computed in this way, or None."""
-    types, device = {x.dtype for x in (query, entry.key, entry.value)}, query.device.type
-    if types != {torch.bfloat16} or mixing.dtype != torch.float32:  # as under autocast
-        types.add(mixing.dtype)
-    if len(types) > 1 or not types <= {torch.float32, torch.float64, *([torch.bfloat16] if device == "cpu" else [])}:
-        got = ", ".join(sorted(map(str, types)))
-        return f"head_loop computes in float32, float64 or, on a CPU, bfloat16, but got {got} on {device}"
+    types = {x.dtype for x in (query, mixing, entry.key, entry.value)}
+    if len(types) > 1 or not types <= {torch.float32, torch.float64}:
+        return f"head_loop computes in float32 or float64, but got {', '.join(sorted(map(str, types)))}"
     if mask is not None and mask.requires_grad:
         return "head_loop has no gradient for the mask, but the mask requires one"
     return None
@@ -139,18 +134,11 @@ def forward(inputs: Inputs, setting: Setting, keep_weights: bool) -> Tuple[Tenso
     query, mixing, key, value, content, mask, keep = inputs
     rows, query_len, _ = query.shape
     heads, key_len, value_dim = mixing.size(0), key.size(1), value.size(3)
-    half = query.dtype == torch.bfloat16
-    if half:  # in memory as its products want them
-        weights = query.new_empty(rows if keep_weights else 0, heads, query_len, key_len).transpose(0, 1)
-    else:
-        weights = query.new_empty(heads if keep_weights else 0, rows, query_len, key_len)
+    weights = query.new_empty(heads if keep_weights else 0, rows, query_len, key_len)
     if query.stride(0) < query.stride(1):  # (T, N, …) in memory, as in fairseq's layers
         context = query.new_empty(query_len, rows, heads, value_dim).permute(1, 2, 0, 3)
     else:
         context = query.new_empty(rows, query_len, heads, value_dim).transpose(1, 2)
-    if half:
-        head_loop_half.forward(inputs, setting, context, weights.transpose(0, 1))
-        return context, weights
     scaled = mixing * setting.scale
     if mask is not None:
         mask = mask.expand(rows, heads, -1, -1)
@@ -178,8 +166,6 @@ def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Set
         weights: (H, N, T, S), from :func:`forward`.
         gradients: of its two results; either may be None.
     """
-    if inputs.query.dtype == torch.bfloat16:
-        return head_loop_half.backward(inputs, weights.transpose(0, 1), gradients, setting)
     query, mixing, key, value, content, _, keep = inputs
     context_gradient, weights_gradient = gradients
     scaled = mixing * setting.scale
@@ -223,7 +209,7 @@ def differentiable_backward(inputs: Inputs, gradients: Gradients, setting: Setti
         aliases = Inputs(*(None if x is None else x.view_as(x) for x in inputs))  # type: ignore[arg-type]
         query, mixing, key, value, content, mask, keep = aliases
         scaled = None if content is None else content * setting.scale
-        mixed = packed_bmm.mix(query, mixing.to(query.dtype), setting.scale)
+        mixed = packed_bmm.mix(query, mixing, setting.scale)
         weights = packed_bmm.weigh(mixed, key.unsqueeze(1), scaled, mask)
         dropped = weights if keep is None else weights * keep / (1.0 - setting.dropout)
         results = [dropped.matmul(value), weights]

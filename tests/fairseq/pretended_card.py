@@ -1,0 +1,218 @@
+"""A GPU that is not there: what a training step and a beam search would make the host wait for on one.
+
+    python -m tests.fairseq.pretended_card WHAT FLAGS...        prints what was counted, as JSON
+
+Tensors have no memory (torch's meta device), and Python is told that they are on `cuda`. Whatever asks for a value of
+one would wait for the GPU to finish all that was launched: it is counted with the line that asks, and answered with a
+value that lets the program run on. So is an operation on tensors of both the host and the card.
+"""
+
+import collections
+import contextlib
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, Optional
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+CARD = torch.device("cuda", 0)
+#: programs that may ask
+PACKAGES = ("collab_fairseq", "fairseq_modern", "fairseq")
+#: kernels that torch has for real devices only; all work in place
+WITHOUT_META = {"_fused_adamw_", "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"}
+
+
+def asker() -> str:
+    """The innermost line of one of the packages."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        for package in PACKAGES:
+            if package in path.parts and "tests" not in path.parts:
+                inside = path.parts[len(path.parts) - path.parts[::-1].index(package) - 1 :]
+                return f"{'/'.join(inside)}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+class OnCard(TorchFunctionMode):
+    """Tensors without memory say that they are on the card; what is asked for there has no memory."""
+
+    @staticmethod
+    def place(device: Any) -> Any:
+        numbered = type(device) is int
+        named = isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
+        return torch.device("meta") if numbered or named else device
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Optional[Dict[str, Any]] = None):
+        kwargs = dict(kwargs or {})
+        if function is torch.Tensor.device.__get__ or function == torch.Tensor.device.__get__:
+            return CARD if args[0].is_meta else function(*args)
+        if function == torch.Tensor.is_cuda.__get__:
+            return args[0].is_meta
+        if function is torch.Tensor.cuda:
+            return args[0].to("meta")
+        if "device" in kwargs:
+            kwargs["device"] = self.place(kwargs["device"])
+        if function is torch.Tensor.to:
+            args = (args[0], *map(self.place, args[1:]))
+        return function(*args, **kwargs)
+
+
+class Host(TorchDispatchMode):
+    """Counts, by the line that asks, what the host waits for (``waits``) and operations on both sides (``mixed``).
+
+    ``launches`` are all operations on the card, but for views and new memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Dict[str, int] = collections.Counter()
+        self.mixed: Dict[str, int] = collections.Counter()
+        self.launches = 0
+
+    def clear(self) -> None:
+        self.launches = 0
+        self.waits.clear()
+        self.mixed.clear()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        name, on_card = function.overloadpacket.__name__, [x.is_meta for x in tensors]
+        if not any(on_card):
+            return function(*args, **kwargs)
+        self.launches += not (function.is_view or "empty" in name or name == "detach")
+        moves = name in ("copy_", "_to_copy")
+        if not moves and any(x.dim() for x, there in zip(tensors, on_card, strict=True) if not there):
+            self.mixed[f"{name}: {asker()}"] += 1
+        to_host = name == "_to_copy" and torch.device(kwargs.get("device") or "meta").type == "cpu"
+        to_host |= name == "copy_" and not tensors[0].is_meta
+        # one value for all that a mask shows is filled in; else the places are counted first
+        by_mask = name == "index" or (name == "index_put_" and args[2].numel() > 1)
+        by_mask = by_mask and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+        answers = {"_local_scalar_dense": self.scalar, "equal": lambda *_: True, "is_nonzero": lambda *_: True,
+                   "nonzero": lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
+                   "masked_select": lambda x, mask: x.new_empty(0)}  # fmt: skip
+        if name in answers or to_host or by_mask:
+            self.waits[f"{name}: {asker()}"] += 1
+        if name in answers:
+            return answers[name](*args)
+        if to_host:
+            return torch.zeros(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype)
+        if name in WITHOUT_META:
+            return None
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def scalar(x: torch.Tensor) -> Any:
+        """1.0; of whole numbers 2, with which beams stay with their sentences; True, unless gradients overflow then."""
+        if x.dtype == torch.bool:
+            return "dynamic_loss_scaler" not in asker()
+        return 1.0 if x.is_floating_point() else 2
+
+
+def pretend() -> None:
+    """Let torch say that there is a card."""
+    cuda: Any = torch.cuda
+    properties = SimpleNamespace(major=9, minor=0, total_memory=80 << 30, name="a card")
+    for name, value in {
+        "is_available": True, "current_device": 0, "device_count": 1, "get_device_capability": (9, 0),
+        "get_device_properties": properties, "max_memory_allocated": 0, "get_rng_state": None, "set_rng_state": None,
+        "is_current_stream_capturing": False, "reset_peak_memory_stats": None, "empty_cache": None, "manual_seed": None,
+        "is_bf16_supported": True,
+    }.items():  # fmt: skip
+        setattr(cuda, name, lambda *_, value=value, **__: value)
+
+
+def batch(task: Any, rows: int, length: int, padding: int) -> Dict[str, Any]:
+    """Sentences of one length, as fairseq collates them, on the host; some are padded."""
+    from collab_fairseq.bench.models import make_batch
+
+    lengths = [length] * (rows - 2) + [length - padding] * 2
+    return make_batch(*(task.sentences(lengths, seed) for seed in (0, 1)), task, "cpu")
+
+
+def prepare(flags: Any) -> Any:
+    """fairseq's settings of flags, a task with 32,768 types, and the model without memory."""
+    from fairseq import models, options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.tasks import FairseqTask
+
+    from collab_fairseq.bench.cases import Options
+    from collab_fairseq.bench.models import Task
+
+    class Translation(Task, FairseqTask):
+        source_dictionary = target_dictionary = None
+        def __init__(self) -> None:
+            FairseqTask.__init__(self, None)
+            Task.__init__(self, Options(), "base")
+
+    parser = options.get_training_parser()
+    user_dir = str(Path(__file__).resolve().parents[2] / "collab_fairseq")
+    args = options.parse_args_and_arch(parser, ["DATA", "--user-dir", user_dir, "--arch", "transformer_collab",
+                                                "--share-all-embeddings", "--key-dim", "128", *flags])  # fmt: skip
+    cfg, task = convert_namespace_to_omegaconf(args), Translation()
+    with torch.device("meta"):
+        return cfg, task, models.build_model(cfg.model, task)
+
+
+def training(flags: Any, host: Host) -> None:
+    """Three updates by fairseq's trainer; the last one is counted."""
+    from fairseq.criterions import build_criterion
+    from fairseq.trainer import Trainer
+
+    cfg, task, model = prepare([
+        "--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.0005", "--clip-norm", "1.0",
+        "--criterion", "label_smoothed_cross_entropy_chunked", "--label-smoothing", "0.1", "--max-tokens", "2048",
+        *flags,
+    ])  # fmt: skip
+    trainer = Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
+    for _ in range(3):
+        host.clear()
+        trainer.train_step([batch(task, 32, 30, 7)])
+
+
+class Enough(Exception):
+    """A search has taken as many steps as were wanted."""
+
+
+def search(flags: Any, host: Host) -> None:
+    """Six steps of the search of fairseq-generate, in which no hypothesis ends; the last one is counted."""
+    from fairseq import utils
+
+    cfg, task, model = prepare(flags)
+    dtype = torch.bfloat16 if cfg.common.bf16 else torch.float16 if cfg.common.fp16 else torch.float32
+    model.to(CARD, dtype).eval()
+    model.make_generation_fast_(need_attn=False)
+    sample, decode, steps = utils.move_to_cuda(batch(task, 32, 30, 7)), model.decoder.forward, iter(range(6))
+
+    def decode_and_count(*args: Any, **options: Any) -> Any:
+        if next(steps, None) is None:
+            raise Enough
+        host.clear()
+        return decode(*args, **options)
+
+    model.decoder.forward = decode_and_count
+    with contextlib.suppress(Enough):
+        task.build_generator([model], Namespace(beam=4)).generate([model], sample)
+
+
+def main() -> None:
+    what, *flags = sys.argv[1:]
+    pretend()
+    host = Host()
+    with OnCard(), host:
+        {"training": training, "search": search}[what](flags, host)
+    json.dump({"waits": host.waits, "mixed": host.mixed, "launches": host.launches}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

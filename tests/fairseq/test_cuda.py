@@ -1,0 +1,108 @@
+"""What makes training and search fast, on a card, beside fairseq's own on the CPU in float64 or float32."""
+
+import json
+import re
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.optim.adam import Adam
+from fairseq.sequence_generator import SequenceGenerator
+
+from collab_fairseq.models import chunked_loss
+from collab_fairseq.models.beam_search import ShortlistGenerator
+from collab_fairseq.models.chunked_loss import ChunkedLabelSmoothedCrossEntropy
+from collab_fairseq.models.fused_adam import FusedAdam
+from collab_fairseq.modules.compiled import compile_layers
+from tests.common import run
+from tests.fairseq.commands import train_command
+from tests.fairseq.models import SMALL, batch, build, model_of
+from tests.fairseq.test_beam_search import hypotheses, sample_of
+from tests.fairseq.test_chunked_loss import outcome
+from tests.fairseq.test_chunked_loss import sample_of as loss_sample
+from tests.fairseq.test_faster_steps import start, updates
+
+CARD = "cuda"
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def moved(sample):
+    """A batch on the card."""
+    if torch.is_tensor(sample):
+        return sample.to(CARD)
+    return {name: moved(x) for name, x in sample.items()} if isinstance(sample, dict) else sample
+
+
+def off(ours, theirs):
+    """The largest difference of two lists of tensors, relative to the largest number of each."""
+    pairs = zip(ours, theirs, strict=True)
+    return max(float((a.cpu().double() - b.double()).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)])
+@pytest.mark.parametrize("chunk", [1 << 29, 800])
+def test_the_chunked_loss(dtype, bound, chunk, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "GPU_CHUNK_BYTES", chunk)
+    exact = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().double()
+    there = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().to(CARD, dtype)
+    truth = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample())
+    found = outcome(ChunkedLabelSmoothedCrossEntropy, there, moved(loss_sample()))
+    assert off([found[0]], [truth[0]]) < bound
+    assert off([torch.cat([x.flatten() for x in found[3]])], [torch.cat([x.flatten() for x in truth[3]])]) < bound
+    assert found[2]["n_correct"] == pytest.approx(truth[2]["n_correct"], abs=0 if dtype == torch.float32 else 2)
+    other = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample(padded=False))
+    assert off([other[0]], [truth[0]]) > bound  # the control
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fused_adam(dtype):
+    options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3, "weight_decay": 0.1}
+    theirs, before = start(), start()
+    ours = [torch.nn.Parameter(p.detach().to(CARD, dtype)) for p in start()]
+    updates(Adam(theirs, **options), theirs, 5)
+    optimizer, random = FusedAdam(ours, **options), torch.Generator().manual_seed(0)
+    for n in range(5):
+        for p in ours:
+            p.grad = (torch.randn(p.shape, generator=random, dtype=torch.float64) * 10.0 ** (-n)).to(CARD, dtype)
+        optimizer.step()
+    assert off(ours, theirs) < (1e-12 if dtype == torch.float64 else 1e-5)
+    assert off(before, theirs) > 0.1  # the control
+
+
+@pytest.mark.parametrize("kind", ["collaborative", "standard"])
+def test_the_search_over_shortlists(kind):
+    theirs = hypotheses(SequenceGenerator, [model_of(kind)], sample_of())
+    ours = hypotheses(ShortlistGenerator, [model_of(kind).to(CARD)], moved(sample_of()))
+    other = hypotheses(SequenceGenerator, [model_of(kind, seed=1)], sample_of())
+    best, expected, control = ([s[0]["tokens"].tolist() for s in found] for found in (ours, theirs, other))
+    assert best == expected != control
+    scores = [torch.stack([s[0]["score"] for s in found]) for found in (ours, theirs)]
+    assert off(scores[:1], scores[1:]) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [{}, {"collaborative_heads": "none"}])
+def test_compiled_layers(kind):
+    flags = {**SMALL, "key_dim": 8, "dropout": 0.0, **kind}
+    plain, fast = build(**flags).train().double(), build(**flags).train().to(CARD)
+    compile_layers(fast)
+    results = []
+    for model, given in ((plain, batch()), (fast, [x.to(CARD) for x in batch()])):
+        logits = model(*given)[0]
+        logits.logsumexp(-1).mean().backward()
+        results.append([logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])])
+    assert 0 < off(results[1], results[0]) < 1e-3
+
+
+@pytest.mark.parametrize("precision", [[], ["--bf16"], ["--fp16"], ["--amp"], ["--bf16", "--fp16-no-flatten-grads"]])
+def test_trainings_learn_what_they_learn_on_the_cpu(precision, tiny_data, tmp_path):
+    options = {"key_dim": 8, "dropout": 0.0, "max_update": 8, "log_format": "json", "log_interval": 1, "no_save": True,
+               "disable_validation": True, "clip_norm": 1.0, **SMALL}  # fmt: skip
+    fast = {"criterion": "label_smoothed_cross_entropy_chunked", "optimizer": "fused_adam"}
+    theirs = train_command(tiny_data, tmp_path / "cpu", **options)
+    ours = [*train_command(tiny_data, tmp_path / "card", **{**options, **fast}), *precision]
+    losses = []
+    for command in (theirs, [word for word in ours if word != "--cpu"] if CARD == "cuda" else ours):
+        done = run(*command)
+        losses.append([float(json.loads(x)["loss"]) for x in re.findall(r"train_inner \| (\{.*\})", done.stdout)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3 if not precision else 0.03)
+    assert losses[0][-1] < 0.9 * losses[0][0]

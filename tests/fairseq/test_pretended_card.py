@@ -1,0 +1,32 @@
+"""What a GPU would make the host wait for, counted on one that is pretended (pretended_card.py), at base size."""
+
+import json
+
+import pytest
+
+from tests.common import ROOT, run
+
+
+def counted(*command):
+    """Waits by the line that asks, ours and all, and operations on the card, of one update or decoding step."""
+    found = json.loads(run("python", "-W", "ignore", "-m", "tests.fairseq.pretended_card", *command, cwd=ROOT).stdout)
+    assert found["mixed"] == {}
+    ours = {where: n for where, n in found["waits"].items() if not where.split(": ")[1].startswith("fairseq/")}
+    return ours, found["waits"], found["launches"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "amp"])
+def test_an_update_waits_a_few_times_whatever_the_number_of_parameters(precision):
+    ours, waits, launches = counted("training", f"--{precision}")
+    assert sum(ours.values()) <= 8
+    assert sum(waits.values()) > sum(ours.values())  # the control: fairseq looks at the norm of the gradients
+    if precision == "bf16":
+        _, _, apart = counted("training", "--bf16", "--optimizer", "adam", "--fp16-no-flatten-grads")
+        assert apart > launches + 271 * 9  # the control: so many operations of fairseq's Adam on each parameter
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_decoding_step_waits_at_most_twice(precision):
+    ours, waits, _ = counted("search", f"--{precision}")
+    assert 0 < sum(ours.values()) <= 2
+    assert sum(waits.values()) > sum(ours.values())
