@@ -4,7 +4,8 @@ fairseq's configuration files are written for Hydra 1.0. Hydra 1.3 reads them, w
 the start of every tool. torch adds up to three, which are kept quiet, each by its own words, in fairseq's console
 programs only, and behind whatever `python -W` or PYTHONWARNINGS ask for.
 
-Two tasks configure logging as they are imported, for every program that imports fairseq; here it stays as it was.
+Two tasks configure logging as they are imported, for every program that imports fairseq; outside fairseq's console
+programs, whose messages go where they always went, it stays as it was.
 """
 
 import logging
@@ -41,8 +42,10 @@ def remember_root(module: ModuleType) -> None:
 
 def restore_root(module: ModuleType) -> None:
     """Afterwards: the root logger as it was."""
-    logging.root.handlers[:], level = _root.pop(module.__name__)
-    logging.root.setLevel(level)
+    handlers, level = _root.pop(module.__name__)
+    if tool_name() is None:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 def patch_hydra(module: ModuleType) -> None:
