@@ -2,7 +2,6 @@
 # make test    setup, then lint, types and the tests that are not slow
 # make test-all   the same with the slow ones
 # make demo    setup, then three small models on a generated corpus, compared; SEED=2 for another corpus and training
-# make wheelhouse PYTHON=3.12   a folder of wheels for a machine without internet; TORCH=1, PLOTS=1, TESTS=1 add those
 # make clean   remove what the two made
 
 PYTHON ?= python3
@@ -12,7 +11,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test test-all lint wheelhouse clean
+.PHONY: setup demo test test-all lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -46,10 +45,6 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
-
-wheelhouse:
-	@recipes/lib/wheelhouse.sh "$(PYTHON)" $(if $(filter-out 0 no,$(TORCH)),torch) \
-	    $(if $(filter-out 0 no,$(PLOTS)),plots) $(if $(filter-out 0 no,$(TESTS)),test)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -27,7 +27,6 @@ valid_tests=()
 blind=()
 runs=()
 with='' # name of more flags of fairseq-train
-wide='' # updates with standard heads of full width, before the others
 fast=''
 fast_flags=(--criterion label_smoothed_cross_entropy_chunked --optimizer fused_adam --fast-dropout)
 # what served collaborative heads better than the start and the one learning rate of the paper (recipes/multi30k)
@@ -40,6 +39,8 @@ longest=1024 # fairseq leaves out longer sentences (--max-source-positions)
 own_config=${RECIPE_CONFIG:-}
 for ((argument = 1; argument < $#; argument++)); do
     if [ "${!argument}" = -- ]; then break; fi
+    [ "${!argument}" != --wide ] ||
+        die "--wide is gone: train with --heads none, convert the result with collab reparam, train on with --finetune-from-model"
     if [ "${!argument}" = --config ]; then next=$((argument + 1)) && own_config=${!next}; fi
 done
 # shellcheck source=recipes/multi30k/config.sh
@@ -107,8 +108,6 @@ usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
   --key-dim N       shared key dimension (default: ${key_dim:-${default_key_dim:-the embedding width}})
   --seed N          (default: $seed)
   --output DIR      where the run is (default: runs/$recipe/<what it is>)
-  --wide N          the first N of the updates with standard heads of full width; collab reparam gives the model its key
-                    dimension then, by what it does on training text, and the same training goes on${wide:+ (default: $wide)}
 END
     [ ${#with_flags[@]} -eq 0 ] || cat <<END
   --with NAME       more flags of fairseq-train, by a name of config.sh: $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' ')
@@ -139,23 +138,12 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
     if [ -n "$stock" ]; then
         ! is_given heads && ! is_given key_dim && ! is_given arch && ! is_given fast ||
             die "--stock excludes --heads, --key-dim, --arch and --fast"
-        [ -z "$wide" ] || die "--stock excludes --wide"
         run_name=$recipe-stock-s$seed-u$updates
         user_dir_flags=()
         model_flags=("${stock_flags[@]}")
     else
         [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
-        if [ -n "$wide" ]; then
-            [ "$heads" != none ] && [ -n "$key_dim" ] || die "--wide needs --key-dim, and --heads other than none"
-            [ $((updates / save_interval - wide / save_interval)) -ge "$average" ] ||
-                die "--wide must leave the last $average checkpoints, one every $save_interval of $updates updates, got $wide"
-            [ "$nodes" -eq 1 ] || die "--wide trains on one node, got $nodes"
-            # else the learning rate would fall to zero with the first part
-            case " ${optimisation_flags[*]} " in
-                *" --lr-scheduler cosine "*) optimisation_flags+=(--lr-period-updates "$((updates - warmup))") ;;
-            esac
-        fi
-        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}${wide:+-wide$wide}-s$seed-u$updates
+        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}-s$seed-u$updates
         user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
         model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
         [ -z "$fast" ] || optimisation_flags+=("${fast_flags[@]}")
@@ -188,7 +176,7 @@ seed $seed
 data $(cut -c1-64 "$data/SHA256SUMS" | sort -u | cksum | cut -d' ' -f1)
 average $average
 checkpoints every $save_interval updates, $keep kept
-model ${model_flags[*]#"$root/"}${wide:+, after $wide updates with standard heads}
+model ${model_flags[*]#"$root/"}
 training ${optimisation_flags[*]}, $batch_tokens tokens per update
 extra ${rest[*]}
 generation ${generation_flags[*]}

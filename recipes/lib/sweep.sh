@@ -22,7 +22,7 @@ took() { # OPTION [VALUE]: what is not of the sweep is handed on
 }
 
 sweep_run() { # HEADS KEY_DIM NAME SEED: one run, or what its place is taken by
-    local name=$1-dk$2${3:+-$3}${wide:+-wide$wide}-s$4-u$updates folder command status=0
+    local name=$1-dk$2${3:+-$3}-s$4-u$updates folder command status=0
     folder=$sweep/$name
     command=("$root/recipes/$recipe/run.sh" --heads "$1" --key-dim "$2" ${3:+--with "$3"} --seed "$4" --output "$folder"
         "${passed[@]}")

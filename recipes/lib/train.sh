@@ -8,14 +8,14 @@ newest_valid_checkpoint() { # DIR: prints the checkpoint that a training goes on
     [ ! -d "$1" ] || "$python" -m fairseq_modern.survival.resuming "$1" || die "the checkpoints in $1 could not be read"
 }
 
-train_command() { # [FOLDER]: sets command: what trains this run up to $updates, with its checkpoints in FOLDER of $output
+train_command() { # sets command: what trains this run up to $updates
     # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
     # fairseq's own model, which comes without our --user-dir, is to survive a kill as well; the flags of --with, which are
     # among the model's, change the recipe's
     command=(env "OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1))"
         "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}" "${launch[@]}"
         "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${optimisation_flags[@]}" "${model_flags[@]}"
-        --max-update "$updates" --seed "$seed" --save-dir "$output/${1:-checkpoints}" --no-epoch-checkpoints
+        --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" --no-epoch-checkpoints
         --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"
         --log-format json --log-interval "$log_interval" --num-workers "${loaders:-0}"
         "${device_flags[@]}" "${parallel_flags[@]}" "${logging_flags[@]}" "${rest[@]}")
@@ -33,35 +33,11 @@ run_logged() { # LOG COMMAND...: a signal to this script reaches the command, wh
     return "$status"
 }
 
-train() { # or print the commands that do, with --dry-run
-    if [ -n "$wide" ]; then
-        start_wide
-        local newest
-        newest=$(newest_valid_checkpoint "$output/checkpoints") # whose settings say what heads it has
-        model_flags+=(--attention-from "${newest:-$output/checkpoints/checkpoint_last.pt}")
-    fi
-    train_in checkpoints train
-}
-
-start_wide() { # the first $wide updates in the folder wide, converted: what the others go on from
-    if [ -z "$dry_run" ] && finished convert; then return; fi
-    local updates=$wide model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads none "${shared_model_flags[@]}")
-    train_in wide wide
-    [ -z "$dry_run" ] || return 0
-    say "converting to key dimension $key_dim"
-    mkdir -p "$output/checkpoints"
-    "$scripts/collab" reparam "$output/wide/checkpoint_last.pt" --data "$data_bin" --key-dim "$key_dim" --sites "$heads" \
-        --calibration train:400 --keep-progress --seed "$seed" --device "${device/gpu/cuda}" --threads "$threads" \
-        --json "$output/wide/conversion.json" --output "$output/checkpoints/checkpoint_last.pt" >&2 ||
-        die "the conversion failed; the same command repeats it"
-    finish convert
-}
-
-train_in() { # FOLDER STEP: trains up to $updates, from the newest checkpoint where there is one
-    local checkpoints=$output/$1 log=$output/train.log newest command status=0
-    train_command "$1"
+train() { # from the newest checkpoint where there is one; or print the command that does, with --dry-run
+    local checkpoints=$output/checkpoints log=$output/train.log newest command status=0
+    train_command
     if [ -n "$dry_run" ]; then printf '%q ' "${command[@]}" && echo && return; fi
-    finished "$2" && { say "training: done before"; return; }
+    finished train && { say "training: done before"; return; }
     mkdir -p "$checkpoints"
     newest=$(newest_valid_checkpoint "$checkpoints")
     if [ -n "$newest" ]; then
@@ -69,7 +45,7 @@ train_in() { # FOLDER STEP: trains up to $updates, from the newest checkpoint wh
         if trained "$newest"; then
             say "training: ${newest##*/} is complete"
             : >>"$output/train.usage.jsonl" # a killed run has no line in it
-            finish "$2"
+            finish train
             return
         fi
         say "training: resuming from ${newest##*/}"
@@ -79,7 +55,7 @@ train_in() { # FOLDER STEP: trains up to $updates, from the newest checkpoint wh
     run_logged "$log" "$python" -m collab_fairseq.records.measure --append "$output/train.usage.jsonl" -- \
         "${command[@]}" || status=$?
     case $status in
-        0) finish "$2" ;;
+        0) finish train ;;
         75) say "training: stopped as asked; the same command resumes it" && exit 75 ;; # EX_TEMPFAIL: try again
         *) die "training failed, see $log; the same command resumes it once the cause is removed" ;;
     esac

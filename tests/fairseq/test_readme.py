@@ -133,7 +133,8 @@ def test_flags_are_known():
     helps = [
         flags_of_training(),
         *(run(*tool, "--help").stdout for tool in tools),
-        "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
+        "--no-deps --no-index --no-cache-dir --wheel-dir --constraint --system-site-packages",  # of pip and venv
+        "--config-dir --config-name --multirun --eval-bleu",  # of Hydra, fairseq's translation task
     ]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", re.sub("<!--.*?-->", "", TEXT)))
     assert len(flags) > 20

@@ -1,11 +1,9 @@
 """Whole models converted: calibration, checkpoints, `collab reparam`, fine-tuning."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
@@ -13,7 +11,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, scores_of
-from collab_fairseq.reparam.fairseq import calibrate, convert, keep_progress, output_errors, places
+from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places
 from collab_fairseq.translation import batches, load_model, loss, translate, with_state
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
@@ -255,39 +253,3 @@ def test_training_goes_on_from_it_and_can_be_resumed(command_line, tiny_data, tm
     _, restored = train_from(source, tiny_data, 2, tmp_path / "restored", "--restore-file", source)
     assert checkpoints.num_updates(restored) == 2
     assert restored["extra_state"]["train_iterator"]["epoch"] == 1
-
-
-def test_a_training_goes_on_with_fewer_key_dims(checkpoint, tiny_data, tmp_path):
-    """``--keep-progress``: updates, data and moments go on; those of new tensors begin anew. The source is stock."""
-    last, source = tmp_path / "checkpoint_last.pt", checkpoints.load(checkpoint)
-    run("collab", "reparam", checkpoint, "--output", last, "--key-dim", 6, "--data", tiny_data, "--keep-progress")
-    (stock,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], {"data": str(tiny_data)})
-    names = [name for name, _ in stock.named_parameters()]
-    before = checkpoints.num_updates(source)
-    begun = checkpoints.load(last)
-    assert begun["extra_state"]["train_iterator"] == source["extra_state"]["train_iterator"]
-    _, after = train_from(last, tiny_data, before + 5, tmp_path)
-    assert checkpoints.num_updates(after) == before + 5
-    new_names = [name for name, _ in load_model(last, tiny_data).model.named_parameters()]
-    assert sum("mixing" in name for name in new_names) == 3
-    for place, name in enumerate(new_names):
-        is_new = any(f"attn.{part}" in name for part in ("q_proj", "k_proj", "mixing", "content_bias"))
-        assert after["last_optimizer_state"]["state"][place]["step"] == (5 if is_new else before + 5), name
-        if not is_new:
-            old, new = (state["last_optimizer_state"]["state"] for state in (source, begun))
-            assert torch.equal(new[place]["exp_avg_sq"], old[names.index(name)]["exp_avg_sq"]), name
-
-
-def test_progress_needs_an_optimizer(trained):
-    def keep(optimizer):
-        source = dataclasses.replace(trained, state={**trained.state, "last_optimizer_state": optimizer})
-        state, _ = convert(source, 6)
-        keep_progress(source, state)
-        return state["last_optimizer_state"]
-
-    flat = {"state": {0: {"step": 7, "exp_avg": torch.ones(99)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
-    assert keep(flat) == {"state": {}, "param_groups": flat["param_groups"]}
-    with pytest.raises(ReparamError, match="without the state of its optimizer, such as an average"):
-        keep(None)
-    with pytest.raises(ReparamError, match=r"has the state of 2 tensors, the model \d\d"):
-        keep({"state": {}, "param_groups": [{"params": [0, 1]}]})
