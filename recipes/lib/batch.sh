@@ -143,7 +143,9 @@ plan_processes() { # sets parallel_flags for fairseq-train and launch, the comma
     if [ "$nodes" -gt 1 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
         # one torchrun per node; only there is its rank known
         # shellcheck disable=SC2016
+        # srun does not take over the job's --cpus-per-task since Slurm 22.05: one core for all processes of a node
         launch=(srun --nodes "$nodes" --ntasks "$nodes" --ntasks-per-node 1 --kill-on-bad-exit=1
+            --cpus-per-task "${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-$threads}}"
             bash -c 'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"' torchrun "${launch[@]}")
     else
         launch+=(--node_rank "$node_rank")

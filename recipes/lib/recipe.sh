@@ -84,7 +84,7 @@ machine
   --batch-tokens N  tokens per update, of all GPUs together (default: $batch_tokens)
   --precision NAME  auto, fp16, bf16 or fp32 (default: $precision; auto: bf16 where the GPUs have it, else fp16;
                     a CPU ${cpu_precision:-is measured}$([ "${cpu_precision:-}" != bf16 ] || echo ' where it has units for it, else fp32'))
-  --threads N       CPU threads per node (default: the number of cores)
+  --threads N       CPU threads per node (default: OMP_NUM_THREADS, else the cores that this shell may use)
   --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
 results
   --average N       average the last N checkpoints (default: $average; there are $saves in a run, ${keep:-$average} are kept)
@@ -200,7 +200,7 @@ main() {
     fi
     find_cards
     find_device
-    [ -n "$threads" ] || threads=$("$python" -c 'import os; print(os.cpu_count())')
+    [ -n "$threads" ] || threads=$(usable_cores)
     keep=${keep:-$average}
     name_run
     case $step in

@@ -13,7 +13,8 @@ train_command() { # sets command: what trains this run up to $updates
     # fairseq's own model, which comes without our --user-dir, is to survive a kill as well; the flags of --with, which are
     # among the model's, change the recipe's
     command=(env "OMP_NUM_THREADS=$((threads / gpus > 0 ? threads / gpus : 1))"
-        "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}" "${launch[@]}"
+        "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}"
+        ${launch[0]+"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-100}"} "${launch[@]}"
         "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${optimisation_flags[@]}" "${model_flags[@]}"
         --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" --no-epoch-checkpoints
         --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from types import SimpleNamespace
@@ -124,6 +125,14 @@ def test_units_can_be_assumed(flag, assumed, found, monkeypatch):
     monkeypatch.setenv(processor.ASSUMED, "yes")
     with pytest.raises(UserError, match="CPU_BFLOAT16_UNITS must be none or some, got 'yes'"):
         processor.bfloat16_units()
+
+
+@pytest.mark.parametrize(("wanted", "cores"), [("", 2), ("0", 2), ("5", 5), ("4,2", 4)])
+def test_cores_are_those_of_the_job(wanted, cores, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert processor.usable_cores() == cores
 
 
 @pytest.mark.parametrize(

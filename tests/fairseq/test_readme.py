@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 from fairseq import options
@@ -151,6 +152,23 @@ def test_make_targets_and_pins():
     assert 'python_requires=">=3.10,<3.14"' in setup
     assert "Python 3.10–3.13" in README
     assert "Python 3.10–3.13" in PAGES[ROOT / "docs" / "install.md"]
+
+
+@pytest.mark.parametrize("installed", ["torch==2.7.1+cu126", ""])
+def test_setup_leaves_a_torch_alone(installed, tmp_path):
+    """A script plays the Python of the environment, with pip."""
+    (python := tmp_path / "venv" / "bin" / "python").parent.mkdir(parents=True)
+    script = f'#!/bin/sh\ncase $2 in *version*) echo "{installed}" ;; *) echo "$*" >>{tmp_path}/log ;; esac\n'
+    python.write_text(script)
+    python.chmod(0o755)
+    run("make", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}", cwd=ROOT)
+    asked = (tmp_path / "log").read_text().splitlines()
+    first = "-m pip install --quiet --disable-pip-version-check --constraint"
+    assert asked[0] == f"{first} {tmp_path}/venv/constraints.txt torch"
+    assert all(line.startswith((asked[0].removesuffix("torch"), "-c import fairseq")) for line in asked)
+    versions = (ROOT / "constraints.txt").read_text()
+    expected = re.sub("^torch==.*", installed, versions, flags=re.MULTILINE) if installed else versions
+    assert (tmp_path / "venv" / "constraints.txt").read_text() == expected
 
 
 def test_tables_are_those_of_the_records():

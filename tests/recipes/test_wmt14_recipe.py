@@ -205,7 +205,8 @@ SRUN = r"""#!/usr/bin/env bash
 # plays srun: the command once per node, all on this machine
 echo "srun $*" >>"$SLURM_LOG"
 while [ $# -gt 0 ]; do
-    case $1 in --nodes) nodes=$2; shift 2 ;; --ntasks | --ntasks-per-node) shift 2 ;; --*) shift ;; *) break ;; esac
+    case $1 in --nodes) nodes=$2 ;; --ntasks* | --cpus-per-task) ;; --*) shift && continue ;; *) break ;; esac
+    shift 2
 done
 pids=()
 trap 'kill -TERM "${pids[@]}"' TERM
@@ -233,6 +234,17 @@ def slurm(tmp_path):
         "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "1",
         "SLURM_SUBMIT_DIR": str(ROOT), "RECIPE_CONFIG": str(WMT14 / "rehearsal.sh"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "cores"), [({"SLURM_CPUS_PER_TASK": "6"}, 6), ({"SLURM_CPUS_ON_NODE": "5"}, 5), ({}, 3)]
+)
+def test_a_node_has_all_cores_of_its_share_of_the_job(slurm, given, cores, tmp_path):
+    slurm.update({"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "", **given})
+    flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run", *PYTHON]
+    done = run("bash", WMT14 / "train.sh", *flags, env=slurm).stdout
+    assert f" srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 --cpus-per-task {cores} " in done
+    assert done.startswith("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_SURVIVAL=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ")
 
 
 @pytest.mark.slow
