@@ -1,7 +1,7 @@
 """Hypotheses against raw references, the one way in which this project scores text of its own."""
 
 import os
-from typing import List, NamedTuple, Optional, Sequence, Union
+from typing import List, NamedTuple, Optional, Sequence, Sized, Union
 
 from collab_fairseq.scoring import bleu, text
 
@@ -39,7 +39,7 @@ def read_references(path: PathLike) -> List[str]:
     return [line.rstrip("\r") for line in content.removesuffix("\n").split("\n")] if content else []
 
 
-def check_number(references: Sequence[str], hypotheses: Sequence[str], name: str) -> None:
+def check_number(references: Sequence[str], hypotheses: Sized, name: str) -> None:
     """Raise ScoringError unless there is a reference for every hypothesis; ``name`` is what the error calls them."""
     if len(references) != len(hypotheses):
         raise ScoringError(

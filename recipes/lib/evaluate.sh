@@ -79,7 +79,8 @@ PYTHON
 }
 
 record() { # one JSON of everything that was done and seen
-    local what=${variant:-}${result:-} pair flags=()
+    local what=${variant:-}${result:-} pair flags=() at
+    at=$(grep -o '^\.u[0-9]*' <<<"${variant:-}") || at=''
     local file=$output/record$what.json
     finished "record$what" && { say "record: $file"; return; }
     # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
@@ -87,7 +88,7 @@ record() { # one JSON of everything that was done and seen
     for pair in "${tests[@]}"; do flags+=(--scores "${pair#*:}=$output/${pair#*:}${variant:-}.scores.json"); done
     for pair in valid:valid "${tests[@]}"; do flags+=(--loss "${pair#*:}=${pair%%:*}"); done
     "$scripts/collab" record --name "$run_name$what" --checkpoint "$output/averaged${variant:-}.pt" \
-        --train-log "$output/train.log" --usage "$output/train.usage.jsonl" --seed "$seed" --threads "$threads" \
+        --train-log "$output/train$at.log" --usage "$output/train$at.usage.jsonl" --seed "$seed" --threads "$threads" \
         --data-sums "$data/SHA256SUMS" --started-as "$command_line" --data "$data_bin" --output "$file" "${flags[@]}" ||
         die "the record could not be written"
     finish "record$what"

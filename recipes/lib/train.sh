@@ -3,12 +3,15 @@
 
 # told apart from the run's settings: where curves go beside the log
 logging_flags=()
+at='' # .uN in a stage that ends after N updates, before the last
 
 newest_valid_checkpoint() { # DIR: prints the checkpoint that a training goes on from, which is undamaged, or nothing
     [ ! -d "$1" ] || "$python" -m fairseq_modern.survival.resuming "$1" || die "the checkpoints in $1 could not be read"
 }
 
 train_command() { # sets command: what trains this run up to $updates
+    local epochs=(--no-epoch-checkpoints)
+    [ -z "$average_epochs" ] || epochs=(--keep-last-epochs "$average_epochs")
     # --log-file would repeat every line once per epoch and validation (fairseq adds a handler each time)
     # fairseq's own model, which comes without our --user-dir, is to survive a kill as well; the flags of --with, which are
     # among the model's, change the recipe's
@@ -16,7 +19,7 @@ train_command() { # sets command: what trains this run up to $updates
         "FAIRSEQ_MODERN_SURVIVAL=${FAIRSEQ_MODERN_SURVIVAL:-1}"
         ${launch[0]+"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-100}"} "${launch[@]}"
         "$scripts/fairseq-train" "$data_bin" "${task_flags[@]}" "${optimisation_flags[@]}" "${model_flags[@]}"
-        --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" --no-epoch-checkpoints
+        --max-update "$updates" --seed "$seed" --save-dir "$output/checkpoints" "${epochs[@]}"
         --save-interval-updates "$save_interval" --keep-interval-updates "${keep:-$average}"
         --log-format json --log-interval "$log_interval" --num-workers "${loaders:-0}"
         "${device_flags[@]}" "${parallel_flags[@]}" "${logging_flags[@]}" "${rest[@]}")
@@ -34,11 +37,27 @@ run_logged() { # LOG COMMAND...: a signal to this script reaches the command, wh
     return "$status"
 }
 
-train() { # from the newest checkpoint where there is one; or print the command that does, with --dry-run
+train() { # in its stages, each averaged before the next one removes its checkpoints; or print the commands, with --dry-run
+    local end last=$updates updates
+    for end in "${stage_ends[@]}"; do
+        updates=$end at=.u$end
+        [ "$end" -ne "$last" ] || at=''
+        train_stage
+        [ -n "$dry_run" ] || [ -z "$at" ] || average
+    done
+}
+
+is_trained() { # whether the run has reached $updates
+    local newest
+    newest=$(newest_valid_checkpoint "$output/checkpoints")
+    [ -n "$newest" ] && trained "$newest"
+}
+
+train_stage() { # up to $updates, from the newest checkpoint where there is one
     local checkpoints=$output/checkpoints log=$output/train.log newest command status=0
     train_command
     if [ -n "$dry_run" ]; then printf '%q ' "${command[@]}" && echo && return; fi
-    finished train && { say "training: done before"; return; }
+    finished "train$at" && { say "training: done before${at:+, up to update $updates}"; return; }
     mkdir -p "$checkpoints"
     newest=$(newest_valid_checkpoint "$checkpoints")
     if [ -n "$newest" ]; then
@@ -46,7 +65,7 @@ train() { # from the newest checkpoint where there is one; or print the command 
         if trained "$newest"; then
             say "training: ${newest##*/} is complete"
             : >>"$output/train.usage.jsonl" # a killed run has no line in it
-            finish train
+            finish_stage
             return
         fi
         say "training: resuming from ${newest##*/}"
@@ -56,16 +75,48 @@ train() { # from the newest checkpoint where there is one; or print the command 
     run_logged "$log" "$python" -m collab_fairseq.records.measure --append "$output/train.usage.jsonl" -- \
         "${command[@]}" || status=$?
     case $status in
-        0) finish train ;;
+        0) finish_stage ;;
         75) say "training: stopped as asked; the same command resumes it" && exit 75 ;; # EX_TEMPFAIL: try again
         *) die "training failed, see $log; the same command resumes it once the cause is removed" ;;
     esac
 }
 
-average() { # the last $average update checkpoints -> averaged.pt
-    finished "average${variant:-}" && { say "averaging: done before"; return; }
-    say "averaging the last $average checkpoints"
-    "$scripts/collab" average --inputs "$output/checkpoints" --num-update-checkpoints "$average" \
-        --output "$output/averaged${variant:-}.pt" >&2 || die "averaging failed"
-    finish "average${variant:-}"
+finish_stage() { # what its record is made of is kept as it is now
+    local file
+    [ -z "$at" ] || for file in train.log train.usage.jsonl; do cp "$output/$file" "$output/${file/train/train$at}"; done
+    finish "train$at"
+}
+
+average() { # the last $average update checkpoints, and the last $average_epochs of epochs -> averaged*.pt
+    local epochs
+    average_as "${at:-$variant}" --num-update-checkpoints "$average"
+    [ -n "$average_epochs" ] && [ -z "$variant" ] || return 0
+    epochs=$(find "$output/checkpoints" -name 'checkpoint[0-9]*.pt' | wc -l)
+    if [ "$epochs" -ge "$average_epochs" ]; then
+        average_as "$at.epochs$average_epochs" --num-epoch-checkpoints "$average_epochs"
+    else
+        say "averaging: $epochs epochs so far, $average_epochs are needed for an average of theirs"
+    fi
+}
+
+average_as() { # VARIANT FLAGS of collab average
+    finished "average$1" && { say "averaging${1:+ ($1)}: done before"; return; }
+    say "averaging the last $3 checkpoints${1:+ ($1)}"
+    "$scripts/collab" average --inputs "$output/checkpoints" "${@:2}" --output "$output/averaged$1.pt" >&2 ||
+        die "averaging failed"
+    finish "average$1"
+}
+
+variants() { # prints what is to be translated: -, for averaged.pt, the last, and for its other averages what follows that name
+    local end at
+    if [ -z "$variant" ]; then
+        for end in "${stage_ends[@]}"; do
+            at=.u$end
+            [ "$end" -ne "$updates" ] || at=''
+            for at in ${at:+"$at"} "$at.epochs$average_epochs"; do
+                [ ! -f "$output/averaged$at.pt" ] || echo "-$at"
+            done
+        done
+    fi
+    echo "-$variant"
 }

@@ -184,15 +184,21 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "8", "--distill-text", "train:9"], "--distill-text and --distill-rate need --distill"),
         (["--key-dim", "8", "--distill", "9", "--calibration", "train:9", "--distill-rate", "0"], "must be above 0"),
         (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev'; it has train, valid, test"),
-        (["--budget", "parameters:100", "--calibration", "train:9"], "the budget is too small"),
+        (["--budget", "parameters:100", "--calibration", "train:9"], "parameters, got 100"),
+        (["--budget", "mean:1", "--calibration", "train:9"], "too small: a mean key dim of 2 is the least, got 1"),
+        (["--budget", "mean:500", "--calibration", "train:9"], "too large: the layers' mean key dim is 16, got 500"),
+        (["--key-dim", "8", "--evaluate", "--reference", "test=SHORT"], "short.txt has 2 lines, expected 20, one for"),
         (["--key-dim", "8", "--multiple", "8"], "--multiple needs --budget"),
         (["--key-dim", "8", "--sites", "none"], "has no attention at 'none'"),
         (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
         (["--key-dim", "8", "--output", "SOURCE"], "would overwrite it"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_written(checkpoint, tiny_data, tmp_path, capsys, flags, message):
-    flags = [str(checkpoint) if flag == "SOURCE" else flag for flag in flags]
+def test_what_cannot_be_is_said_and_nothing_written(
+    checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message
+):
+    (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
+    flags = [str(checkpoint) if flag == "SOURCE" else flag.replace("SHORT", str(short)) for flag in flags]
     before = checkpoints.sha256(checkpoint)
     arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt"), *flags]
     assert main(arguments) == 1
@@ -224,6 +230,10 @@ def test_text_files_calibrate_too(checkpoint, tiny_data, tmp_path, capsys):
     torch.testing.assert_close(made["pair"], made["split"], atol=1e-3, rtol=0)
     assert float((made["source"] - made["split"]).abs().max()) > 1e-3
     capsys.readouterr()
+    swapped = ["--key-dim", "8", "--calibration", f"{tmp_path}/tgt,{tmp_path}/src", "--output", str(tmp_path / "no.pt")]
+    assert main(["reparam", str(checkpoint), "--data", str(tiny_data), *swapped]) == 1
+    assert "must be SOURCE,TARGET, but the model finds the first file likelier as the tr" in capsys.readouterr().err
+    assert not (tmp_path / "no.pt").exists()
 
 
 def train_from(source, data, updates, folder, *start):

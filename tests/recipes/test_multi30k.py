@@ -134,7 +134,7 @@ def recipe(folder: Path, output: Path, *flags, check=True):
     return run(
         "bash", RECIPE, "--data", folder / "data" / "mini", "--source", folder / "source", "--output", output,
         "--updates", 4, "--average", 2,
-        "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, *flags, "--", "--max-tokens", 600,
+        "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, "--batch-tokens", 600, *flags,
         check=check,
     )  # fmt: skip
 
@@ -208,6 +208,12 @@ def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared,
     [
         (["--wide", 2], "--wide is gone: train with --heads none, convert the result with collab reparam"),
         (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
+        (["--heads", "foo"], "--heads must be encoder, cross and decoder joined by _, or none, got 'foo'"),
+        (["--", "--max-tokens", 800], "--max-tokens after -- is what this recipe decides; give --max-tokens or"),
+        (["--", "--lr=1", "--seed=2"], "--seed after -- is what this recipe decides; give --seed before the --"),
+        (["--average", 5], "--average 5: there are fewer checkpoints, 4, by update 4, one every 1; lower --average,"),
+        (["--stages", 3], "--average 2: there are fewer checkpoints, 1, by update 1, one every 1; lower"),
+        (["--max-tokens", 7], "--max-tokens 7 on 1 processes does not give 600 tokens per update; possible with "),
         (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim, --arch and --fast"),
         (["--python", "no-such-python"], "no Python 'no-such-python'"),
     ],

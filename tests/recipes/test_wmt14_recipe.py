@@ -49,6 +49,7 @@ def plan(cards, capability, *settings, check=True):
         (4, 70, "nodes=2", "gpu 8 3584 1 fp16"),
         (4, 80, "max_tokens=7168", "gpu 4 7168 1 bf16"),
         (4, 90, "precision=fp16", "gpu 4 3584 2 fp16"),
+        (4, 90, "gpu_precision=fp16", "gpu 4 3584 2 fp16"),
         (4, 70, "precision=fp32", "gpu 4 3584 2 fp32"),
         (0, 0, "products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
         (0, 0, "products() { echo 80 104; }", "cpu 1 3584 8 bf16"),
@@ -80,6 +81,7 @@ def test_an_impossible_number_of_cards_is_refused(processes):
     [
         (4, 80, "max_tokens=5000", "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
          "possible with --max-tokens 7168, 3584, 1792, 1024"),
+        (6, 80, "max_tokens=4096", "does not give 28672 tokens per update; no number does on so many"),
         (4, 70, "precision=bf16", "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
         (4, 80, "gpus=8", "--gpus 8: this machine has 4"),
         (0, 0, "device=gpu", "torch sees no GPU here"),
@@ -162,9 +164,9 @@ def test_reference_lengths_tell_the_published_test_set(tmp_path):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """The rehearsal with two models and ten updates for each, less than an epoch: its folder and what it printed."""
+    """The rehearsal with two models and ten updates for each, of some epochs: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("rehearsal") / "run"
-    small = ["--updates", 10, "--train", 1200, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
+    small = ["--updates", 10, "--train", 320, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
     return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, *PYTHON, timeout=900, fresh=True)
 
 
@@ -178,12 +180,18 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
         record = load_run(folder / name / "record.json")
         metrics = [score["metric"] for score in record["scores"]["newstest2014"]["scores"]]
         assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF"]
-        assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 8]
+        assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 7]  # 8 is the end of an epoch
         assert record["training"]["updates"] == 10
         assert [point["updates"] for point in record["curves"]["valid"]][-1] == 10
-    assert (folder / "table.md").read_text(encoding="utf-8") in done.stdout
+    for page in ("table.md", "averages.md"):
+        assert (folder / page).read_text(encoding="utf-8") in done.stdout
     for row in (r"\| standard +\| 64 +\| 10 ", r"\| collaborative +\| 16 +\| 10 "):
         assert re.search(row, done.stdout)
+        for part, averaged in (("u3", [3, 2, 1]), ("u6", [6, 5, 3]), ("epochs2", [8, 4])):
+            other = load_run(folder / name / f"record.{part}.json")
+            assert [entry["num_updates"] for entry in other["averaged_from"]] == averaged
+            assert other["curves"]["valid"][-1]["updates"] == (10 if part == "epochs2" else averaged[0])
+            assert f"[seed 1]({name}/record.{part}.json)" in done.stdout
     assert "killed (SIGKILL); the same command goes on" in done.stderr
     assert re.search(r"training: resuming from checkpoint_(last|best|1_\d)\.pt", done.stderr)
 
@@ -288,7 +296,7 @@ def test_a_sweep_of_the_papers_eight_runs_can_be_submitted(tmp_path):
     run("bash", WMT14 / "sweep.sh", *flags, env={"RECIPE_CONFIG": ""})
     asked = [
         f"--partition gpu {RECIPES}/slurm/run.sbatch wmt14_en_de --heads {heads} --key-dim {key_dim} --seed {seed}"
-        f" --output {tmp_path}/runs/{heads}-dk{key_dim}-s{seed}-u100000 "
+        f" --output {tmp_path}/runs/{heads}-dk{key_dim}-s{seed}-u300000 "
         for seed in (1, 2)
         for key_dim in (512, 256, 128, 64)
         for heads in ("none", "encoder_cross_decoder")
