@@ -204,6 +204,7 @@ def table(parts: Mapping[str, Any]) -> str:
     sizes = parts["parameters"]
     rows.append(["model", "", "", "", f"{sizes['before']:,} → {sizes['after']:,}", f"{parts['seconds']:.1f}"])
     text = pages.table(rows, numbers=True) + "\n"
+    text += "\nerror: of the products Wq Wkᵀ of all heads; output error: of what layers give on text; both relative\n"
     for name, values in parts["evaluation"].items():
         digits, before, after = 4 if name == "valid loss" else 2, values["before"], values["after"]
         text += f"\n{name}: {before:.{digits}f} → {after:.{digits}f} ({after - before:+.{digits}f})"

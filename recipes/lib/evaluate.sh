@@ -104,6 +104,7 @@ publish() { # $output/model for `collab translate`; with it translations of $bli
     for name in "${blind[@]}"; do
         text=$output/hypotheses/$name.$target_lang.gz
         [ ! -f "$text" ] || { say "translating $name: done before"; continue; }
+        [ -n "$corpus" ] || { say "translating $name: $source_option does not say where its text is"; continue; }
         [ -f "$corpus/$name.$source_lang.gz" ] || { say "translating $name: there is no $corpus/$name.$source_lang.gz"; continue; }
         say "translating $name"
         gzip -dc "$corpus/$name.$source_lang.gz" | "$scripts/collab" translate "$output/model" --beam 5 --threads "$threads" \

@@ -128,13 +128,16 @@ def flags_of_training():
 
 
 def test_flags_are_known():
-    tools = [["fairseq-generate"], ["fairseq-hydra-train"], ["bash", ROOT / "recipes/multi30k/run.sh"]]
+    tools = [["fairseq-generate"], ["fairseq-hydra-train"]]
+    tools += [["bash", ROOT / "recipes/multi30k" / s] for s in ("run.sh", "sweep.sh")]
     for command in ("average", "score", "doctor", "reparam", "export", "translate", "heads prune"):
         tools.append(["collab", *command.split()])
     helps = [
         flags_of_training(),
         *(run(*tool, "--help").stdout for tool in tools),
         "--no-deps --no-index --no-cache-dir --wheel-dir --constraint --system-site-packages",  # of pip and venv
+        "--cpus-per-task --gpus-per-node --gres --overlap --jobid --partition --account --batch --signal",  # of Slurm
+        "--query-gpu --format",  # of nvidia-smi
         "--config-dir --config-name --multirun --eval-bleu",  # of Hydra, fairseq's translation task
     ]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", re.sub("<!--.*?-->", "", TEXT)))

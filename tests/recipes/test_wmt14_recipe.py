@@ -15,8 +15,9 @@ import pytest
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from fairseq_modern import processor
-from tests.common import BIN, ROOT, run
+from tests.common import ROOT, run
 from tests.fairseq import forked
+from tests.recipes import played_slurm
 
 RECIPES = ROOT / "recipes"
 WMT14 = RECIPES / "wmt14_en_de"
@@ -209,39 +210,9 @@ def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
 
-SRUN = r"""#!/usr/bin/env bash
-# plays srun: the command once per node, all on this machine
-echo "srun $*" >>"$SLURM_LOG"
-while [ $# -gt 0 ]; do
-    case $1 in --nodes) nodes=$2 ;; --ntasks* | --cpus-per-task) ;; --*) shift && continue ;; *) break ;; esac
-    shift 2
-done
-pids=()
-trap 'kill -TERM "${pids[@]}"' TERM
-for ((node = 0; node < nodes; node++)); do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & pids+=($!); done
-status=0
-for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
-exit "$status"
-"""
-SCONTROL = """#!/usr/bin/env bash
-echo "scontrol $*" >>"$SLURM_LOG"
-if [ "$1 $2" = "show hostnames" ]; then printf '127.0.0.1\\nelsewhere\\n'; fi
-"""
-
-
 @pytest.fixture
 def slurm(tmp_path):
-    """The environment of a job on two nodes, with srun and scontrol played by scripts."""
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (program := tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        program.write_text(text)
-        program.chmod(0o755)
-    return {
-        "PATH": os.pathsep.join([str(tmp_path / "bin"), str(BIN), os.environ["PATH"]]),
-        "SLURM_LOG": str(tmp_path / "slurm.log"), "SLURM_JOB_ID": str(1_230_000 + os.getpid() % 10000),
-        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_SUBMIT_DIR": str(ROOT), "RECIPE_CONFIG": str(WMT14 / "rehearsal.sh"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    return played_slurm.job(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +256,19 @@ def test_a_job_must_be_submitted_from_the_repository(slurm, tmp_path):
     done = run("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", env=slurm, check=False)
     assert done.returncode == 1
     assert "submit from the root of the repository" in done.stderr
-    assert "sbatch recipes/slurm/run.sbatch" in run("bash", RECIPES / "slurm" / "run.sbatch", "--help").stdout
+    told = run("bash", RECIPES / "slurm" / "run.sbatch", "--help").stdout
+    assert "sbatch --gpus-per-node 4 recipes/slurm/run.sbatch" in told  # a cluster may have other nodes
+
+
+def test_the_first_hour_on_a_cluster_has_commands_of_these_recipes():
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    commands = re.findall(r"(recipes/wmt14_en_de/\w+\.sh) ([^`\n]*)", page)
+    assert len(commands) == 3
+    for script, rest in commands:
+        words, _, after = rest.partition(" -- ")
+        flags = [*shlex.split(words), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run", *PYTHON]
+        done = run("bash", ROOT / script, *flags, "--", *shlex.split(after), env={"RECIPE_CONFIG": ""})
+        assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in script else "--max-update 200 ") in (1, 24)
 
 
 def test_a_sweep_of_the_papers_eight_runs_can_be_submitted(tmp_path):
