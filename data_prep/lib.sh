@@ -159,7 +159,7 @@ keep_output() { # TEXTS FLAGS of fairseq-preprocess: binarises them; $work witho
     local texts=$1 file files=()
     shift
     say "binarising"
-    [ -n "$workers" ] || workers=$("$python" -c 'import os; print(os.cpu_count())')
+    [ -n "$workers" ] || workers=$(usable_cores)
     (cd "$work" && "$python" -m fairseq_cli.preprocess --joined-dictionary --destdir data-bin --workers "$workers" "$@" \
         >preprocess.out 2>&1) || {
         tail -n 5 "$work/preprocess.out" >&2

@@ -1,4 +1,4 @@
-"""What this CPU is and whether it has units for products in bfloat16. Needs no torch."""
+"""What this CPU is, how much of it is ours, whether it has units for products in bfloat16. Needs no torch."""
 
 import functools
 import os
@@ -56,6 +56,17 @@ def bfloat16_units() -> List[str]:
         raise UserError(f"{ASSUMED} must be none or some, got {assumed!r}")
     found = list(dict.fromkeys(units for flag, units in BFLOAT16.items() if flag in flags()))
     return [] if assumed == "none" else found or ["emulated"] * (assumed == "some")
+
+
+def usable_cores() -> int:
+    """How many cores this process may keep busy: OMP_NUM_THREADS where it is set, else those that it may run on.
+
+    A job of Slurm or a container has fewer than the machine.
+    """
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def vector_units() -> str:

@@ -42,6 +42,13 @@ class Renamed(argparse.Action):
         parser.error(f"{self.option_strings[0]} is called {self.const} now")
 
 
+class Gone(Renamed):
+    """A flag of an earlier release that nothing has taken the place of; ``const`` says what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} is gone: {self.const}")
+
+
 def refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     """See that flags that do not apply were not given; `reason` ends the error's sentence."""
     for name in names:

@@ -16,8 +16,7 @@ The result is an ordinary checkpoint for fairseq-generate, -interactive and -val
 
 SIZES are the flags of the source's layers, widths, heads and shared embeddings. The checkpoint has no optimizer state
 (its parameters are gone) and starts at epoch 1, so that --restore-file needs no --reset-... flags either. The same
-command resumes the run, and checkpoints of the run can be used like any others. With --keep-progress a training goes
-on as checkpoint_last.pt of its folder where the source was: to start with full key dims and to go on with fewer.
+command resumes the run, and checkpoints of the run can be used like any others.
 """
 
 import argparse
@@ -54,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
-    text = "keep the number of updates, the place in the data and the optimizer's state of what is not converted"
-    add("--keep-progress", action="store_true", help=text)
+    text = "train on from the result with --attention-from and --finetune-from-model (see --help)"
+    add("--keep-progress", action=options.Gone, const=text)
     add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     names = (
-        "key_dim", "budget", "multiple", "sites", "calibration", "data", "keep_progress", "evaluate", "seed", "threads",
+        "key_dim", "budget", "multiple", "sites", "calibration", "data", "evaluate", "seed", "threads",
         "device", "max_tokens",
     )  # fmt: skip
     record = convert_model(

@@ -32,7 +32,7 @@ def examine(data: Optional[str] = None, updates: bool = True) -> Iterator[Findin
     models = trial.ask("user_dir", folder)
     yield checks.user_dir(models)
     if data:
-        yield checks.data(data)
+        yield checks.data(data, trial.ask("data", data))
     if updates and ("error" in torch or "error" in models):
         yield Finding("trial run", "warn", "not tried", checks.MEND)
     elif updates:

@@ -119,11 +119,13 @@ def user_dir(facts: Facts) -> Finding:
     return Finding("user-dir", "ok", f"registers {known}")
 
 
-def data(data_bin: str) -> Finding:
-    """The files are those of the SHA256SUMS that data_prep wrote in the data-bin or beside it."""
+def data(data_bin: str, facts: Facts) -> Finding:
+    """The files are whole, and those of the SHA256SUMS that data_prep wrote in the data-bin or beside it."""
     dictionary = next(iter(sorted(Path(data_bin).glob("dict.*.txt"))), None)
     if dictionary is None:
         return Finding("data", "fail", f"{data_bin} has no dict.LANG.txt", "name a folder of fairseq-preprocess")
+    if "error" in facts:
+        return Finding("data", "fail", facts["error"], "copy or prepare the data again (data_prep)")
     places = [Path(data_bin) / "SHA256SUMS", Path(data_bin).absolute().parent / "SHA256SUMS"]
     listed = next((place for place in places if place.is_file()), None)
     if listed is None:

@@ -1,6 +1,6 @@
 """Run in a Python of its own, started as fairseq-train would be; prints one JSON object.
 
-python probe.py hook | torch | user_dir FOLDER
+python probe.py hook | torch | user_dir FOLDER | data FOLDER
 """
 
 import json
@@ -46,6 +46,17 @@ def user_dir(folder: str) -> Dict[str, Any]:
     before = set(models.ARCH_MODEL_REGISTRY)
     utils.import_user_module(Namespace(user_dir=folder))
     return {"registered": sorted(set(models.ARCH_MODEL_REGISTRY) - before)}
+
+
+def data(folder: str) -> Dict[str, Any]:
+    """How many sentences the splits of a data-bin have, by their files; fails where one is cut short."""
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    names = sorted(name[:-4] for name in os.listdir(folder) if name.endswith((".idx", ".bin")))
+    try:
+        return {"sentences": {name: len(MMapIndexedDataset(os.path.join(folder, name))) for name in names}}
+    except Exception as error:  # what the files hold decides
+        return {"error": str(error)}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -253,6 +254,11 @@ def output_projection(model: nn.Module) -> nn.Linear:
     Raises:
         ConfigurationError: there is none, or more happens there than one product.
     """
+    if isinstance(model, FullyShardedDataParallel):
+        raise ConfigurationError(
+            f"--criterion {CRITERION} multiplies with the weight of the output layer, of which "
+            "--ddp-backend fully_sharded leaves each process a part; leave out one of the two"
+        )
     decoder: Any = getattr(model, "decoder", None)
     if getattr(decoder, "adaptive_softmax", None) is not None:
         raise ConfigurationError(

@@ -5,6 +5,7 @@ A run is a plain dictionary: the fields, settings and parts of its record side b
 
 import logging
 import os
+import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.records.files import PathLike
@@ -21,7 +22,7 @@ METRICS = {
 }  # fmt: skip
 
 #: headers of what rows can be grouped by
-KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates"}
+KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates", "averaged": "averaged"}
 #: header and decimals of what is averaged over the seeds; the last three belong to a machine
 NUMBERS = {
     "parameters": ("parameters", 0), "cache": ("cached numbers", 0), "valid_loss": ("validation loss", 3),
@@ -93,13 +94,20 @@ def keys(run: Run) -> Dict[str, Any]:
     dims = {site: key_dim(model, site) for site in SITES}
     alike = len(set(dims.values())) == 1
     shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
-    return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"]}
+    return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
 
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
     """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
     width = model.get(f"{'encoder' if site == 'encoder' else 'decoder'}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
+
+
+def averaged(run: Run) -> Optional[str]:
+    """Of what the weights are the mean: of so many epochs' checkpoints, or of so many after some updates each."""
+    files = [entry["file"] for entry in run["averaged_from"] or ()]
+    kind = "epochs" if all(re.fullmatch(r"checkpoint\d+\.pt", file) for file in files) else "checkpoints"
+    return f"{len(files)} {kind}" if files else None
 
 
 def cache(run: Run) -> Optional[int]:

@@ -200,7 +200,11 @@ def spend(trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *,
     if multiple > 1:
         curves = {name: at_multiples(curve, multiple) for name, curve in curves.items()}
         step = -(-step // multiple) * multiple
+    least = {name: min(curve) for name, curve in curves.items()}
     if budget.mean is not None:
+        if budget.mean * len(least) < sum(least.values()):
+            mean = sum(least.values()) / len(least)
+            raise ReparamError(f"the budget is too small: a mean key dim of {mean:g} is the least, got {budget.mean:g}")
         return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
     # a shared dimension is a row of both projections and one weight per head
     costs = {n: sum(factor.numel() for factor in origin[n].heads) // origin[n].heads.rank for n in curves}
@@ -209,15 +213,24 @@ def spend(trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *,
     for name in curves:
         heads = origin[name].heads
         rest += heads.num_heads * heads.key.size(1) - score_parameters(trained.state, name)
-    return allocate(curves, costs, (budget.parameters or 0) - rest, step)
+    most = (budget.parameters or 0) - rest
+    if (needed := sum(dim * costs[name] for name, dim in least.items())) > most:
+        raise ReparamError(
+            f"the budget is too small: the model has at least {rest + needed:,} parameters, got {budget.parameters:,}"
+        )
+    return allocate(curves, costs, most, step)
 
 
 def check_budget(trained: TrainedModel, names: Sequence[str], budget: Budget, multiple: int) -> None:
-    """Refuse a budget that is too small before anything is measured.
+    """Refuse a budget that is too small or too large before anything is measured.
 
     Raises:
-        ReparamError: it does not allow the smallest key dims of :data:`GRID`, in multiples of ``multiple``.
+        ReparamError: it does not allow the smallest key dims of :data:`GRID`, in multiples of ``multiple``, or more
+            than the layers have.
     """
     ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
+    mean = sum(ranks.values()) / len(ranks)
+    if (budget.mean or 0) > mean:
+        raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}, got {budget.mean:g}")
     curves = {name: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
     spend(trained, curves, budget, multiple=multiple)

@@ -16,7 +16,7 @@ from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
-from collab_fairseq.translation import TrainedModel, batches, with_state
+from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator
 from .scores import ScoreFit, fit_layers, scores_of
@@ -142,44 +142,6 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
     config["attention_shapes"] = shapes
     begin_anew(state, converted={place: scores.heads.rank for place, scores in weights.items()})
     return state
-
-
-def keep_progress(trained: TrainedModel, state: Dict[str, Any]) -> None:
-    """Let training go on from a checkpoint of :func:`converted` as if nothing had happened, in place.
-
-    It gets its source's number of updates, so that the learning rate follows its schedule, its place in the data, and
-    the optimizer's moments of all tensors that are the source's. Those of new tensors begin anew, as do all where the
-    optimizer has one flat tensor (--fp16, --bf16).
-
-    Raises:
-        ReparamError: a source without the state of an optimizer, or with that of another model.
-    """
-    source = trained.state
-    optimizer = source.get("last_optimizer_state")
-    if not optimizer:
-        raise ReparamError(
-            "--keep-progress needs a checkpoint that a training can go on from, got one without the state of its "
-            "optimizer, such as an average"
-        )
-    (group,) = optimizer["param_groups"]
-    new_names = [name for name, _ in with_state(trained, state).model.named_parameters()]
-    parameters = {name for name, _ in trained.model.named_parameters()}
-    # as the training had them: fairseq's transformer has them in another order than ours
-    names = [name for name in source["model"] if name in parameters]
-    moments: Dict[int, Any] = {}
-    if len(group["params"]) == len(names):
-        moments = {
-            place: optimizer["state"][names.index(name)]
-            for place, name in enumerate(new_names)
-            if state["model"][name] is source["model"].get(name) and names.index(name) in optimizer["state"]
-        }
-        group = {**group, "params": list(range(len(new_names)))}
-    elif len(group["params"]) != 1:
-        raise ReparamError(
-            f"--keep-progress: the optimizer has the state of {len(group['params'])} tensors, the model {len(names)}"
-        )
-    state["last_optimizer_state"] = {**optimizer, "state": moments, "param_groups": [group]}
-    state["extra_state"] = {**state["extra_state"], **source["extra_state"]}
 
 
 def convert(

@@ -41,7 +41,6 @@ def convert_model(
     distill_steps: Optional[int] = None,
     distill_text: Optional[str] = None,
     distill_rate: Optional[float] = None,
-    keep_progress: bool = False,
     evaluate: bool = False,
     references: Optional[Mapping[str, PathLike]] = None,
     seed: int = 1,
@@ -63,7 +62,6 @@ def convert_model(
             run that was killed goes on from ``output`` with ``.distilling`` at its end.
         distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
         distill_rate: learning rate; None: that of :func:`.distill`.
-        keep_progress: a training goes on from the result where it was (:func:`.keep_progress`), instead of anew.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
         references: test split → file of raw references, for ``evaluate``.
         seed: of random starts and batches. threads: of the CPU; None: torch's. max_tokens: per batch.
@@ -124,8 +122,6 @@ def convert_model(
             trained, weights, own, distill_steps, rate=distill_rate, seed=seed, kept=kept
         )  # fmt: skip
         state = fairseq.converted(trained, weights)
-    if keep_progress:
-        fairseq.keep_progress(trained, state)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))
@@ -208,6 +204,7 @@ def table(parts: Mapping[str, Any]) -> str:
     sizes = parts["parameters"]
     rows.append(["model", "", "", "", f"{sizes['before']:,} → {sizes['after']:,}", f"{parts['seconds']:.1f}"])
     text = pages.table(rows, numbers=True) + "\n"
+    text += "\nerror: of the products Wq Wkᵀ of all heads; output error: of what layers give on text; both relative\n"
     for name, values in parts["evaluation"].items():
         digits, before, after = 4 if name == "valid loss" else 2, values["before"], values["after"]
         text += f"\n{name}: {before:.{digits}f} → {after:.{digits}f} ({after - before:+.{digits}f})"

@@ -13,6 +13,8 @@ from collab_fairseq.translation.text import dataset
 logger = logging.getLogger(__name__)
 
 _SENTENCES = 400
+#: sentences whose loss tells the source from the target
+_SOME = 50
 
 
 def text_of(
@@ -56,6 +58,8 @@ def text_of(
         lines[1:] = [own_translations(trained, lines[0], name, max_tokens, seed)]
         description += " and its translation by the model" if seed is None else ", translations drawn from the model"
     translation.add_text(trained, name, *lines)
+    if len(files) == 2 and seed is None:
+        _check_order(trained, name, lines, max_tokens, option)
     return name, {"text": description, "sentences": len(lines[0])}
 
 
@@ -75,6 +79,23 @@ def own_translations(
     with torch.random.fork_rng(devices=[trained.device] if trained.device.type == "cuda" else []):
         torch.manual_seed(seed or 0)
         return translation.translate(trained, f"{name} source", **search)
+
+
+def _check_order(trained: TrainedModel, name: str, lines: Sequence[List[str]], max_tokens: int, option: str) -> None:
+    """Refuse targets given as sources: with a dictionary of both languages nothing else would tell."""
+    swapped = f"{name} swapped"
+    try:
+        translation.add_text(trained, swapped, *(side[:_SOME] for side in reversed(lines)))
+    except TranslationError:  # dictionaries of their own
+        return
+    some = {"max_tokens": max_tokens, "sentences": _SOME}
+    given, other = (translation.loss(trained, split, **some).nll_loss for split in (name, swapped))
+    del trained.task.datasets[swapped]
+    if other < given:
+        raise TranslationError(
+            f"{option} must be SOURCE,TARGET, but the model finds the first file likelier as the translation of the "
+            f"second ({other:.2f} bits a token) than the other way round ({given:.2f})"
+        )
 
 
 def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:

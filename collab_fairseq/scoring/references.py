@@ -4,7 +4,7 @@ import codecs
 import gzip
 import os
 import zlib
-from typing import List, NamedTuple, Optional, Sequence, Union
+from typing import List, NamedTuple, Optional, Sequence, Sized, Union
 
 from collab_fairseq.scoring import bleu, text
 
@@ -51,6 +51,15 @@ def read_lines(path: PathLike, what: str = "the references") -> List[str]:
     return [line.rstrip("\r") for line in content.removesuffix("\n").split("\n")] if content else []
 
 
+def check_number(references: Sized, hypotheses: Sized, name: str) -> None:
+    """Raise ScoringError unless there is a reference for every hypothesis; ``name`` is what the error calls them."""
+    if len(references) != len(hypotheses):
+        raise ScoringError(
+            f"{name} has {len(references)} lines, expected {len(hypotheses)}, one for each hypothesis: "
+            "these are not the references of this test set"
+        )
+
+
 def check_references(references: Sequence[str], hypotheses: Sequence[str], name: str) -> None:
     """See that raw text was given, a line for each hypothesis.
 
@@ -60,11 +69,7 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
     Raises:
         ScoringError: another number of lines, subword units, or lower-cased where the hypotheses are not.
     """
-    if len(references) != len(hypotheses):
-        raise ScoringError(
-            f"{name} has {len(references)} lines, expected {len(hypotheses)}, one for each hypothesis: "
-            "these are not the references of this test set"
-        )
+    check_number(references, hypotheses, name)
     marker = text.subword_marker(references)
     if marker:
         raise ScoringError(f"{name} is in subword units (marker {marker}), expected raw text: the corpus as it came")

@@ -8,7 +8,7 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.scoring.references import read_lines, score_raw
+from collab_fairseq.scoring.references import check_number, read_lines, score_raw
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
@@ -129,11 +129,16 @@ def score_text(
     return Score(found.bleu.score, found.bleu.signature, str(name), list(hypotheses), found.statistics)
 
 
-def test_splits(trained: TrainedModel, references: Mapping[str, PathLike]) -> List[str]:
+def test_splits(
+    trained: TrainedModel,
+    references: Mapping[str, PathLike],
+    sentences: Optional[int] = None,  # noqa: PT028  (no test)
+) -> List[str]:
     """The test splits of the data-bin.
 
     Raises:
         TranslationError: no split ``valid``, or references of a split or file that is not there.
+        ScoringError: references of another number of lines, unless only the first ``sentences`` are translated.
     """
     there = splits(trained)
     tests = [name for name in there if name.startswith("test")]
@@ -145,6 +150,8 @@ def test_splits(trained: TrainedModel, references: Mapping[str, PathLike]) -> Li
             raise TranslationError(f"{given}: the test splits are {', '.join(tests)}")
         if not os.path.isfile(file):
             raise TranslationError(f"{given}: there is no such file")
+        if sentences is None:
+            check_number(read_lines(file), dataset(trained, name), os.fspath(file))
     return tests
 
 
@@ -161,7 +168,7 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
     Raises:
         TranslationError, ScoringError: as of :func:`test_splits` and :func:`score`.
     """
-    tests = test_splits(trained, references)
+    tests = test_splits(trained, references, options.get("sentences"))
     tokens = {name: options[name] for name in ("max_tokens", "sentences") if name in options}
     found: Dict[str, Any] = {"valid": loss(trained, "valid", **tokens)._asdict(), "bleu": {}}
     for name in tests:

@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"checkpoint(_last|_best|\d+|_\d+_\d+|\.best_.+)\.pt")
 LEFT_OVER = re.compile(r"(checkpoint.*|crash)\.pt(\.[0-9a-f]{16})?\.tmp")  # without digits: of an earlier release
+LOCK = ".lock"
 PATIENCE = 60  # seconds to wait for another training to leave the folder
 
 _locks: List[int] = []
@@ -28,17 +29,20 @@ def remove_left_overs(directory: str) -> None:
 
 
 def lock(directory: str) -> None:
-    """Keep other trainings out of a folder until `unlock`, or the end of this process and those forked from it.
+    """Keep other trainings out of a folder until `unlock` or the end of this process, on other nodes too.
+
+    NFS and Lustre tell all nodes of a lock only where it is fcntl's, on a file that is open for writing: `.lock`.
 
     Raises:
         UserError: another training is at work there, and was a minute later.
     """
     import fcntl
 
-    descriptor, end, told = os.open(directory, os.O_RDONLY), time.monotonic() + PATIENCE, False
+    descriptor = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+    end, told = time.monotonic() + PATIENCE, False
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
@@ -80,19 +84,36 @@ def number_of_files(cfg: Any) -> int:
     return saved
 
 
+def checkpoint_size(cfg: Any, model: torch.nn.Module) -> int:
+    """Bytes of a checkpoint with the state of Adam, of which no optimizer of fairseq has more.
+
+    fairseq writes parameters in fp32, whatever they are; under `--fp16` and `--bf16` the optimizer has them once more.
+    One with several names, such as a shared embedding, is written once for each where it is cast or copied for that.
+    """
+    half = (cfg.common.fp16 or cfg.common.bf16) and not (
+        cfg.common.memory_efficient_fp16 or cfg.common.memory_efficient_bf16
+    )
+    size, seen = 0, set()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        new, number = parameter not in seen, parameter.numel()
+        if new or parameter.is_cuda or parameter.element_size() < 4:
+            size += number * max(4, parameter.element_size())
+        if new and parameter.requires_grad:
+            size += number * (8 + 4 * half)
+        seen.add(parameter)
+    return size
+
+
 def check_space(cfg: Any, model: torch.nn.Module) -> None:
     """Raise UserError if the disk has no room for the checkpoints of a training that is about to begin.
 
-    One takes what the largest present one takes, else 4 bytes for each parameter (2 in half precision) and the 8 of
-    Adam's two moments, of which no optimizer of fairseq has more.
+    One takes what the largest present one takes, else its `checkpoint_size`. A quota is not seen.
     """
     directory = cfg.checkpoint.save_dir
     present = [
         os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)
     ]
-    parameters = list(model.parameters())
-    estimate = sum(p.numel() * (p.element_size() + 8 * p.requires_grad) for p in parameters)
-    size = max(present, default=estimate)
+    size = max(present, default=checkpoint_size(cfg, model))
     number = max(1, number_of_files(cfg) - len(present))
     system = os.statvfs(directory)
     free = system.f_bavail * system.f_frsize

@@ -15,8 +15,8 @@ usage() {
 usage: recipes/demo/run.sh [options]
 
 Make an English-German corpus from a grammar (data_prep/toy.py), train three small transformers on it at the same time
-(standard heads at the full key dimension, standard and collaborative heads at a quarter of it), average, translate,
-score, and show the results in a table, a figure and a few translations.
+(standard heads at the full key dimension, standard and collaborative heads at a quarter of it; fewer at a time where
+OMP_NUM_THREADS says so), average, translate, score, and show the results in a table, a figure and a few translations.
 
   --seed N          of the corpus and of the training (default: $seed)
   --updates N       length of each training (default: $updates)
@@ -60,7 +60,9 @@ for run in "${runs[@]}"; do folders+=("$demo/${run%%:*}-dk${run##*:}-s$seed-u$up
 "$python" "$root/recipes/demo/progress.py" --updates "$updates" "${folders[@]}" 9>&- >&2 &
 progress=$!
 trap 'kill "$progress" 2>/dev/null || true' EXIT
-"$root/recipes/toy/sweep.sh" --jobs ${#runs[@]} --seeds "$seed" --updates "$updates" --warmup "$warmup" --average "$average" \
+jobs=${#runs[@]}
+[ -z "${OMP_NUM_THREADS:-}" ] || [ "$(usable_cores)" -ge "$jobs" ] || jobs=$(usable_cores)
+"$root/recipes/toy/sweep.sh" --jobs "$jobs" --seeds "$seed" --updates "$updates" --warmup "$warmup" --average "$average" \
     --threads 1 --device "$device" --data "$demo/data" --output "$demo" --python "$python" >/dev/null &
 status=0
 attend "$!" || status=$?
@@ -68,7 +70,7 @@ case $status in
     0) ;;
     75) say "interrupted; the same command goes on from here" && exit 130 ;;
     *)
-        for folder in "${folders[@]}"; do [ -f "$folder/.done/record" ] || tail -n 8 "$folder/messages.txt" >&2 || true; done
+        for folder in "${folders[@]}"; do [ -f "$folder/.done/record" ] || tail -n 8 "$folder/messages.txt" >&2 2>/dev/null || true; done
         die "not all models are finished (see above); the same command goes on from here"
         ;;
 esac

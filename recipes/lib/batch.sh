@@ -42,6 +42,7 @@ has_bfloat16_units() { # whether this CPU computes faster in bfloat16
 
 choose_precision() { # sets precision to fp16, bf16 or fp32
     local measured single half
+    [ "$capability$precision" != unknownauto ] || precision=${gpu_precision:-auto}
     [ "$capability" != unknown ] || case $precision in
         fp16 | bf16 | fp32) return 0 ;;
         *) die "--precision must be fp16, bf16 or fp32 where there is no GPU to ask, got '$precision'" ;;
@@ -50,7 +51,8 @@ choose_precision() { # sets precision to fp16, bf16 or fp32
         auto)
             # bfloat16 has the range of float32 and needs no loss scale, but only capability 8.0 (A100) and later have it
             if [ "$device" = gpu ]; then
-                if [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
+                if [ -n "${gpu_precision:-}" ]; then precision=$gpu_precision
+                elif [ "$capability" -ge 80 ]; then precision=bf16; else precision=fp16; fi
                 return 0
             fi
             if [ -n "${cpu_precision:-}" ]; then
@@ -102,7 +104,7 @@ split_batch() { # sets max_tokens and update_freq, so that processes × max_toke
         for number in $(shares "$processes" "$batch_tokens"); do possible+=", $number"; done
         [[ "$possible," = *", $max_tokens,"* ]] ||
             die "--max-tokens $max_tokens on $processes processes does not give $batch_tokens tokens per update;" \
-                "possible with --max-tokens ${possible#, }"
+                "$([ -n "$possible" ] && echo "possible with --max-tokens ${possible#, }" || echo "no number does on so many")"
     fi
     update_freq=$((batch_tokens / (processes * max_tokens)))
     say "$processes $([ "$device" = gpu ] && echo GPU || echo 'CPU process')(s) x $max_tokens tokens x update-freq" \
@@ -146,7 +148,9 @@ plan_processes() { # sets parallel_flags for fairseq-train and launch, the comma
     if [ "$nodes" -gt 1 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
         # one torchrun per node; only there is its rank known
         # shellcheck disable=SC2016
+        # srun does not take over the job's --cpus-per-task since Slurm 22.05: one core for all processes of a node
         launch=(srun --nodes "$nodes" --ntasks "$nodes" --ntasks-per-node 1 --kill-on-bad-exit=1
+            --cpus-per-task "${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-$threads}}"
             bash -c 'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"' torchrun "${launch[@]}")
     else
         launch+=(--node_rank "$node_rank")

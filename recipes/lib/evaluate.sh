@@ -79,7 +79,8 @@ PYTHON
 }
 
 record() { # one JSON of everything that was done and seen
-    local what=${variant:-}${result:-} pair flags=()
+    local what=${variant:-}${result:-} pair flags=() at
+    at=$(grep -o '^\.u[0-9]*' <<<"${variant:-}") || at=''
     local file=$output/record$what.json
     finished "record$what" && { say "record: $file"; return; }
     # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
@@ -87,7 +88,7 @@ record() { # one JSON of everything that was done and seen
     for pair in "${tests[@]}"; do flags+=(--scores "${pair#*:}=$output/${pair#*:}${variant:-}.scores.json"); done
     for pair in valid:valid "${tests[@]}"; do flags+=(--loss "${pair#*:}=${pair%%:*}"); done
     "$scripts/collab" record --name "$run_name$what" --checkpoint "$output/averaged${variant:-}.pt" \
-        --train-log "$output/train.log" --usage "$output/train.usage.jsonl" --seed "$seed" --threads "$threads" \
+        --train-log "$output/train$at.log" --usage "$output/train$at.usage.jsonl" --seed "$seed" --threads "$threads" \
         --data-sums "$data/SHA256SUMS" --started-as "$command_line" --data "$data_bin" --output "$file" "${flags[@]}" ||
         die "the record could not be written"
     finish "record$what"
@@ -103,6 +104,7 @@ publish() { # $output/model for `collab translate`; with it translations of $bli
     for name in "${blind[@]}"; do
         text=$output/hypotheses/$name.$target_lang.gz
         [ ! -f "$text" ] || { say "translating $name: done before"; continue; }
+        [ -n "$corpus" ] || { say "translating $name: $source_option does not say where its text is"; continue; }
         [ -f "$corpus/$name.$source_lang.gz" ] || { say "translating $name: there is no $corpus/$name.$source_lang.gz"; continue; }
         say "translating $name"
         gzip -dc "$corpus/$name.$source_lang.gz" | "$scripts/collab" translate "$output/model" --beam 5 --threads "$threads" \

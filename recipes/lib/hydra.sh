@@ -11,15 +11,17 @@ read_hydra() { # FILE: sections of plain values, as fairseq's own are; sets what
         hydra_keys+=("$key")
     done < <(awk '
         /^[a-z_]+:/ { section = substr($1, 1, length($1) - 1) }
-        /^  [a-z_]+: / {
+        /^  [a-z0-9_]+: / {
             key = substr($1, 1, length($1) - 1)
-            sub(/^ *[a-z_]+: */, ""); sub(/ +#.*/, ""); gsub(/[][]/, "")
+            sub(/^ *[a-z0-9_]+: */, ""); sub(/ +#.*/, ""); gsub(/[][]/, "")
             print section "." key "\t" $0
         }' "$1")
     source_lang=${hydra[task.source_lang]} target_lang=${hydra[task.target_lang]}
     arch=${hydra[model._name]} heads=${hydra[model.collaborative_heads]} key_dim=${hydra[model.key_dim]}
     updates=${hydra[optimization.max_update]} warmup=${hydra[lr_scheduler.warmup_updates]} seed=${hydra[common.seed]}
     saves=$((updates / ${hydra[checkpoint.save_interval_updates]})) keep=${hydra[checkpoint.keep_interval_updates]}
+    average_epochs=${hydra[checkpoint.keep_last_epochs]:-}
+    [ "${hydra[common.fp16]:-}" != true ] || gpu_precision=fp16
     log_interval=${hydra[common.log_interval]} loaders=${hydra[dataset.num_workers]}
     largest_tokens=${hydra[dataset.max_tokens]}
     batch_tokens=$((largest_tokens * hydra[optimization.update_freq] * hydra[distributed_training.distributed_world_size]))

@@ -22,6 +22,10 @@ need_number() { # OPTION VALUE [LEAST]: LEAST is 1 unless given
     [ "$2" -ge "${3:-1}" ] || die "$1 must be at least ${3:-1}, got $2"
 }
 
+usable_cores() { # prints how many CPU threads may be used: OMP_NUM_THREADS, else the cores of this job or machine
+    "$python" -c 'from fairseq_modern import processor; print(processor.usable_cores())' || die "'$python' has no fairseq_modern"
+}
+
 absolute() { # the absolute name of a path whose parent directory may not exist yet
     case $1 in /*) echo "${1%/}" ;; *) echo "$PWD/${1%/}" ;; esac
 }

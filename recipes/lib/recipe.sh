@@ -27,7 +27,6 @@ valid_tests=()
 blind=()
 runs=()
 with='' # name of more flags of fairseq-train
-wide='' # updates with standard heads of full width, before the others
 fast=''
 fast_flags=(--criterion label_smoothed_cross_entropy_chunked --optimizer fused_adam --fast-dropout)
 # what served collaborative heads better than the start and the one learning rate of the paper (recipes/multi30k)
@@ -36,10 +35,14 @@ gpus=
 nodes=1
 loaders=0
 keep=
+stages=1
+average_epochs='' # so many epochs' checkpoints are kept and averaged, too
 longest=1024 # fairseq leaves out longer sentences (--max-source-positions)
 own_config=${RECIPE_CONFIG:-}
 for ((argument = 1; argument < $#; argument++)); do
     if [ "${!argument}" = -- ]; then break; fi
+    [ "${!argument}" != --wide ] ||
+        die "--wide is gone: train with --heads none, convert the result with collab reparam, train on with --finetune-from-model"
     if [ "${!argument}" = --config ]; then next=$((argument + 1)) && own_config=${!next}; fi
 done
 # shellcheck source=recipes/multi30k/config.sh
@@ -82,12 +85,14 @@ machine
   --max-tokens N    tokens per GPU and pass (default: the largest up to $largest_tokens, more from 48 GiB on, that gives
                     the batch)
   --batch-tokens N  tokens per update, of all GPUs together (default: $batch_tokens)
-  --precision NAME  auto, fp16, bf16 or fp32 (default: $precision; auto: bf16 where the GPUs have it, else fp16;
+  --precision NAME  auto, fp16, bf16 or fp32 (default: $precision; auto: ${gpu_precision:-bf16 where the GPUs have it, else fp16};
                     a CPU ${cpu_precision:-is measured}$([ "${cpu_precision:-}" != bf16 ] || echo ' where it has units for it, else fp32'))
-  --threads N       CPU threads per node (default: the number of cores)
+  --threads N       CPU threads per node (default: OMP_NUM_THREADS, else the cores that this shell may use)
   --python PROGRAM  Python with the project installed (default: \$PYTHON, else python)
 results
-  --average N       average the last N checkpoints (default: $average; there are $saves in a run, ${keep:-$average} are kept)
+  --average N       average the last N checkpoints${average_epochs:+, beside the last $average_epochs epochs} (default: $average; there are $saves in a run,
+                    ${keep:-$average} are kept)
+  --stages N        average, translate, score and record after each of N equal parts of the run (default: $stages)
   --valid           evaluate on the validation set instead of the test set${valid_tests[*]:+ (${valid_tests[*]#*:})}
   --tensorboard DIR curves for TensorBoard
   --wandb PROJECT   curves for Weights & Biases
@@ -108,8 +113,6 @@ usage: recipes/$recipe/$step.sh [options] [-- FLAGS of fairseq-train ...]
   --key-dim N       shared key dimension (default: ${key_dim:-${default_key_dim:-the embedding width}})
   --seed N          (default: $seed)
   --output DIR      where the run is (default: runs/$recipe/<what it is>)
-  --wide N          the first N of the updates with standard heads of full width; collab reparam gives the model its key
-                    dimension then, by what it does on training text, and the same training goes on${wide:+ (default: $wide)}
 END
     [ ${#with_flags[@]} -eq 0 ] || cat <<END
   --with NAME       more flags of fairseq-train, by a name of config.sh: $(printf '%s\n' "${!with_flags[@]}" | sort | paste -sd' ')
@@ -128,6 +131,24 @@ reference=${reference:-}
 max_tokens='' threads='' output='' stock='' valid='' dry_run='' master='' tensorboard='' wandb=''
 printf -v "${source_option#--}" ''
 
+# flags of fairseq-train that follow from options of the recipe, which would say and record something else
+declare -A own_options=([max-tokens]="--max-tokens or --batch-tokens" [batch-size]=--max-tokens [update-freq]=--batch-tokens
+    [max-update]=--updates [warmup-updates]=--warmup [seed]=--seed [save-dir]=--output [arch]=--arch [cpu]=--device
+    [fp16]=--precision [bf16]=--precision [collaborative-heads]=--heads [key-dim]=--key-dim [distributed-world-size]=--gpus
+    [keep-interval-updates]=--average [tensorboard-logdir]=--tensorboard [wandb-project]=--wandb)
+
+check_options() { # refuses what would otherwise come to light in the training, or never
+    local word name
+    for word in "${rest[@]}"; do
+        name=${word%%=*} name=${name#--}
+        [[ $word != --* ]] || [ -z "${own_options[${name:-none}]:-}" ] ||
+            die "--$name after -- is what this recipe decides; give ${own_options[$name]} before the --"
+    done
+    [ "$heads" = none ] || [[ $heads =~ ^(encoder|cross|decoder)(_(encoder|cross|decoder))*$ ]] ||
+        die "--heads must be encoder, cross and decoder joined by _, or none, got '$heads'"
+    [ "$batch_tokens" -ge "$longest" ] || longest=$batch_tokens # a trial, with short sentences
+}
+
 name_run() { # sets run_name, model_flags, output and all that follows from the options
     data=$(absolute "$data")
     data_bin=$data/data-bin
@@ -140,23 +161,12 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
     if [ -n "$stock" ]; then
         ! is_given heads && ! is_given key_dim && ! is_given arch && ! is_given fast ||
             die "--stock excludes --heads, --key-dim, --arch and --fast"
-        [ -z "$wide" ] || die "--stock excludes --wide"
         run_name=$recipe-stock-s$seed-u$updates
         user_dir_flags=()
         model_flags=("${stock_flags[@]}")
     else
         [ -n "$key_dim" ] || [ "$heads" = none ] || key_dim=$default_key_dim
-        if [ -n "$wide" ]; then
-            [ "$heads" != none ] && [ -n "$key_dim" ] || die "--wide needs --key-dim, and --heads other than none"
-            [ $((updates / save_interval - wide / save_interval)) -ge "$average" ] ||
-                die "--wide must leave the last $average checkpoints, one every $save_interval of $updates updates, got $wide"
-            [ "$nodes" -eq 1 ] || die "--wide trains on one node, got $nodes"
-            # else the learning rate would fall to zero with the first part
-            case " ${optimisation_flags[*]} " in
-                *" --lr-scheduler cosine "*) optimisation_flags+=(--lr-period-updates "$((updates - warmup))") ;;
-            esac
-        fi
-        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}${wide:+-wide$wide}-s$seed-u$updates
+        run_name=$recipe-$heads${key_dim:+-dk$key_dim}${with:+-$with}-s$seed-u$updates
         user_dir_flags=(--user-dir "$("$scripts/collab" user-dir)")
         model_flags=("${user_dir_flags[@]}" --arch "$arch" --collaborative-heads "$heads" ${key_dim:+--key-dim "$key_dim"})
         [ -z "$fast" ] || optimisation_flags+=("${fast_flags[@]}")
@@ -166,12 +176,29 @@ name_run() { # sets run_name, model_flags, output and all that follows from the 
     [ -z "$tensorboard" ] || logging_flags+=(--tensorboard-logdir "$(absolute "$tensorboard")")
     [ -z "$wandb" ] || logging_flags+=(--wandb-project "$wandb")
     output=$(absolute "${output:-$root/runs/$recipe/${run_name#"$recipe-"}}")
+    plan_stages
     variant='' result=''
     if [ -n "$valid" ]; then
         [ ${#valid_tests[@]} -gt 0 ] || die "--valid: this recipe has no references for its validation set"
         tests=("${valid_tests[@]}")
         result=.valid # has a record of its own
     fi
+}
+
+plan_stages() { # sets stage_ends, the updates after which the run is averaged, the last its end
+    local stage
+    stage_ends=()
+    for ((stage = 1; stage < stages; stage++)); do
+        stage_ends+=($((updates * stage / stages / save_interval * save_interval)))
+    done
+    stage_ends+=("$updates")
+    case $step in train | run) ;; *) return 0 ;; esac
+    [ "$stages" -eq 1 ] || [[ " ${optimisation_flags[*]} " != *" --lr-scheduler cosine "* ]] ||
+        die "--stages $stages: with a learning rate that falls to zero at the end only that can be averaged"
+    [ $((stage_ends[0] / save_interval)) -ge "$average" ] ||
+        die "--average $average: there are fewer checkpoints, $((stage_ends[0] / save_interval)), by update ${stage_ends[0]}," \
+            "one every $save_interval; lower --average$([ "$stages" -eq 1 ] || echo " or --stages"), or raise --updates"
+    [ "${keep:-$average}" -ge "$average" ] || die "--average $average: only $keep checkpoints are kept"
 }
 
 prepare_data() {
@@ -188,8 +215,8 @@ name $run_name
 seed $seed
 data $(cut -c1-64 "$data/SHA256SUMS" | sort -u | cksum | cut -d' ' -f1)
 average $average
-checkpoints every $save_interval updates, $keep kept
-model ${model_flags[*]#"$root/"}${wide:+, after $wide updates with standard heads}
+checkpoints every $save_interval updates, $keep kept${average_epochs:+, $average_epochs epochs}
+model ${model_flags[*]#"$root/"}
 training ${optimisation_flags[*]}, $batch_tokens tokens per update
 extra ${rest[*]}
 generation ${generation_flags[*]}
@@ -207,13 +234,14 @@ join_run() { # takes the name and the seed of a run that is there; another avera
 main() {
     read_options "$@"
     find_tools
+    check_options
     if [ "$step" = sweep ]; then
         sweep
         return
     fi
     find_cards
     find_device
-    [ -n "$threads" ] || threads=$("$python" -c 'import os; print(os.cpu_count())')
+    [ -n "$threads" ] || threads=$(usable_cores)
     keep=${keep:-$average}
     name_run
     case $step in
@@ -224,8 +252,11 @@ main() {
             [ -z "$dry_run" ] || { train && return; }
             if [ "$node_rank" -gt 0 ]; then # the first node does everything else
                 mkdir -p "$output"
-                train_command
-                run_logged "$output/train.node$node_rank.log" "${command[@]}" || die "training failed on this node"
+                for updates in "${stage_ends[@]}"; do
+                    ! is_trained || continue
+                    train_command
+                    run_logged "$output/train.node$node_rank.log" "${command[@]}" || die "training failed on this node"
+                done
                 return
             fi
             prepare_data
@@ -238,10 +269,13 @@ main() {
     case $step in
         evaluate | run)
             [ -f "$output/averaged$variant.pt" ] || die "there is no averaged$variant.pt in $output; average.sh makes it"
-            translate
-            score
-            record
-            publish
+            for variant in $(variants); do
+                variant=${variant#-}
+                translate
+                score
+                record
+                publish
+            done
             ;;
     esac
 }

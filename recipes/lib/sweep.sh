@@ -22,7 +22,7 @@ took() { # OPTION [VALUE]: what is not of the sweep is handed on
 }
 
 sweep_run() { # HEADS KEY_DIM NAME SEED: one run, or what its place is taken by
-    local name=$1-dk$2${3:+-$3}${wide:+-wide$wide}-s$4-u$updates folder command status=0
+    local name=$1-dk$2${3:+-$3}-s$4-u$updates folder command status=0
     folder=$sweep/$name
     command=("$root/recipes/$recipe/run.sh" --heads "$1" --key-dim "$2" ${3:+--with "$3"} --seed "$4" --output "$folder"
         "${passed[@]}")
@@ -57,10 +57,11 @@ sweep_run() { # HEADS KEY_DIM NAME SEED: one run, or what its place is taken by
     fi
 }
 
-sweep_table() { # of the records of the sweep, printed and kept as table.md
-    local folder records=() flags=()
+sweep_table() { # of the records of the sweep, printed and kept as table.md, and of all their averages as averages.md
+    local folder file records=() averages=() flags=()
     for folder in "${folders[@]}"; do
         if [ -f "$folder/record.json" ]; then records+=("$folder/record.json"); fi
+        for file in "$folder"/record{,.u*[0-9],.epochs*[0-9]}.json; do [ ! -f "$file" ] || averages+=("$file"); done
     done
     [ ${#records[@]} -gt 0 ] || { say "no run is finished: no table" && return; }
     # the first run is what the others are compared with
@@ -69,6 +70,10 @@ sweep_table() { # of the records of the sweep, printed and kept as table.md
     fi
     "$scripts/collab" table "${records[@]}" "${flags[@]}" --output "$sweep/table.md" || die "the table could not be made"
     cat "$sweep/table.md"
+    [ ${#averages[@]} -gt ${#records[@]} ] || return 0
+    "$scripts/collab" table "${averages[@]}" --group-by heads,key_dim,config.optimization.max_update,averaged \
+        --output "$sweep/averages.md" || die "the table of all averages could not be made"
+    echo && cat "$sweep/averages.md"
 }
 
 sweep() {

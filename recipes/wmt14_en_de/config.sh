@@ -14,6 +14,7 @@ source_option=--archive
 tests=(test:newstest2014)
 valid_tests=(valid:newstest2013)
 sacrebleu_sets=([newstest2014]=wmt14/full [newstest2013]=wmt13)
+stages=3 # averages after 100,000, 200,000 and 300,000 updates: how many the paper made is not known
 # HEADS:KEY_DIM of the eight runs of the paper
 runs=(none:512 encoder_cross_decoder:512 none:256 encoder_cross_decoder:256
     none:128 encoder_cross_decoder:128 none:64 encoder_cross_decoder:64)

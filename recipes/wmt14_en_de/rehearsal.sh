@@ -10,9 +10,10 @@ arch=transformer_collab_tiny
 key_dim=64
 updates=300
 warmup=60
-saves=10
+saves=12
 average=3
 keep=5
+average_epochs=2
 log_interval=10
 loaders=0
 

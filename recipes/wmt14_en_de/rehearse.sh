@@ -71,13 +71,13 @@ kill_all() { # PID: it and all that it has started, at once
 }
 
 if [ ! -f "$run/killed" ] && [ ! -f "$run/.done/train" ]; then
-    third=$((3 * (updates / 10))) # rehearsal.sh has ten checkpoints in a run
-    say "training the first model, to be killed after $third updates"
+    killed=$((5 * (updates / 12 > 0 ? updates / 12 : 1))) # of twelve checkpoints in a run (rehearsal.sh), in its second stage
+    say "training the first model, to be killed after $killed updates"
     mkdir -p "$run"
     "$here/train.sh" "${first[@]}" >"$run/first_part.txt" 2>&1 &
     training=$!
     trap 'kill_all "$training"' EXIT
-    until compgen -G "$run/checkpoints/checkpoint_*_$third.pt" >/dev/null; do
+    until compgen -G "$run/checkpoints/checkpoint_*_$killed.pt" >/dev/null; do
         kill -0 "$training" 2>/dev/null || { tail -n 5 "$run/first_part.txt" >&2 && die "the training ended too early"; }
         sleep 0.1
     done

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
+from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel
 
 from collab_fairseq.bench.measure import peak_bytes
 from collab_fairseq.models import chunked_loss
@@ -184,6 +185,9 @@ def test_models_that_it_cannot_compute_are_named():
     adaptive = build(**SMALL, share_all_embeddings=False, adaptive_softmax_cutoff="20,30")
     with pytest.raises(ConfigurationError, match=r"adaptive softmax .--adaptive-softmax-cutoff.* adaptive_loss"):
         criterion(adaptive, sample_of())
+    sharded = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # fairscale need not be installed
+    with pytest.raises(ConfigurationError, match="--ddp-backend fully_sharded leaves each process a part"):
+        criterion(sharded, sample_of())
     hooked = build(**SMALL)
     hooked.decoder.output_projection.register_forward_hook(lambda *_: None)
     for model, got in ((hooked, "TransformerCollabModel with Linear"), (torch.nn.Linear(2, 2), "Linear with NoneType")):

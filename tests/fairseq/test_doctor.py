@@ -138,12 +138,18 @@ def test_python_and_packages(monkeypatch):
 
 def test_data_is_checked_against_its_sums(data, tmp_path):
     victim, listed = data / "train.src-tgt.tgt.bin", data.parent / "SHA256SUMS"
-    assert checks.data(str(data)).status == "ok"
+    assert checks.data(str(data), {}).status == "ok"
     whole = victim.read_bytes()
     victim.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert checks.data(str(data))[1:3] == ("fail", f"data-bin/{victim.name}: not as in {listed}")
+    assert checks.data(str(data), {})[1:3] == ("fail", f"data-bin/{victim.name}: not as in {listed}")
     listed.write_text("")
-    assert checks.data(str(data)).status == "fail"
+    assert checks.data(str(data), {}).status == "fail"
     listed.unlink()
-    assert checks.data(str(data)).status == "warn"
-    assert checks.data(str(tmp_path / "absent")).status == "fail"
+    assert checks.data(str(data), trial.ask("data", data)).status == "warn"
+    victim.write_bytes(whole[:-9])
+    cut = checks.data(str(data), trial.ask("data", data))
+    assert cut.status == "fail"
+    assert cut.text.startswith(f"{victim} has {len(whole) - 9} bytes, expected {len(whole)}; ")
+    victim.unlink()
+    assert checks.data(str(data), trial.ask("data", data)).status == "fail"
+    assert checks.data(str(tmp_path / "absent"), {}).status == "fail"

@@ -1,8 +1,8 @@
 """Where training goes on: in a folder that is its own and has room, at a position that still holds."""
 
-import fcntl
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.trainer import Trainer
 
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import whole_or_not_at_all
 from fairseq_modern.survival import folder, position
-from tests.fairseq import forked
+from tests.fairseq import forked, models
 
 # --- the folder ----------------------------------------------------------------------------------------------------
 
@@ -33,23 +34,26 @@ def test_left_overs_are_removed_and_nothing_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "thesis.tmp"]
 
 
+def other_program(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
 def test_one_training_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "PATIENCE", 0.3)
-    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(1, flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+    (tmp_path / ".lock").touch()
+    # what NFS keeps: a lock of fcntl on a file open for writing
+    wait = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with other_program(wait, tmp_path / ".lock") as other:
         other.stdout.readline()
         with pytest.raises(UserError, match="another training is at work in"):
             folder.lock(str(tmp_path))
         other.kill()
     folder.lock(str(tmp_path))  # gone with the process that held it
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    folder.unlock()
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(descriptor)
+    with other_program(wait, tmp_path / ".lock") as other:
+        assert not select.select([other.stdout], [], [], 0.5)[0]
+        folder.unlock()
+        assert other.stdout.readline() == b"\n"
+        other.kill()
 
 
 @pytest.mark.parametrize(
@@ -75,8 +79,6 @@ def test_too_little_space_is_refused_before_training(tmp_path, monkeypatch):
         folder.check_space(forked.training_config(tmp_path), model)
     free.f_bavail = 48_000
     folder.check_space(forked.training_config(tmp_path), model)
-    free.f_bavail = 47_999
-    folder.check_space(forked.training_config(tmp_path), model.half())  # 10 bytes for each
     # three files of 2 kB are there: room is needed for the one that is being written
     for name in ("checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
         (tmp_path / name).write_bytes(bytes(2000))
@@ -85,6 +87,27 @@ def test_too_little_space_is_refused_before_training(tmp_path, monkeypatch):
     free.f_bavail = 1
     with pytest.raises(UserError, match="1 more checkpoint of 0"):
         folder.check_space(forked.training_config(tmp_path), model)
+
+
+@pytest.mark.parametrize(
+    ("common", "bytes_each"),  # of a shared embedding, which nearly all parameters are
+    [({}, 12), ({"bf16": True}, 24), ({"bf16": True, "memory_efficient_bf16": True}, 20)],
+    ids=["fp32", "bf16", "memory-efficient"],
+)
+def test_a_checkpoint_is_as_large_as_expected(common, bytes_each, tmp_path):
+    cfg, model = forked.training_config(tmp_path), models.build(vocabulary=9000, **models.SMALL)
+    cfg.common.update(cpu=True, **common)
+    cfg.optimizer = {"_name": "adam", "lr": [0.1], "adam_betas": "(0.9, 0.98)", "weight_decay": 0.0}
+    cfg.model, cfg.task, cfg.criterion = {}, {}, {}
+    cfg.lr_scheduler, cfg.distributed_training.distributed_world_size = {"_name": "fixed"}, 1
+    trainer = Trainer(cfg, SimpleNamespace(state_dict=dict), model, torch.nn.Module())
+    trainer.optimizer.backward(sum(parameter.sum() for parameter in model.parameters()))
+    trainer.optimizer.step()
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(str(tmp_path / "checkpoint1.pt"), {"train_iterator": {"epoch": 1}})
+    expected, written = folder.checkpoint_size(cfg, model), (tmp_path / "checkpoint1.pt").stat().st_size
+    assert 0 < written - expected < 130_000 < expected / 10  # settings, names, the heads of files
+    assert expected / sum(p.numel() for p in model.parameters()) == pytest.approx(bytes_each, rel=0.05)
 
 
 # --- another number of processes -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import re
 import shutil
 from types import SimpleNamespace
@@ -133,6 +134,14 @@ def test_units_can_be_assumed(flag, assumed, found, monkeypatch):
         processor.bfloat16_units()
 
 
+@pytest.mark.parametrize(("wanted", "cores"), [("", 2), ("0", 2), ("5", 5), ("4,2", 4)])
+def test_cores_are_those_of_the_job(wanted, cores, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert processor.usable_cores() == cores
+
+
 @pytest.mark.parametrize(
     ("text", "name", "bfloat16", "vectors"),
     [
@@ -251,6 +260,7 @@ def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path, uni
         command += ["--path", tmp_path / "whole" / "checkpoint_last.pt"]
         scores = [re.findall(r"^H-\S+\t(\S+)", run(*command, *more).stdout, re.MULTILINE) for more in ((), ("--bf16",))]
         assert len(scores[0]) == len(scores[1]) == 20
-        slow = run(*command, "--bf16", env={processor.ASSUMED: "none"}).stderr
-        assert re.search(r"--bf16 is several times slower than fp32 on this CPU, .* \(.+ with \w+\)", slow)
+        done = run(*command, "--bf16", env={processor.ASSUMED: "none"})
+        warned = r"--bf16 is several times slower than fp32 on this CPU, .* \(.+ with \w+\)"
+        assert re.search(warned, done.stdout + done.stderr)
         assert 0 < max(abs(float(a) - float(b)) for a, b in zip(*scores, strict=True)) < 0.2

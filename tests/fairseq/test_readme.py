@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 from fairseq import options
@@ -127,13 +128,17 @@ def flags_of_training():
 
 
 def test_flags_are_known():
-    tools = [["fairseq-generate"], ["fairseq-hydra-train"], ["bash", ROOT / "recipes/multi30k/run.sh"]]
+    tools = [["fairseq-generate"], ["fairseq-hydra-train"]]
+    tools += [["bash", ROOT / "recipes/multi30k" / s] for s in ("run.sh", "sweep.sh")]
     for command in ("average", "score", "doctor", "reparam", "export", "translate", "heads prune"):
         tools.append(["collab", *command.split()])
     helps = [
         flags_of_training(),
         *(run(*tool, "--help").stdout for tool in tools),
-        "--no-deps --config-dir --config-name --multirun --eval-bleu",  # of pip, Hydra, fairseq's translation task
+        "--no-deps --no-index --no-cache-dir --wheel-dir --constraint --system-site-packages",  # of pip and venv
+        "--cpus-per-task --gpus-per-node --gres --overlap --jobid --partition --account --batch --signal",  # of Slurm
+        "--query-gpu --format",  # of nvidia-smi
+        "--config-dir --config-name --multirun --eval-bleu",  # of Hydra, fairseq's translation task
     ]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", re.sub("<!--.*?-->", "", TEXT)))
     assert len(flags) > 20
@@ -150,6 +155,23 @@ def test_make_targets_and_pins():
     assert 'python_requires=">=3.10,<3.14"' in setup
     assert "Python 3.10–3.13" in README
     assert "Python 3.10–3.13" in PAGES[ROOT / "docs" / "install.md"]
+
+
+@pytest.mark.parametrize("installed", ["torch==2.7.1+cu126", ""])
+def test_setup_leaves_a_torch_alone(installed, tmp_path):
+    """A script plays the Python of the environment, with pip."""
+    (python := tmp_path / "venv" / "bin" / "python").parent.mkdir(parents=True)
+    script = f'#!/bin/sh\ncase $2 in *version*) echo "{installed}" ;; *) echo "$*" >>{tmp_path}/log ;; esac\n'
+    python.write_text(script)
+    python.chmod(0o755)
+    run("make", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}", cwd=ROOT)
+    asked = (tmp_path / "log").read_text().splitlines()
+    first = "-m pip install --quiet --disable-pip-version-check --constraint"
+    assert asked[0] == f"{first} {tmp_path}/venv/constraints.txt torch"
+    assert all(line.startswith((asked[0].removesuffix("torch"), "-c import fairseq")) for line in asked)
+    versions = (ROOT / "constraints.txt").read_text()
+    expected = re.sub("^torch==.*", installed, versions, flags=re.MULTILINE) if installed else versions
+    assert (tmp_path / "venv" / "constraints.txt").read_text() == expected
 
 
 def test_tables_are_those_of_the_records():

@@ -1,11 +1,9 @@
 """Whole models converted: calibration, checkpoints, `collab reparam`, fine-tuning."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
@@ -13,7 +11,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, scores_of
-from collab_fairseq.reparam.fairseq import calibrate, convert, keep_progress, output_errors, places
+from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places
 from collab_fairseq.translation import batches, load_model, loss, translate, with_state
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
@@ -186,15 +184,21 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "8", "--distill-text", "train:9"], "--distill-text and --distill-rate need --distill"),
         (["--key-dim", "8", "--distill", "9", "--calibration", "train:9", "--distill-rate", "0"], "must be above 0"),
         (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev'; it has train, valid, test"),
-        (["--budget", "parameters:100", "--calibration", "train:9"], "the budget is too small"),
+        (["--budget", "parameters:100", "--calibration", "train:9"], "parameters, got 100"),
+        (["--budget", "mean:1", "--calibration", "train:9"], "too small: a mean key dim of 2 is the least, got 1"),
+        (["--budget", "mean:500", "--calibration", "train:9"], "too large: the layers' mean key dim is 16, got 500"),
+        (["--key-dim", "8", "--evaluate", "--reference", "test=SHORT"], "short.txt has 2 lines, expected 20, one for"),
         (["--key-dim", "8", "--multiple", "8"], "--multiple needs --budget"),
         (["--key-dim", "8", "--sites", "none"], "has no attention at 'none'"),
         (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
         (["--key-dim", "8", "--output", "SOURCE"], "there is already something under"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_written(checkpoint, tiny_data, tmp_path, capsys, flags, message):
-    flags = [str(checkpoint) if flag == "SOURCE" else flag for flag in flags]
+def test_what_cannot_be_is_said_and_nothing_written(
+    checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message
+):
+    (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
+    flags = [str(checkpoint) if flag == "SOURCE" else flag.replace("SHORT", str(short)) for flag in flags]
     before = checkpoints.sha256(checkpoint)
     arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt"), *flags]
     assert main(arguments) == 1
@@ -226,6 +230,10 @@ def test_text_files_calibrate_too(checkpoint, tiny_data, tmp_path, capsys):
     torch.testing.assert_close(made["pair"], made["split"], atol=1e-3, rtol=0)
     assert float((made["source"] - made["split"]).abs().max()) > 1e-3
     capsys.readouterr()
+    swapped = ["--key-dim", "8", "--calibration", f"{tmp_path}/tgt,{tmp_path}/src", "--output", str(tmp_path / "no.pt")]
+    assert main(["reparam", str(checkpoint), "--data", str(tiny_data), *swapped]) == 1
+    assert "must be SOURCE,TARGET, but the model finds the first file likelier as the tr" in capsys.readouterr().err
+    assert not (tmp_path / "no.pt").exists()
 
 
 def train_from(source, data, updates, folder, *start):
@@ -255,39 +263,3 @@ def test_training_goes_on_from_it_and_can_be_resumed(command_line, tiny_data, tm
     _, restored = train_from(source, tiny_data, 2, tmp_path / "restored", "--restore-file", source)
     assert checkpoints.num_updates(restored) == 2
     assert restored["extra_state"]["train_iterator"]["epoch"] == 1
-
-
-def test_a_training_goes_on_with_fewer_key_dims(checkpoint, tiny_data, tmp_path):
-    """``--keep-progress``: updates, data and moments go on; those of new tensors begin anew. The source is stock."""
-    last, source = tmp_path / "checkpoint_last.pt", checkpoints.load(checkpoint)
-    run("collab", "reparam", checkpoint, "--output", last, "--key-dim", 6, "--data", tiny_data, "--keep-progress")
-    (stock,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], {"data": str(tiny_data)})
-    names = [name for name, _ in stock.named_parameters()]
-    before = checkpoints.num_updates(source)
-    begun = checkpoints.load(last)
-    assert begun["extra_state"]["train_iterator"] == source["extra_state"]["train_iterator"]
-    _, after = train_from(last, tiny_data, before + 5, tmp_path)
-    assert checkpoints.num_updates(after) == before + 5
-    new_names = [name for name, _ in load_model(last, tiny_data).model.named_parameters()]
-    assert sum("mixing" in name for name in new_names) == 3
-    for place, name in enumerate(new_names):
-        is_new = any(f"attn.{part}" in name for part in ("q_proj", "k_proj", "mixing", "content_bias"))
-        assert after["last_optimizer_state"]["state"][place]["step"] == (5 if is_new else before + 5), name
-        if not is_new:
-            old, new = (state["last_optimizer_state"]["state"] for state in (source, begun))
-            assert torch.equal(new[place]["exp_avg_sq"], old[names.index(name)]["exp_avg_sq"]), name
-
-
-def test_progress_needs_an_optimizer(trained):
-    def keep(optimizer):
-        source = dataclasses.replace(trained, state={**trained.state, "last_optimizer_state": optimizer})
-        state, _ = convert(source, 6)
-        keep_progress(source, state)
-        return state["last_optimizer_state"]
-
-    flat = {"state": {0: {"step": 7, "exp_avg": torch.ones(99)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
-    assert keep(flat) == {"state": {}, "param_groups": flat["param_groups"]}
-    with pytest.raises(ReparamError, match="without the state of its optimizer, such as an average"):
-        keep(None)
-    with pytest.raises(ReparamError, match=r"has the state of 2 tensors, the model \d\d"):
-        keep({"state": {}, "param_groups": [{"params": [0, 1]}]})

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import pytest
 
@@ -24,8 +24,9 @@ SMALL = [
 ]  # fmt: skip
 
 
-def demo(output: Path, *flags, check: bool = True):
-    return run("bash", RECIPE, "--output", output, *SMALL, *flags, check=check)
+def demo(output: Path, check: bool = True, env: Optional[Dict[str, str]] = None):
+    environment = {"OMP_NUM_THREADS": "3", **(env or {})}  # three trainings of a thread each
+    return run("bash", RECIPE, "--output", output, *SMALL, check=check, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,7 @@ def test_it_ends_with_the_table_the_figure_and_translations(finished):
     assert all(f">{label}</text>" in drawing for label in labels)
     for name in MODELS:
         assert f"demo: {name}: finished, 14 of 14 updates" in done.stderr
+        assert f"{name}: started, see" in done.stderr
 
 
 def test_a_second_run_changes_no_file(finished):
@@ -90,7 +92,7 @@ def kill_in_training(folder, model):
     with subprocess.Popen(
         ["bash", str(RECIPE), "--output", str(folder), *SMALL],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+        env={**os.environ, "OMP_NUM_THREADS": "3", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
     ) as process:  # fmt: skip
         forked.wait_for(lambda: list((model / "checkpoints").glob("checkpoint_*_[2-9].pt")), process)
         # the trainings have groups of their own, which end a second after the demo; here that would be too late
@@ -128,8 +130,9 @@ def test_a_failing_model_is_named(finished, tmp_path):
     shutil.rmtree(folder / MODELS[1])
     (folder / MODELS[1]).mkdir()
     (folder / MODELS[1] / "checkpoints").write_text("not a folder")
-    done = demo(folder, check=False)
+    done = demo(folder, check=False, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 1
+    assert "started, see" not in done.stderr  # one at a time
     assert f"recipes/toy/sweep.sh: error: not finished: {MODELS[1]}" in done.stderr
     assert "recipes/demo/run.sh: error: not all models are finished" in done.stderr
     assert "| heads" not in done.stdout

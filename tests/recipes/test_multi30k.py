@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import toy
 
-from collab_fairseq import checkpoints
-from collab_fairseq.modules.stock import model_config
-from collab_fairseq.records.rows import heads, load_run
+from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, content, run
 from tests.recipes.test_wmt14_data import refused
 
@@ -134,7 +132,7 @@ def recipe(folder: Path, output: Path, *flags, check=True):
     return run(
         "bash", RECIPE, "--data", folder / "data" / "mini", "--source", folder / "source", "--output", output,
         "--updates", 4, "--average", 2,
-        "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, *flags, "--", "--max-tokens", 600,
+        "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, "--batch-tokens", 600, *flags,
         check=check,
     )  # fmt: skip
 
@@ -194,37 +192,17 @@ def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared,
     refused(recipe(prepared, finished, "--seed", 2, check=False), "holds a run with other settings")
 
 
-def test_a_wide_start_is_one_training(prepared, tmp_path):
-    """Its updates, learning rates and data go on where standard heads became collaborative; a step is done once."""
-    start = ["--wide", 2, "--key-dim", 8]
-    recipe(prepared, tmp_path, *start)
-    first, last = (checkpoints.load(tmp_path / folder / "checkpoint_last.pt") for folder in ("wide", "checkpoints"))
-    assert [checkpoints.num_updates(state) for state in (first, last)] == [2, 4]
-    shapes = model_config(last)["attention_shapes"]
-    assert len(shapes) == 12
-    assert {shape["key_dim"] for shape in shapes.values()} == {8}
-    assert model_config(first)["collaborative_heads"] == "none"
-    assert first["model"]["encoder.layers.0.self_attn.k_proj.weight"].shape == (128, 128)
-    record = load_run(tmp_path / "record.json")
-    assert [point["updates"] for point in record["curves"]["valid"]] == [1, 2, 3, 4]
-    assert heads(record) == "collaborative, converted"
-    assert (tmp_path / "wide" / "conversion.json").is_file()
-    assert "converting" not in recipe(prepared, tmp_path, *start).stderr
-    printed = recipe(prepared, tmp_path, *start, "--config", RECIPE.with_name("table.sh"), "--dry-run").stdout
-    wide, rest = printed.splitlines()
-    assert "--collaborative-heads none " in wide
-    assert "--max-update 2 " in wide
-    assert "--max-update 4 " in rest
-    assert all("--lr-period-updates 2 " in line for line in (wide, rest))
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--wide", 2, "--heads", "none"], "--wide needs --key-dim, and --heads other than none"),
-        (["--wide", 3], "--wide must leave the last 2 checkpoints, one every 1 of 4 updates, got 3"),
-        (["--wide", 2, "--stock"], "--stock excludes --wide"),
+        (["--wide", 2], "--wide is gone: train with --heads none, convert the result with collab reparam"),
         (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
+        (["--heads", "foo"], "--heads must be encoder, cross and decoder joined by _, or none, got 'foo'"),
+        (["--", "--max-tokens", 800], "--max-tokens after -- is what this recipe decides; give --max-tokens or"),
+        (["--", "--lr=1", "--seed=2"], "--seed after -- is what this recipe decides; give --seed before the --"),
+        (["--average", 5], "--average 5: there are fewer checkpoints, 4, by update 4, one every 1; lower --average,"),
+        (["--stages", 3], "--average 2: there are fewer checkpoints, 1, by update 1, one every 1; lower"),
+        (["--max-tokens", 7], "--max-tokens 7 on 1 processes does not give 600 tokens per update; possible with "),
         (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim, --arch and --fast"),
         (["--python", "no-such-python"], "no Python 'no-such-python'"),
     ],

@@ -12,7 +12,7 @@ SCRIPTS = sorted(
     path
     for folder in ("recipes", "data_prep")
     for path in (ROOT / folder).rglob("*.sh")
-    if path.stat().st_mode & stat.S_IXUSR and path.name != "wheelhouse.sh"
+    if path.stat().st_mode & stat.S_IXUSR
 )
 
 SCRIPT = f"""

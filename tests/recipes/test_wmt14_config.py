@@ -1,5 +1,6 @@
 """train.sh and fairseq-hydra-train train the models of the paper as the paper did, from the same settings."""
 
+import re
 import shlex
 import sys
 
@@ -17,14 +18,17 @@ from tests.common import ROOT, run
 RECIPE = ROOT / "recipes" / "wmt14_en_de"
 
 
+def shell_commands(*flags):
+    """What train.sh would run on four GPUs for the first of the runs, a command for each stage."""
+    machine = ["--device", "gpu", "--gpus", 4, "--data", "/data", "--output", "/run", "--python", sys.executable]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": "", "MASTER_PORT": "29500"}
+    done = run("bash", RECIPE / "train.sh", *machine, "--heads", "none", *flags, "--dry-run", env=environment)
+    return done.stdout.splitlines()
+
+
 def shell_config():
-    """What train.sh would give fairseq-train for the first of the runs, as that resolves its command line."""
-    machine = ["--device", "gpu", "--gpus", 4, "--precision", "fp16", "--data", "/data", "--output", "/run"]
-    done = run(
-        "bash", RECIPE / "train.sh", *machine, "--heads", "none", "--python", sys.executable, "--dry-run",
-        env={"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": ""},
-    )  # fmt: skip
-    words = shlex.split(done.stdout)
+    """What train.sh would give fairseq-train in the last stage, as that resolves its command line."""
+    words = shlex.split(shell_commands()[-1])
     program = next(number for number, word in enumerate(words) if word.endswith("fairseq-train"))
     args = options.parse_args_and_arch(options.get_training_parser(), words[program + 1 :])
     return convert_namespace_to_omegaconf(args)
@@ -55,7 +59,7 @@ def model_config(cfg):
 def test_it_is_the_protocol_of_the_paper(config):
     cfg = config()
     assert (cfg.distributed_training.distributed_world_size, cfg.dataset.max_tokens) == (4, 3584)
-    assert (cfg.optimization.update_freq, cfg.optimization.lr, cfg.optimization.max_update) == ([2], [7e-4], 100_000)
+    assert (cfg.optimization.update_freq, cfg.optimization.lr, cfg.optimization.max_update) == ([2], [7e-4], 300_000)
     assert (cfg.common.fp16, cfg.common.bf16, cfg.common.seed) == (True, False, 1)
     assert (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.weight_decay) == ("adam", "(0.9, 0.98)", 0.0)
     assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("inverse_sqrt", 4000)
@@ -63,17 +67,25 @@ def test_it_is_the_protocol_of_the_paper(config):
     assert (cfg.criterion._name, cfg.criterion.label_smoothing) == ("label_smoothed_cross_entropy", 0.1)
     assert (cfg.optimization.clip_norm, cfg.task.source_lang, cfg.task.target_lang) == (0.0, "en", "de")
     saved = cfg.checkpoint
-    assert (saved.save_interval_updates, saved.keep_interval_updates, saved.no_epoch_checkpoints) == (1000, 10, True)
+    assert (saved.save_interval_updates, saved.keep_interval_updates, saved.keep_last_epochs) == (1000, 10, 10)
+    assert not saved.no_epoch_checkpoints
     model = model_config(cfg)
     assert (model.encoder.layers, model.decoder.layers, model.encoder.embed_dim) == (6, 6, 512)
     assert (model.encoder.attention_heads, model.encoder.ffn_embed_dim, model.dropout) == (8, 2048, 0.1)
     assert (model.share_all_embeddings, model.collaborative_heads, model.key_dim) == (True, "none", 512)
 
 
+def test_a_run_is_trained_in_stages_that_differ_in_nothing_but_their_end():
+    for flags, ends in (((), (100, 200, 300)), (("--stages", 1), (300,)), (("--updates", 150000), (50, 100, 150))):
+        commands = shell_commands(*flags)
+        assert [re.findall(r" --max-update (\d+) ", command) for command in commands] == [[f"{n}000"] for n in ends]
+        assert len({re.sub(r"--max-update \d+", "", command) for command in commands}) == 1
+
+
 def test_settings_stand_in_the_hydra_config_alone(tmp_path):
     """The shell takes whatever stands there."""
     text = (RECIPE / "conf" / "wmt14_en_de.yaml").read_text()
-    changed = text.replace("lr: [0.0007]", "lr: [0.25]  # high").replace("max_update: 100000", "max_update: 7000")
+    changed = text.replace("lr: [0.0007]", "lr: [0.25]  # high").replace("max_update: 300000", "max_update: 7000")
     changed = changed.replace("dropout: 0.1", "dropout: 0.1\n  encoder_normalize_before: true")
     (tmp_path / "other.yaml").write_text(changed)
     show = 'echo "$updates $saves $batch_tokens ${optimisation_flags[*]} ${shared_model_flags[*]}"'

@@ -15,8 +15,9 @@ import pytest
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from fairseq_modern import processor
-from tests.common import BIN, ROOT, run
+from tests.common import ROOT, run
 from tests.fairseq import forked
+from tests.recipes import played_slurm
 
 RECIPES = ROOT / "recipes"
 WMT14 = RECIPES / "wmt14_en_de"
@@ -52,6 +53,7 @@ def plan(cards, capability, *settings, check=True):
         (4, 70, "nodes=2", "gpu 8 3584 1 fp16"),
         (4, 80, "max_tokens=7168", "gpu 4 7168 1 bf16"),
         *((4, 70, f"precision={name}", f"gpu 4 3584 2 {name}") for name in ("fp16", "fp32")),
+        (4, 90, "gpu_precision=fp16", "gpu 4 3584 2 fp16"),
         (0, 0, "products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
         (0, 0, "products() { echo 80 104; }", "cpu 1 3584 8 bf16"),
         (0, 0, "export CPU_BFLOAT16_UNITS=some; precision=bf16", "cpu 1 3584 8 bf16"),
@@ -87,6 +89,7 @@ def test_an_impossible_number_of_cards_is_refused(processes):
     [
         (4, 80, "max_tokens=5000", "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
          "possible with --max-tokens 7168, 3584, 1792, 1024"),
+        (6, 80, "max_tokens=4096", "does not give 28672 tokens per update; no number does on so many"),
         (4, 70, "precision=bf16", "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
         (4, 80, "gpus=8", "--gpus 8: this machine has 4"),
         (0, 0, "device=gpu", "torch sees no GPU here"),
@@ -169,9 +172,9 @@ def test_reference_lengths_tell_the_published_test_set(tmp_path):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """The rehearsal with two models and ten updates for each, less than an epoch: its folder and what it printed."""
+    """The rehearsal with two models and ten updates for each, of some epochs: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("rehearsal") / "run"
-    small = ["--updates", 10, "--train", 1200, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
+    small = ["--updates", 10, "--train", 320, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
     return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, *PYTHON, timeout=900, fresh=True)
 
 
@@ -185,12 +188,18 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
         record = load_run(folder / name / "record.json")
         metrics = [score["metric"] for score in record["scores"]["newstest2014"]["scores"]]
         assert metrics == ["tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++", "TER"]
-        assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 8]
+        assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 7]  # 8 is the end of an epoch
         assert record["training"]["updates"] == 10
         assert [point["updates"] for point in record["curves"]["valid"]][-1] == 10
-    assert (folder / "table.md").read_text(encoding="utf-8") in done.stdout
+    for page in ("table.md", "averages.md"):
+        assert (folder / page).read_text(encoding="utf-8") in done.stdout
     for row in (r"\| standard +\| 64 +\| 10 ", r"\| collaborative +\| 16 +\| 10 "):
         assert re.search(row, done.stdout)
+        for part, averaged in (("u3", [3, 2, 1]), ("u6", [6, 5, 3]), ("epochs2", [8, 4])):
+            other = load_run(folder / name / f"record.{part}.json")
+            assert [entry["num_updates"] for entry in other["averaged_from"]] == averaged
+            assert other["curves"]["valid"][-1]["updates"] == (10 if part == "epochs2" else averaged[0])
+            assert f"[seed 1]({name}/record.{part}.json)" in done.stdout
     assert "killed (SIGKILL); the same command goes on" in done.stderr
     assert re.search(r"training: resuming from checkpoint_(last|best|1_\d)\.pt", done.stderr)
 
@@ -210,38 +219,20 @@ def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
 
-SRUN = r"""#!/usr/bin/env bash
-# plays srun: the command once per node, all on this machine
-echo "srun $*" >>"$SLURM_LOG"
-while [ $# -gt 0 ]; do
-    case $1 in --nodes) nodes=$2; shift 2 ;; --ntasks | --ntasks-per-node) shift 2 ;; --*) shift ;; *) break ;; esac
-done
-pids=()
-trap 'kill -TERM "${pids[@]}"' TERM
-for ((node = 0; node < nodes; node++)); do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & pids+=($!); done
-status=0
-for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
-exit "$status"
-"""
-SCONTROL = """#!/usr/bin/env bash
-echo "scontrol $*" >>"$SLURM_LOG"
-if [ "$1 $2" = "show hostnames" ]; then printf '127.0.0.1\\nelsewhere\\n'; fi
-"""
-
-
 @pytest.fixture
 def slurm(tmp_path):
-    """The environment of a job on two nodes, with srun and scontrol played by scripts."""
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (program := tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        program.write_text(text)
-        program.chmod(0o755)
-    return {
-        "PATH": os.pathsep.join([str(tmp_path / "bin"), str(BIN), os.environ["PATH"]]),
-        "SLURM_LOG": str(tmp_path / "slurm.log"), "SLURM_JOB_ID": str(1_230_000 + os.getpid() % 10000),
-        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_SUBMIT_DIR": str(ROOT), "RECIPE_CONFIG": str(WMT14 / "rehearsal.sh"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    return played_slurm.job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "cores"), [({"SLURM_CPUS_PER_TASK": "6"}, 6), ({"SLURM_CPUS_ON_NODE": "5"}, 5), ({}, 3)]
+)
+def test_a_node_has_all_cores_of_its_share_of_the_job(slurm, given, cores, tmp_path):
+    slurm.update({"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "", **given})
+    flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run", *PYTHON]
+    done = run("bash", WMT14 / "train.sh", *flags, env=slurm).stdout
+    assert f" srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 --cpus-per-task {cores} " in done
+    assert done.startswith("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_SURVIVAL=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ")
 
 
 @pytest.mark.slow
@@ -274,7 +265,19 @@ def test_a_job_must_be_submitted_from_the_repository(slurm, tmp_path):
     done = run("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", env=slurm, check=False)
     assert done.returncode == 1
     assert "submit from the root of the repository" in done.stderr
-    assert "sbatch recipes/slurm/run.sbatch" in run("bash", RECIPES / "slurm" / "run.sbatch", "--help").stdout
+    told = run("bash", RECIPES / "slurm" / "run.sbatch", "--help").stdout
+    assert "sbatch --gpus-per-node 4 recipes/slurm/run.sbatch" in told  # a cluster may have other nodes
+
+
+def test_the_first_hour_on_a_cluster_has_commands_of_these_recipes():
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    commands = re.findall(r"(recipes/wmt14_en_de/\w+\.sh) ([^`\n]*)", page)
+    assert len(commands) == 3
+    for script, rest in commands:
+        words, _, after = rest.partition(" -- ")
+        flags = [*shlex.split(words), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run", *PYTHON]
+        done = run("bash", ROOT / script, *flags, "--", *shlex.split(after), env={"RECIPE_CONFIG": ""})
+        assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in script else "--max-update 200 ") in (1, 24)
 
 
 def test_a_sweep_of_the_papers_eight_runs_can_be_submitted(tmp_path):
@@ -285,7 +288,7 @@ def test_a_sweep_of_the_papers_eight_runs_can_be_submitted(tmp_path):
     run("bash", WMT14 / "sweep.sh", *flags, env={"RECIPE_CONFIG": ""})
     asked = [
         f"--partition gpu {RECIPES}/slurm/run.sbatch wmt14_en_de --heads {heads} --key-dim {key_dim} --seed {seed}"
-        f" --output {tmp_path}/runs/{heads}-dk{key_dim}-s{seed}-u100000 "
+        f" --output {tmp_path}/runs/{heads}-dk{key_dim}-s{seed}-u300000 "
         for seed in (1, 2)
         for key_dim in (512, 256, 128, 64)
         for heads in ("none", "encoder_cross_decoder")

@@ -179,7 +179,7 @@ def test_converted_heads_stand_in_tables_like_others(tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(in_envelope(run)))
     loaded = load_run(path)
-    assert keys(loaded) == {"heads": "collaborative, converted", "key_dim": 8, "updates": 2500}
+    assert keys(loaded) == {"heads": "collaborative, converted", "key_dim": 8, "updates": 2500, "averaged": None}
     assert cache(loaded) == 8 + 64 + 4
     model["attention_shapes"]["cross.0"]["key_dim"] = 16
     path.write_text(json.dumps(in_envelope(run)))

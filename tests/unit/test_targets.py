@@ -53,6 +53,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam is of a measurement"),
         ("reparam x --key-dim 8 --output y --max-tokens 9", "--max-tokens needs --calibration or --evaluate"),
+        ("reparam x --keep-progress", "--keep-progress is gone: train on from the result with --attention-from"),
         ("table x --x updates", "--x needs --figure"),
         ("translate x .", ". is a folder: DIR comes first, then FILE"),
     ],
