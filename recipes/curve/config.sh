@@ -19,6 +19,7 @@ warmup=500
 fast=yes
 precision=fp32 # on any machine
 optimisation_flags+=(--lr-scheduler cosine)
+runs=(none:256:lr2 none:64:lr2 encoder_cross_decoder:64:blocks8_lr2 none:32:lr2 none:16:lr2 encoder_cross_decoder:32:blocks8_lr2)
 
 # flags by name: learning rates in thousandths; `blocks8` and `blocks` are collaborative heads whose mixing matrix learns
 # eight times as fast as the rest or as fast; `scaled` are standard heads that divide by the root of their own key dims

@@ -21,8 +21,8 @@ What waits for a GPU, in three calls of less than ten minutes each:
 
   --call NAME       truth, speed, learning, or all: one after the other (default: $call)
   --minutes R       stop in time for this (default: those of the call)
-  --wheels DIR      without internet: a folder of \`make wheelhouse TESTS=1\` to install from, into OUTPUT/venv; torch and
-                    what else is missing there are those of the machine
+  --wheels DIR      without internet: a folder of wheels (docs/install.md) to install from, into OUTPUT/venv; torch and what
+                    else is missing there are those of the machine
   --data DIR        Multi30k as data_prep/multi30k.sh made it (default: data/multi30k; made where it does not exist)
   --source DIR      the corpus as downloaded, for that script
   --seeds N,N,...   of the trainings of learning (default: $seeds)
@@ -107,7 +107,7 @@ page() { # what ran, what did not, and the tables of the records
 
 if [ -n "$wheels" ]; then
     wheels=$(absolute "$wheels")
-    [ -f "$wheels/INSTALL.txt" ] || die "--wheels: $wheels is no folder of make wheelhouse"
+    [ -n "$(find "$wheels" -name '*.whl' 2>/dev/null)" ] || die "--wheels: there are no wheels in $wheels"
     if ! finished install; then
         say "installing the wheels"
         rm -rf "$output/venv"

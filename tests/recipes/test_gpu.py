@@ -83,7 +83,7 @@ def test_the_probe_runs_on_a_cpu():
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--wheels", "."], "is no folder of make wheelhouse"), (["--call", "luck"], "truth, speed, learning or all")],
+    [(["--wheels", "."], "there are no wheels in "), (["--call", "luck"], "truth, speed, learning or all")],
 )
 def test_what_cannot_be_is_refused(flags, message, tmp_path):
     done = run("bash", RUN, *flags, "--output", tmp_path / "gpu", check=False)
