@@ -54,8 +54,7 @@ def plan(cards, capability, *settings, check=True):
         (4, 80, "max_tokens=7168", "gpu 4 7168 1 bf16"),
         *((4, 70, f"precision={name}", f"gpu 4 3584 2 {name}") for name in ("fp16", "fp32")),
         (4, 90, "gpu_precision=fp16", "gpu 4 3584 2 fp16"),
-        (0, 0, "products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
-        (0, 0, "products() { echo 80 104; }", "cpu 1 3584 8 bf16"),
+        *((0, 0, f"products() {{ echo 80 {n}; }}", f"cpu 1 3584 8 {p}") for n, p in ((100, "fp32"), (104, "bf16"))),
         (0, 0, "export CPU_BFLOAT16_UNITS=some; precision=bf16", "cpu 1 3584 8 bf16"),
     ],
 )  # fmt: skip
@@ -74,9 +73,8 @@ def test_on_a_card_fairseqs_own_models_are_kept_from_cudnns_attention():
 
 @pytest.mark.parametrize("processes", [6, 32])
 def test_an_impossible_number_of_cards_is_refused(processes):
-    done = plan(processes, 80, check=False)
-    assert done.returncode == 1
-    possible = re.search(r"possible numbers: ([\d, ]+)", done.stderr)[1].split(", ")
+    told = plan(processes, 80, check=False).stderr
+    possible = re.search(r"possible numbers: ([\d, ]+)", told)[1].split(", ")
     # by trying every pair of a share and an update frequency
     shares = range(1024, 3585)
     expected = [n for n in range(1, 65) if any(28672 % (n * share) == 0 for share in shares)]
@@ -97,8 +95,7 @@ def test_an_impossible_number_of_cards_is_refused(processes):
 )  # fmt: skip
 def test_what_the_machine_cannot_do_is_refused(cards, capability, settings, message):
     done = plan(cards, capability, settings, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
+    assert (done.returncode, message in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("units", ["none", "some"])
@@ -106,20 +103,18 @@ def test_a_cpu_is_measured_with_the_sizes_of_the_model(units, monkeypatch):
     monkeypatch.setenv(processor.ASSUMED, units)
     tool = RECIPES / "lib" / "products.py"
     single, half = map(int, run("python", tool, "transformer_collab_tiny", 256).stdout.split())
-    assert single > 0
-    assert (half > 0) == (units == "some")
+    assert (single > 0, half > 0) == (True, units == "some")
     given = "gpus=1 nodes=1 device=cpu capability=0 max_tokens=8 update_freq=1; products() { echo 9 99; };"
-    wanted = 'choose_precision; plan_processes; echo "$precision ${parallel_flags[*]}"'
-    done = bash(f"{given} {wanted}")
-    assert done.stdout == "bf16 --max-tokens 8 --update-freq 1 --amp\n"
-    assert "at 9 GFLOP/s in fp32, 99 in bf16: trains in bf16" in done.stderr
-    assert bash(f"cpu_precision=fp32; {given} {wanted}").stdout == "fp32 --max-tokens 8 --update-freq 1\n"
-    expected = {"none": "fp32 --max-tokens 8 --update-freq 1\n", "some": "bf16 --max-tokens 8 --update-freq 1 --amp\n"}
-    done = bash(f"cpu_precision=bf16; {given} {wanted}")
-    assert done.stdout == expected[units]
+    wanted = f'{given} choose_precision; plan_processes; echo "$precision ${{parallel_flags[*]}}"'
+    single, half = "fp32 --max-tokens 8 --update-freq 1\n", "bf16 --max-tokens 8 --update-freq 1 --amp\n"
+    done = bash(wanted)
+    assert (done.stdout, "at 9 GFLOP/s in fp32, 99 in bf16: trains in bf16" in done.stderr) == (half, True)
+    assert bash(f"cpu_precision=fp32; {wanted}").stdout == single
+    done = bash(f"cpu_precision=bf16; {wanted}")
+    assert done.stdout == {"none": single, "some": half}[units]
     assert ("this CPU has no units for bfloat16: trains in fp32" in done.stderr) == (units == "none")
-    done = bash(f"precision=bf16; {given} {wanted}", check=False)
-    assert done.stdout == ("" if units == "none" else expected[units])
+    done = bash(f"precision=bf16; {wanted}", check=False)
+    assert done.stdout == {"none": "", "some": half}[units]
     assert ("give --precision fp32" in done.stderr) == (units == "none")
 
 
