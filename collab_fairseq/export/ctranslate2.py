@@ -19,7 +19,8 @@ from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.units import require
 
-from .source import ExportError, Source, new_folder, refuse_settings, write_text_side
+from .readme import write_text_side
+from .source import ExportError, Source, new_folder, refuse_settings
 from .standard_heads import standard_layers
 
 #: fairseq's name → CTranslate2's

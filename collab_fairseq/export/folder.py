@@ -24,7 +24,8 @@ from collab_fairseq.modules.stock import flat
 from collab_fairseq.translation.torch_engine import MODEL
 from collab_fairseq.translation.units import SUBWORD_FILES
 
-from .source import Source, new_folder, write_text_side
+from .readme import write_text_side
+from .source import Source, new_folder
 
 #: kind of subword model → fairseq's setting of its file
 _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}

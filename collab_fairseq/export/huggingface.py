@@ -12,7 +12,8 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.units import SUBWORD_FILES, require
 
-from .source import Source, new_folder, refuse_settings, write_json, write_text_side
+from .readme import write_text_side
+from .source import Source, new_folder, refuse_settings, write_json
 from .standard_heads import standard_layers
 
 #: fairseq's names of what transformers computes alike under the same name

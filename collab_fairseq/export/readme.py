@@ -1,17 +1,38 @@
-"""The README of an exported folder: what the model is, how good it is, what it was made from, how it is used.
+"""What an exported folder has beside its weights; its README: what the model is, how good, made of what, how used.
 
 Scores, losses, the training and its data are those of the model's record; what no record says is left out.
 """
 
 import json
+import os
+import shutil
+from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List
 
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation.units import CARD, TextUnits, read_card
 
-from .source import ExportError, Source
+from .source import ExportError, Source, write_json
 
 _SUBWORDS = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}
 _NO_LICENCE = "not stated: ask those who trained the model, and see the terms of its data, before you share it"
+
+
+def write_text_side(source: Source, folder: str, engine: str, title: str, *use: str) -> None:
+    """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
+
+    Args:
+        title, use: of :func:`readme`.
+    """
+    files = {**source.files, **({"record.json": source.record} if source.record is not None else {})}
+    for name, path in files.items():
+        with open(path, "rb") as stream, open(os.path.join(folder, name), "xb") as copy:
+            shutil.copyfileobj(stream, copy)
+    card = replace(source.card, engine=engine)
+    write_json(asdict(card), os.path.join(folder, CARD))
+    with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
+        stream.write(readme(source, title, *use))
+    TextUnits(folder, read_card(folder))  # what cannot be opened is found out now
 
 
 def readme(source: Source, title: str, *use: str) -> str:

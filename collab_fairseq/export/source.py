@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Collection, Dict, Iterator, Optional
 
 from fairseq import utils
@@ -15,10 +15,8 @@ from collab_fairseq.translation import TrainedModel, load_model
 from collab_fairseq.translation.text import subword_units
 from collab_fairseq.translation.torch_engine import MODEL
 from collab_fairseq.translation.units import (
-    CARD,
     SUBWORD_FILES,
     Card,
-    TextUnits,
     TranslationError,
     read_card,
     read_sentencepiece,
@@ -219,22 +217,3 @@ def write_json(data: Any, path: str) -> None:
     """Data as indented JSON."""
     with open(path, "x", encoding="utf-8") as stream:
         json.dump(data, stream, indent=2, ensure_ascii=False)
-
-
-def write_text_side(source: Source, folder: str, engine: str, title: str, *use: str) -> None:
-    """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
-
-    Args:
-        title, use: of :func:`.readme.readme`.
-    """
-    from .readme import readme
-
-    files = {**source.files, **({"record.json": source.record} if source.record is not None else {})}
-    for name, path in files.items():
-        with open(path, "rb") as stream, open(os.path.join(folder, name), "xb") as copy:
-            shutil.copyfileobj(stream, copy)
-    card = replace(source.card, engine=engine)
-    write_json(asdict(card), os.path.join(folder, CARD))
-    with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
-        stream.write(readme(source, title, *use))
-    TextUnits(folder, read_card(folder))  # what cannot be opened is found out now
