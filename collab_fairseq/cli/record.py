@@ -7,11 +7,14 @@ The fields are described in collab_fairseq/records/schema.py. Recipes call this 
 """
 
 import argparse
+import logging
 from typing import Any, Dict
 
 from collab_fairseq.records.files import check_targets, write_json
 
 from .options import UsageError, pair, positive
+
+logger = logging.getLogger(__name__)
 
 HELP = "write the JSON record of a run"
 
@@ -60,13 +63,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _losses(args: argparse.Namespace) -> Dict[str, Dict[str, Any]]:
-    """What --loss asks for, as records hold it."""
+    """What --loss asks for, as records hold it; a set that the model cannot read is told and left out."""
     if not args.loss:
         return {}
     import torch
 
-    from collab_fairseq.translation import load_model, loss
+    from collab_fairseq.translation import TranslationError, load_model, loss
 
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    trained = load_model(args.checkpoint, args.data)
-    return {name: loss(trained, split)._asdict() for name, split in args.loss}
+    trained, found = load_model(args.checkpoint, args.data), {}
+    for name, split in args.loss:
+        try:
+            found[name] = loss(trained, split)._asdict()
+        except TranslationError as error:  # such as text with unknown units; all else that was measured is kept
+            logger.warning("no loss of %s: %s", name, error)
+    return found

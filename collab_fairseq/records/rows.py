@@ -105,7 +105,7 @@ def key_dim(model: Dict[str, Any], site: str) -> Any:
 
 def averaged(run: Run) -> Optional[str]:
     """Of what the weights are the mean: of so many epochs' checkpoints, or of so many after some updates each."""
-    files = [entry["file"] for entry in run["averaged_from"] or ()]
+    files = [entry["file"] for entry in run.get("averaged_from") or ()]
     kind = "epochs" if all(re.fullmatch(r"checkpoint\d+\.pt", file) for file in files) else "checkpoints"
     return f"{len(files)} {kind}" if files else None
 

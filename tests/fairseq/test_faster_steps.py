@@ -49,7 +49,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("of_parameter", "of_gradient", "of_moments"), itertools.product(LAYOUTS, repeat=3))
+@pytest.mark.parametrize(("of_parameter", "of_gradient", "of_moments"), [*itertools.product(LAYOUTS, repeat=3)])
 def test_fused_adam_minds_how_tensors_lie_in_memory(of_parameter, of_gradient, of_moments):
     """Against torch's plain Adam, with an ε that both have."""
     options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-30}

@@ -186,15 +186,15 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
         assert [entry["num_updates"] for entry in record["averaged_from"]] == [10, 9, 7]  # 8 is the end of an epoch
         assert record["training"]["updates"] == 10
         assert [point["updates"] for point in record["curves"]["valid"]][-1] == 10
-    for page in ("table.md", "averages.md"):
-        assert (folder / page).read_text(encoding="utf-8") in done.stdout
-    for row in (r"\| standard +\| 64 +\| 10 ", r"\| collaborative +\| 16 +\| 10 "):
-        assert re.search(row, done.stdout)
         for part, averaged in (("u3", [3, 2, 1]), ("u6", [6, 5, 3]), ("epochs2", [8, 4])):
             other = load_run(folder / name / f"record.{part}.json")
             assert [entry["num_updates"] for entry in other["averaged_from"]] == averaged
             assert other["curves"]["valid"][-1]["updates"] == (10 if part == "epochs2" else averaged[0])
             assert f"[seed 1]({name}/record.{part}.json)" in done.stdout
+    for page in ("table.md", "averages.md"):
+        assert (folder / page).read_text(encoding="utf-8") in done.stdout
+    for row in ("standard, authors' initialisation +\\| 64", "collaborative, authors' initialisation +\\| 16"):
+        assert re.search(rf"\| {row} +\| 10 ", done.stdout)
     assert "killed (SIGKILL); the same command goes on" in done.stderr
     assert re.search(r"training: resuming from checkpoint_(last|best|1_\d)\.pt", done.stderr)
 

@@ -165,7 +165,7 @@ def test_inputs_of_different_models_are_refused_by_name(tmp_path, sizes, message
 )
 def test_inputs_whose_settings_give_the_numbers_another_meaning_are_refused(tmp_path, settings):
     default = {name: {} if isinstance(value, dict) else 1.0 for name, value in settings.items()}
-    given = {"": {}, "default": default, "other": settings}
+    given = {"without": {}, "default": default, "other": settings}
     model = {"a": torch.ones(2)}
     without, one, other = (
         write(tmp_path / f"{name}.pt", model, cfg={"model": {"_name": "x", **values}}) for name, values in given.items()
