@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
     add("--columns", type=_names, metavar="A,B,...",
-        help=f"which columns, in this order, of: those of --group-by, {', '.join(table.COLUMNS)} "
+        help=f"which columns, in this order, of: those of --group-by, {', '.join((*table.COLUMNS, *table.ON_REQUEST))} "
         "(default: all that have a value)")  # fmt: skip
     add("--group-by", type=_names, default=list(table.GROUP_BY), metavar="A,B,...",
         help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "

@@ -16,9 +16,10 @@ logger = logging.getLogger(__name__)
 
 SITES = ("encoder", "cross", "decoder")
 MISSING = "–"
-#: scores of a test set: name of the column → metric in the record
+#: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
 METRICS = {
     "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
+    "chrf++": "chrF++", "ter": "TER", "nll": "nll",
 }  # fmt: skip
 
 #: headers of what rows can be grouped by
@@ -82,6 +83,9 @@ def heads(run: Run) -> str:
         rate = lookup(run, "config.model.mixing_lr_multiplier")
         kind += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
     kind += ", authors' initialisation" if lookup(run, "config.model.attention_init") == "authors" else ""
+    shapes = list(((run["config"] or {}).get("model") or {}).get("attention_shapes", {}).values())
+    if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
+        kind += f", scores × {shapes[0]['scale']:.3g}"
     for field, shared in SHARED.items():
         number = lookup(run, f"config.model.{field}")
         kind += "" if number is None else f", {shared.format(number, s='s' * (number != 1))}"
@@ -148,6 +152,8 @@ def numbers(run: Run) -> Dict[str, Any]:
 
 def score(run: Run, test: str, metric: str) -> Optional[float]:
     """A score of a test set; None where the run has none."""
+    if metric == METRICS["nll"]:
+        return (run.get("losses") or {}).get(test, {}).get("nll_loss")
     entries = run["scores"].get(test, {}).get("scores", [])
     return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
 
@@ -173,9 +179,10 @@ def precision(run: Run) -> str:
     return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
 
 
-def test_sets(runs: Sequence[Run]) -> List[str]:
-    """All test sets, in order of their names."""
-    return sorted({test for run in runs for test in run["scores"]})
+def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
+    """All sets that runs were scored on, in order of their names; of nll validation sets, too."""
+    field = "losses" if metric == METRICS["nll"] else "scores"
+    return sorted({test for run in runs for test in run.get(field) or ()})
 
 
 def text(value: Any) -> str:
@@ -210,7 +217,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     for run in runs:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
         scores = {f"{NUMBERS['valid_loss'][0]} {name}": losses(run).get(name) for name in others}
-        scores.update({f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs)})
+        scores.update({f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs, m)})
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
         about["precision"] = precision(run)

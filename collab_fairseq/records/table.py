@@ -16,6 +16,8 @@ COLUMNS = (
     "seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf",
     "words_per_second", "wall_time", "peak_memory", "records",
 )  # fmt: skip
+#: and those that are shown where they are asked for
+ON_REQUEST = ("nll", "chrf++", "ter")
 
 
 def markdown_table(
@@ -30,7 +32,8 @@ def markdown_table(
 
     Args:
         runs: at least one, in any order.
-        columns: in this order, of `COLUMNS` and `group_by`; by default all that any run has a value for.
+        columns: in this order, of `COLUMNS`, `ON_REQUEST` and `group_by`; by default those of the first and the last
+            that any run has a value for.
         group_by: fields that tell the rows apart.
         baselines: names of runs; every other row is compared with the row of each, seed by seed.
         folder: where the page is that the table goes into; links to the records start there.
@@ -40,9 +43,9 @@ def markdown_table(
     """
     data = frame(runs, group_by)
     known = (*group_by, *(name for name in COLUMNS if name not in group_by))
-    unknown = [name for name in columns or () if name not in known]
+    unknown = [name for name in columns or () if name not in (*known, *ON_REQUEST)]
     if unknown:
-        raise RecordError(f"unknown column {unknown[0]}, expected some of {', '.join(known)}")
+        raise RecordError(f"unknown column {unknown[0]}, expected some of {', '.join((*known, *ON_REQUEST))}")
     shown: Dict[str, List[str]] = {}
     for name in columns or known:
         shown.update(_column(name, data, group_by, folder))
@@ -70,8 +73,8 @@ def _column(name: str, data: Any, group_by: Sequence[str], folder: str) -> Dict[
     if name == "records":
         return {"records": [" ".join(_link(run, folder) for run in group) for _, group in rows["run"]]}
     if name in METRICS:
-        headers = [f"{METRICS[name]} {test}" for test in test_sets(data["run"])]
-        return {header: [spread(group, 2) for _, group in rows[header]] for header in headers}
+        headers = [f"{METRICS[name]} {test}" for test in test_sets(data["run"], METRICS[name])]
+        return {header: [spread(group, 3 if name == "nll" else 2) for _, group in rows[header]] for header in headers}
     header, decimals = NUMBERS[name]
     cells = [spread(group, decimals) for _, group in rows[name]]
     if name in OF_HARDWARE:
@@ -113,9 +116,11 @@ def _notes(data: Any, shown: Sequence[str]) -> List[str]:
             told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
             notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
-    for metric in (METRICS[name] for name in ("sacrebleu", "chrf") if name in shown):
+    for metric in (METRICS[name] for name in ("sacrebleu", "chrf", "chrf++", "ter") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}
         notes += [f"{metric}: `{signature}`." for signature in sorted(filter(None, signatures))]
+    if "nll" in shown:
+        notes.append("nll: negative log-likelihood of the averaged checkpoint in float32, bits a token.")
     if "cache" in shown:
         notes.append("Cached numbers: keys and values that decoding keeps for each token and layer of self-attention.")
     if "compound_split" in shown and any(entry["metric"] == METRICS["compound_split"] for entry in entries):

@@ -67,6 +67,12 @@ def test_every_validation_set_has_its_loss(records):
         run["curves"]["valid1"] = [{"updates": n, "loss": n + run["seed"]} for n in (7, 9)]
     (row,) = rows_of(table.markdown_table(runs, columns=["valid_loss"]))
     assert row == {"validation loss": "5.200 ± 0.100", "validation loss valid1": "10.500 ± 0.707 (of 2)"}
+    for run in runs[1:]:
+        run["losses"] = {"test_b": {"loss": 9, "nll_loss": 4 + run["seed"] / 10, "tokens": 3}}
+    markdown = table.markdown_table(runs, columns=["nll"])
+    assert rows_of(markdown) == [{"nll test_b": "4.250 ± 0.071 (of 2)"}]
+    assert "nll: negative log-likelihood of the averaged checkpoint in float32, bits a token." in markdown
+    assert "nll" not in table.markdown_table([{**run, "path": "x.json"} for run in runs])
 
 
 def test_the_same_records_give_the_same_bytes(runs):
@@ -184,6 +190,8 @@ def test_converted_heads_stand_in_tables_like_others(tmp_path):
     model["attention_shapes"]["cross.0"]["key_dim"] = 16
     path.write_text(json.dumps(in_envelope(run)))
     mixed = load_run(path)
+    model.update(attention_shapes={"encoder.0": {"scale": 0.5}, "cross.0": {"scale": 0.5}})
+    assert heads({"config": {"model": model}}) == "standard, scores × 0.5"
     model.update(attention_shapes={}, key_dim=32, encoder_key_dim=16, attention_init="authors")
     of_sites = {"config": {"model": model}, "training": {"updates": 1}}
     assert keys(of_sites)["key_dim"] == "encoder 16, cross 32, decoder 32"
