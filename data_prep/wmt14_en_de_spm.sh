@@ -5,6 +5,7 @@ set -euo pipefail
 # shellcheck source=data_prep/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+# shellcheck disable=SC2034  # the option of that name
 source=${WMT14_EN_DE_DIR:-}
 vocab_size=32000
 

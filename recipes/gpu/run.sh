@@ -80,6 +80,11 @@ step() { # NAME SECONDS COMMAND...: for at most so long; what is cut off goes on
     say "$name: $(cat "$output/logs/$name.state") after $((SECONDS - begun)) s"
 }
 
+show() { # COMMAND of collab: a table, or nothing where it cannot be made
+    echo
+    "$scripts/collab" "$@" || true
+}
+
 page() { # what ran, what did not, and the tables of the records
     local name records=() file
     {
@@ -95,10 +100,10 @@ page() { # what ran, what did not, and the tables of the records
             cp "$file" "$output/records/$name.json"
             case $name in curve-*) records+=("$output/records/$name.json") ;; esac
         done
-        if [ ${#records[@]} -gt 0 ]; then echo && "$scripts/collab" table "${records[@]}" || true; fi
+        if [ ${#records[@]} -gt 0 ]; then show table "${records[@]}"; fi
         for name in "${types[@]}" compiled; do
             records=("$output"/records/bench-*-"$name".json)
-            if [ -f "${records[0]}" ]; then echo && "$scripts/collab" bench table "${records[@]}" || true; fi
+            if [ -f "${records[0]}" ]; then show bench table "${records[@]}"; fi
         done
     } >"$output/page.md.tmp" 2>"$output/logs/page.log"
     mv "$output/page.md.tmp" "$output/page.md"

@@ -58,7 +58,7 @@ for kind in hook collab; do
     fi
     while read -r file; do
         # shellcheck disable=SC2053  # a pattern
-        [[ $file == $files ]] && grep -qE "$pattern" "$work/$kind/$file" || continue
+        if ! [[ $file == $files ]] || ! grep -qE "$pattern" "$work/$kind/$file"; then continue; fi
         if [ "$kind" = collab ]; then sed -i -E "s/$pattern/\"transformer_collab\\1\"/g" "$work/$kind/$file"; fi
         if grep -q "^$file	not run	" "$root/recipes/peer/expected.tsv"; then
             echo "$kind $file: not run" | tee -a "$output/summary.txt"

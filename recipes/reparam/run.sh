@@ -72,7 +72,7 @@ finish study
 if [ "$finetune_updates" -gt 0 ] && ! finished finetune; then
     mkdir -p "$output/finetuned"
     tuned=()
-    for checkpoint in "$output/$name"-full.pt "$output/$name"-"$finetune_method"-*.pt; do
+    for checkpoint in "$output/$name-full.pt" "$output/$name-$finetune_method-"*.pt; do
         run=$(basename "$checkpoint" .pt)
         say "fine-tuning $run for $finetune_updates updates"
         train_on "$checkpoint" "$output/finetuned/$run" "$finetune_updates" "${optimisation_flags[@]}" --total-num-update \
