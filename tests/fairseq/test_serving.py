@@ -175,8 +175,7 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
     assert "is no SentencePiece model" in refused(good, "--sentencepiece", good)
     assert "have no such units" in refused(good, "--bpe-codes", good)
     assert "--half does not go with --to ctranslate2" in refused(good, "--half", to="ctranslate2")
-    fits = models.checkpoint("collaborative", key_dim=7)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fits, before = models.checkpoint("collaborative", key_dim=7), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
         for target in ("folder", "fairseq", "ctranslate2", *["huggingface"] * bool(find_spec("transformers"))):
@@ -187,7 +186,8 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
         assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / name)]) == 1
         assert "there is already something" in capfdbinary.readouterr().err.decode()
     assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
-    pytest.raises(SystemExit, refused, good, to="onnx")
+    with pytest.raises(SystemExit):
+        refused(good, to="onnx")
     assert "ONNX is no longer written; take ctranslate2" in capfdbinary.readouterr().err.decode()
 
 
