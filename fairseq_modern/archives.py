@@ -15,7 +15,7 @@ from fairseq_modern.patching import StandIn, wrap
 
 class _Archive(tarfile.TarFile):
     def getnames(self) -> List[str]:
-        """As of any archive; fairseq moves what their common beginning names."""
+        """The names in the archive, checked; fairseq moves what their common beginning names."""
         names = super().getnames()
         for name in names:
             if os.path.isabs(name) or os.pardir in name.split("/"):

@@ -2,7 +2,7 @@
 
 As published, `--bf16` is taken for `--tpu`, so that training in bfloat16 looks for torch_xla, on a GPU as well: here
 only `--tpu` means a TPU. `--help` beside `--arch` shows the flags of that model, too. `fairseq-validate` without
-`--task` takes that of the checkpoint, and a model or criterion of this project that nobody has registered is an error
+`--task` takes that of the checkpoint, and a model or criterion of this project that no one has registered is an error
 that names `--user-dir`.
 """
 

@@ -39,7 +39,7 @@ def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
     """A log, the shards of one, or plain text with a translation a line; files may be gzipped.
 
     Raises:
-        ScoringError: plain text in several files; as of `read_generate_log`.
+        ScoringError: plain text in several files; see also `read_generate_log`.
     """
     contents = {path: read_content(path, "the translations") for path in paths}
     plain = [path for path, content in contents.items() if content.strip() and not _LOG.search(content)]

@@ -95,7 +95,7 @@ def score_raw(
         name: what errors call references that are no file.
 
     Raises:
-        ScoringError: the file cannot be read; as of `check_references`.
+        ScoringError: the file cannot be read; see also `check_references`.
     """
     named = isinstance(references, (str, os.PathLike))
     lines = read_lines(references) if named else list(references)  # type: ignore[arg-type]
