@@ -1,4 +1,4 @@
-"""Mends: what is given to `from_pretrained` is unpacked wherever an archive says, and need not be there at all.
+"""Patches: what is given to `from_pretrained` is unpacked wherever an archive says, and need not be there at all.
 
 As published, names with `..` and links lead out of the folder that an archive is unpacked to, and what an absolute name
 stands for is moved away; here the archive is refused. A name that is nothing ends as a TypeError; here as a sentence.
@@ -35,7 +35,7 @@ class _Archive(tarfile.TarFile):
 
 
 def patch(module: ModuleType) -> None:
-    """Mend `fairseq.file_utils.load_archive_file`; a filter that a fork asks for stays."""
+    """Patch `fairseq.file_utils.load_archive_file`; a filter that a fork asks for stays."""
 
     @wrap(module)
     def load_archive_file(original: Any, archive_file: Any) -> Any:
