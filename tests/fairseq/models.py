@@ -87,8 +87,7 @@ def model_of(kind, seed=0):
 
 def same_model(state, other):
     """Whether two state dicts hold the same parameters, bit for bit."""
-    names = [name for name in state if not name.endswith("_float_tensor")]
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in names)
+    return state.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in state.items())
 
 
 def same_training(checkpoint, other):

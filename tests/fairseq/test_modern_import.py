@@ -15,6 +15,7 @@ import fairseq_modern
 from fairseq_modern.errors import UserError
 from fairseq_modern.expressions import evaluate
 from tests.common import run
+from tests.fairseq.models import SMALL, build
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
@@ -164,6 +165,21 @@ def test_huffman_codes_are_read_back():
     coder = builder.build_code()
     words = [*"cabd"]
     assert [node.symbol for node in coder.decode(coder.encode(words))] == words
+
+
+def test_no_marker_is_memory_that_nothing_initialises(monkeypatch):
+    from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
+    from fairseq.modules.adaptive_softmax import TiedHeadModule
+
+    monkeypatch.setattr("torch.FloatTensor", lambda size: torch.full((size,), float("nan")))
+    head = TiedHeadModule((torch.ones(3, 2), None), 2, 1, 0, 8)
+    for module in (SinusoidalPositionalEmbedding(4, 1), AdaptiveInput(9, 1, 4, 1, 4, [9]), head):
+        assert module._float_tensor.tolist() == [0]
+    model = build("transformer", **SMALL)
+    loaded = model.state_dict()
+    model.load_state_dict(loaded)
+    markers = [tensor.item() for name, tensor in loaded.items() if name.endswith("._float_tensor")]
+    assert markers == [0, 0]
 
 
 def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
