@@ -3,7 +3,7 @@
     collab record --name NAME --checkpoint averaged.pt --train-log train.log --data-sums SHA256SUMS \\
         --scores test_2016_flickr=scores.json --output record.json
 
-The fields are described in collab_fairseq/records/schema.py. Recipes call this at their end.
+The fields are described in collab_fairseq/records/training.py. Recipes call this at their end.
 """
 
 import argparse

@@ -10,12 +10,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError, load
-from collab_fairseq.records.schema import validate
 
 logger = logging.getLogger(__name__)
 
 SITES = ("encoder", "cross", "decoder")
-MISSING = "–"
+#: what a table shows where there is nothing
+DASH = "–"
 #: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
 METRICS = {
     "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
@@ -33,23 +33,25 @@ NUMBERS = {
 SHARED = {"value_heads": "{} value head{s}", "kv_heads": "{} key and value head{s}", "kv_latent_dim": "latent {}"}
 #: what a layer's own shape says, and the flag for the whole model
 _OF_SHAPES = {"key_dim": "key_dim", "value_heads": "value_heads", "content_bias": "attention_content_bias"}
-OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
+MACHINES = ("words_per_second", "wall_time", "peak_memory")
+
+#: what the record of a training must hold, whoever wrote it; the fields are described in training.py
+_NEEDED = ("seed", "config", "data", "parameters", "training", "curves", "scores")
 
 Run = Dict[str, Any]
 
 
 def load_run(path: PathLike) -> Run:
-    """Read and check a record. Heads that were converted get the settings that flags would give them.
+    """Read the record of a training. Heads that were converted get the settings that flags would give them.
 
     Raises:
-        RecordError: the file cannot be read or is not a valid record.
+        RecordError: the file cannot be read, or lacks what such a record holds.
     """
     record = load(path, "training")
-    try:
-        validate(record)
-    except RecordError as error:
-        raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
+    missing = [name for name in _NEEDED if name not in run]
+    if missing:
+        raise RecordError(f"{os.fspath(path)} is not the record of a training: it has no {', '.join(missing)}")
     model = (run["config"] or {}).get("model") or {}
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
@@ -150,11 +152,20 @@ def numbers(run: Run) -> Dict[str, Any]:
     }
 
 
+def evaluation(run: Run, test: str, metric: str) -> Dict[str, Any]:
+    """The scores of a test set, with their sentence statistics, as `scoring.Evaluation`; of a loss in the same form."""
+    if metric != METRICS["nll"]:
+        return run["scores"].get(test) or {"scores": []}
+    found = (run.get("losses") or {}).get(test)
+    if not found:
+        return {"scores": []}
+    rows = {"nll": found["sentences"]} if found.get("sentences") else {}
+    return {"scores": [{"metric": "nll", "score": found["nll_loss"]}], "sentence_statistics": {"rows": rows}}
+
+
 def score(run: Run, test: str, metric: str) -> Optional[float]:
     """A score of a test set; None where the run has none."""
-    if metric == METRICS["nll"]:
-        return (run.get("losses") or {}).get(test, {}).get("nll_loss")
-    entries = run["scores"].get(test, {}).get("scores", [])
+    entries = evaluation(run, test, metric)["scores"]
     return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
 
 
@@ -188,7 +199,7 @@ def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[s
 def text(value: Any) -> str:
     """The value of a field that rows are grouped by, in a table."""
     if value is None:
-        return MISSING
+        return DASH
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value).replace("|", "\\|").replace("\n", " ")
@@ -213,15 +224,13 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
         ) from error
     lines: List[Dict[str, Any]] = []
-    others = sorted({name for run in runs for name in losses(run)} - {"valid"})
     for run in runs:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
-        scores = {f"{NUMBERS['valid_loss'][0]} {name}": losses(run).get(name) for name in others}
-        scores.update({f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs, m)})
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        about["precision"] = precision(run)
-        lines.append({**about, **fields, **numbers(run), **scores})
+        others = {f"{NUMBERS['valid_loss'][0]} {name}": value for name, value in losses(run).items() if name != "valid"}
+        scores = {f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs, m)}
+        lines.append({**about, "precision": precision(run), **fields, **numbers(run), **others, **scores})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -229,7 +238,9 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             raise RecordError(
                 f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
-    floats = [*NUMBERS, *scores]
+    floats = [
+        name for name in data if name in NUMBERS or name.startswith((*METRICS.values(), NUMBERS["valid_loss"][0]))
+    ]
     data[floats] = data[floats].astype(float)
     for name, same in data.groupby("name"):
         if len(same) > 1:
@@ -248,11 +259,14 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 def _check_row(row: Any) -> None:
     """See that runs which would be one row differ in the seed alone, or in the precision, which tables tell."""
+    import pandas
+
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
-    different = [path for run in runs for path in differences(runs[0]["config"], run["config"], "config")]
-    different = [path for path in different if not path.startswith("config.common")]
+    settings = pandas.json_normalize([{"config": run["config"]} for run in runs]).astype(str)
+    different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
+    different = [name for name in different if not name.startswith("config.common")]
     if different:
-        some = ", ".join(dict.fromkeys(different[:4]))
+        some = ", ".join(different[:4])
         raise RecordError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")
     if row["seed"].duplicated().any():
         seed = row["seed"][row["seed"].duplicated()].iloc[0]
@@ -262,11 +276,3 @@ def _check_row(row: Any) -> None:
         )
     if any(run["data"] != runs[0]["data"] for run in runs):
         logger.warning("%s, but were trained on different data", names)
-
-
-def differences(one: Any, other: Any, where: str) -> List[str]:
-    """Paths to what differs between two configurations."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = sorted(one.keys() | other.keys())
-        return [path for key in keys for path in differences(one.get(key), other.get(key), f"{where}.{key}")]
-    return [] if one == other else [where]

@@ -92,24 +92,6 @@ def other_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> List[
     return [_score(metric, scorer, hypotheses, references) for metric, scorer in scorers]
 
 
-def sentence_statistics(
-    hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None
-) -> List[List[int]]:
-    """What sacreBLEU sums up over the sentences, for the paired bootstrap: one row for each.
-
-    Returns:
-        rows of lengths of hypothesis and reference and the matched 1- to 4-grams. The numbers of k-grams in the
-        hypothesis are left out: they follow from its length.
-    """
-    bleu = BLEU(trg_lang=target_lang or "", force=True)
-    rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        # scores of a corpus of one sentence; exp smoothing changes the score, not the counts
-        score = bleu.corpus_score([hypothesis], [[reference]])
-        rows.append([int(score.sys_len), int(score.ref_len), *map(int, score.counts)])
-    return rows
-
-
 def _keep_other_spaces(text: str) -> str:
     return _OTHER_SPACE.sub(lambda match: chr(_PRIVATE_USE + ord(match.group())), text)
 

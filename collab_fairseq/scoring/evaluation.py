@@ -6,11 +6,12 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
 from collab_fairseq.scoring.references import PathLike, ScoringError, check_references, read_lines, score_raw
+from collab_fairseq.scoring.sums import other_statistics
 from fairseq_modern.files import sha256
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
@@ -27,8 +28,8 @@ class Evaluation:
         tokenised_assumed: whether that was guessed from the text.
         remarks: what was left out, and why.
         files: name and SHA-256 of every file that was read.
-        sentence_statistics: of sacreBLEU, for the paired bootstrap, where there is a sacreBLEU: its rows (see
-            `bleu.sentence_statistics`) in one string, and the SHA-256 of the references, one per line.
+        sentence_statistics: for intervals, where there is a sacreBLEU: `rows` of it, of chrF++ and of TER (see
+            `sums`), and the SHA-256 of the references, one per line.
     """
 
     sentences: int
@@ -38,7 +39,7 @@ class Evaluation:
     scores: List[bleu.Score] = field(default_factory=list)
     remarks: List[str] = field(default_factory=list)
     files: List[Dict[str, str]] = field(default_factory=list)
-    sentence_statistics: Optional[Dict[str, str]] = None
+    sentence_statistics: Optional[Dict[str, Any]] = None
 
 
 def evaluate(
@@ -137,7 +138,8 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
     if text.lower_cased(log.hypotheses, raw):
         result.remarks.append("hardly a hypothesis has a capital letter, but most references have: TER alone bears it")
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
-    result.sentence_statistics = {"metric": score.metric, "references_sha256": digest, "rows": rows}
+    statistics = {score.metric: rows, **other_statistics(hypotheses, raw)}
+    result.sentence_statistics = {"references_sha256": digest, "rows": statistics}
 
 
 def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:

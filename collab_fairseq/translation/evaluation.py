@@ -76,7 +76,7 @@ class Score(NamedTuple):
         score, signature: sacreBLEU's.
         references: name of the file of references, or ``of the data-bin``.
         hypotheses: the translations, in the order of the corpus.
-        statistics: for the paired bootstrap (:func:`collab_fairseq.scoring.bleu.sentence_statistics`).
+        statistics: for the paired bootstrap (:func:`collab_fairseq.scoring.sums.sentence_statistics`).
     """
 
     score: float

@@ -10,7 +10,8 @@ from collab_fairseq.cli.main import main
 from collab_fairseq.scoring import text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.references import ScoringError
-from collab_fairseq.scoring.significance import paired_bootstrap, statistics_of
+from collab_fairseq.scoring.significance import paired_bootstrap
+from collab_fairseq.scoring.sums import statistics_of
 from tests.unit.test_scoring import GUESS, RAW, log_lines, write
 
 DICTIONARIES = [
@@ -54,7 +55,7 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
     command = ["score", str(other), "--reference", str(raw), "--baseline", str(log), "--json", str(scores)]
     assert main(command) == 0
     printed, told = capsys.readouterr().out, json.loads(scores.read_text())
-    sides = [statistics_of(side["sentence_statistics"]["rows"]) for side in (told, told["baseline"])]
+    sides = [statistics_of(side["sentence_statistics"]["rows"]["sacreBLEU"]) for side in (told, told["baseline"])]
     found = paired_bootstrap(*sides)
     better, worse = (BLEU().corpus_score(side, [RAW]).score for side in (RAW[:3] + GUESS[3:], GUESS))
     assert found.difference == pytest.approx(better - worse) == told["comparison"]["difference"]
