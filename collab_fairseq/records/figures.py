@@ -1,4 +1,4 @@
-"""Figures from records: scores against key dim, parameters or time, and loss curves."""
+"""Figures from records: scores against key dim, parameters or time, and loss curves; see also curve.py."""
 
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -6,6 +6,8 @@ from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import KEYS, METRICS, NUMBERS, Run, frame, test_sets
 
+#: series in a figure
+MOST = 6
 _PANEL, _LINE = (4.2, 3.0), 0.2  # inches: a panel, and the height of a line
 #: what a point's place says
 _AXES = {
@@ -26,7 +28,7 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
         group_by: fields that tell the rows apart, as in the table.
 
     Raises:
-        PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw.
+        PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw, or too much.
         RecordError: the runs cannot be put together; see `frame`.
     """
     data = frame(runs, group_by)
@@ -43,6 +45,8 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
             axis.set_ylabel(METRICS[y] if test else NUMBERS["valid_loss"][0])
             axis.set_title(test, fontsize="medium")
         handles, labels = axes[0].get_legend_handles_labels()
+        if len(labels) > MOST:
+            raise PlotError(f"expected at most {MOST} series, got {len(labels)}: give fewer records")
         beside = sum(map(len, labels)) < 35 * len(panels)  # characters that fit the width
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if beside else 1)
         if not beside:  # a line each, which is not to be taken from the panels
