@@ -19,7 +19,7 @@ DASH = "–"
 #: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
 METRICS = {
     "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
-    "chrf++": "chrF++", "ter": "TER", "nll": "nll",
+    "chrf++": "chrF++", "ter": "TER", "comet": "COMET", "nll": "nll",
 }  # fmt: skip
 
 #: headers of what rows can be grouped by

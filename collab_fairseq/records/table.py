@@ -20,9 +20,9 @@ COLUMNS = (
     "words_per_second", "wall_time", "peak_memory",
 )  # fmt: skip
 #: and those that are shown where they are asked for
-ON_REQUEST = ("nll", "chrf++", "ter")
+ON_REQUEST = ("nll", "chrf++", "ter", "comet")
 #: what rows are compared in, where it is shown; sacreBLEU where none of them is
-_COMPARED = ("nll", "sacrebleu", "chrf++", "ter")
+_COMPARED = ("nll", "sacrebleu", "chrf++", "ter", "comet")
 
 
 def markdown_table(
@@ -156,7 +156,7 @@ def _notes(data: Any, shown: Sequence[str], alone: Set[str]) -> List[str]:
             told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
             notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
-    for metric in (METRICS[name] for name in ("sacrebleu", "chrf", "chrf++", "ter") if name in shown):
+    for metric in (METRICS[name] for name in ("sacrebleu", "chrf", "chrf++", "ter", "comet") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}
         notes += [f"{metric}: `{signature}`." for signature in sorted(filter(None, signatures))]
     if "nll" in shown:

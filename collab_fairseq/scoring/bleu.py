@@ -30,7 +30,7 @@ class Score:
     """One score of a corpus.
 
     Attributes:
-        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++" or "TER".
+        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++", "TER" or "COMET".
         score: between 0 and 100; TER may be above. What follows, up to the lengths, is of BLEU.
         precisions: of 1- to 4-grams, in per cent.
         brevity_penalty: between 0 and 1.

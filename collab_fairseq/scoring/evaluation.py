@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.scoring import bleu, text
+from collab_fairseq.scoring.comet import comet as comet_score
 from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
-from collab_fairseq.scoring.references import PathLike, ScoringError, check_references, read_lines, score_raw
+from collab_fairseq.scoring.references import (
+    PathLike,
+    ScoringError,
+    check_number,
+    check_references,
+    read_lines,
+    score_raw,
+)
 from collab_fairseq.scoring.sums import other_statistics
 from fairseq_modern.files import sha256
 
@@ -47,6 +55,8 @@ def evaluate(
     reference: Optional[PathLike] = None,
     target_lang: Optional[str] = None,
     tokenised: Optional[bool] = None,
+    source: Optional[PathLike] = None,
+    comet: Optional[str] = None,
 ) -> Evaluation:
     """Score the translations of one test set.
 
@@ -61,6 +71,7 @@ def evaluate(
         target_lang: language code for Moses; the compound split is for "de" only. None: what the log tells, else the
             ending of the reference's name.
         tokenised: whether the log's text is tokenised; None guesses from its punctuation.
+        comet: also score with this model of COMET, see `comet.comet`, which reads `source`, raw text as well.
 
     Raises:
         ScoringError: the log or the reference does not allow it; see `read_translations`.
@@ -86,9 +97,17 @@ def evaluate(
     result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, language)
     read = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
     result.files = [{"file": path.name, "sha256": sha256(path)} for path in read]
-    source = "" if reference is None else read[-1].name
-    _add_tokenised(result, log, raw, source)
-    _add_sacrebleu(result, log, raw, source)
+    name = "" if reference is None else read[-1].name
+    _add_tokenised(result, log, raw, name)
+    hypotheses = _add_sacrebleu(result, log, raw, name)
+    if comet is not None:
+        if raw is None or source is None:
+            raise ScoringError("COMET needs the raw --reference, and its --source")
+        sources = read_lines(source, "the source")
+        check_number(sources, hypotheses, os.fspath(source))
+        score, rows = comet_score(hypotheses, raw, sources, comet)
+        result.scores.append(replace(score, compared=f"raw text; references: {name}"))
+        (result.sentence_statistics or {})["rows"][score.metric] = rows
     return result
 
 
@@ -121,13 +140,14 @@ def _add_tokenised(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
         result.remarks.append(f"no compound-split BLEU: it is defined for German, not for {language}")
 
 
-def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]], source: str) -> None:
+def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]], source: str) -> Sequence[str]:
+    """Returns the hypotheses as raw text."""
     if raw is None and result.tokenised:
         result.remarks.append(
             "no sacreBLEU: the log's text is tokenised and sacreBLEU is for raw text; "
             "give the raw references with --reference"
         )
-        return
+        return log.hypotheses
     if raw is None:
         raw = log.references or []
         source = "the log's T- lines (subword models may normalise them: --reference is better)"
@@ -140,6 +160,7 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
     statistics = {score.metric: rows, **other_statistics(hypotheses, raw)}
     result.sentence_statistics = {"references_sha256": digest, "rows": statistics}
+    return hypotheses
 
 
 def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:

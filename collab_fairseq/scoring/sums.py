@@ -111,5 +111,6 @@ SCORES: Dict[str, Score] = {
     "sacreBLEU": corpus_bleu,
     "chrF++": corpus_chrf,
     "TER": lambda sums: 100 * sums[:, 0] / sums[:, 1],
+    "COMET": lambda sums: sums[:, 0] / sums[:, 1],
     "nll": lambda sums: sums[:, 0] / sums[:, 1],
 }
