@@ -3,6 +3,8 @@
 A run is a plain dictionary: the fields, settings and parts of its record side by side, and `path`, where it was read.
 """
 
+import hashlib
+import json
 import logging
 import os
 import re
@@ -160,7 +162,9 @@ def evaluation(run: Run, test: str, metric: str) -> Dict[str, Any]:
     if not found:
         return {"scores": []}
     rows = {"nll": found["sentences"]} if found.get("sentences") else {}
-    return {"scores": [{"metric": "nll", "score": found["nll_loss"]}], "sentence_statistics": {"rows": rows}}
+    corpus = hashlib.sha256(json.dumps(run["data"], sort_keys=True).encode()).hexdigest()
+    statistics = {"references_sha256": corpus, "rows": rows}
+    return {"scores": [{"metric": "nll", "score": found["nll_loss"]}], "sentence_statistics": statistics}
 
 
 def score(run: Run, test: str, metric: str) -> Optional[float]:

@@ -58,8 +58,9 @@ def markdown_table(
         shown.update(_column(name, data, group_by, alone))
     if not columns:
         shown = {header: cells for header, cells in shown.items() if set(cells) != {DASH}}
-    notes = [*_notes(data, columns or known, alone), _records(runs, folder)]
-    parts = [markdown(shown), "  \n".join(notes)]  # two blanks end a line, not the paragraph
+    table = markdown(shown)
+    notes = [*_notes(data, columns or known, alone, table), _records(runs, folder)]
+    parts = [table, "  \n".join(notes)]  # two blanks end a line, not the paragraph
     parts += [_comparison(data, name, group_by, columns or known) for name in baselines]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -141,14 +142,14 @@ def _records(runs: Sequence[Run], folder: str) -> str:
     return f"Records: [`{name}`]({where or '.'})."
 
 
-def _notes(data: Any, shown: Sequence[str], alone: Set[str]) -> List[str]:
+def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List[str]:
     """What the numbers above need to be read, one line each."""
-    notes, sizes = [], data.groupby("row").size()
-    if set(METRICS) & set(shown) and sizes.min() < 2:
+    notes = []
+    if "[" in table:
+        notes.append(f"In brackets: {OVER_SEEDS}{_told(alone)}.")
+    if set(METRICS) & set(shown) and data.groupby("row").size().min() < 2:
         notes.append("Scores without an interval are of one seed: there is none over seeds.")
-    if sizes.max() > 1:
-        kinds = f"; of {', '.join(sorted(alone))} over the seeds alone" if alone else ""
-        notes += [f"In brackets: {OVER_SEEDS}{kinds}."] * bool(set(METRICS) & set(shown))
+    if "±" in table:
         notes.append("After ±: the sample standard deviation over the seeds.")
     for key, row in data.groupby("row", sort=False):
         if row["precision"].nunique() > 1:
@@ -194,7 +195,10 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
-    how = f"{OVER_SEEDS}, seed by seed"
-    how += f"; of {', '.join(sorted(alone))} over the seeds alone" if alone else ""
-    note = f"In brackets: {how}. A star: 0 is outside. Of one seed there is no interval."
+    note = f"In brackets: {OVER_SEEDS}, seed by seed{_told(alone)}. A star: 0 is outside."
+    note += " Of one seed there is no interval." * any(line["seeds"] == "1" for line in lines)
     return f"Compared with {about}:\n\n{markdown(lines)}\n\n{note}"
+
+
+def _told(alone: Set[str]) -> str:
+    return f"; of {', '.join(sorted(alone))} over the seeds alone" if alone else ""

@@ -160,20 +160,25 @@ def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence
 
     Args:
         sides: of one row, or of two, whose difference it is then: an `Evaluation` for each seed, as plain data. Without
-            sentence statistics of the metric, as in the first records, the interval is over the seeds alone.
-        names: of all of them, for errors.
+            sentence statistics of the metric, as in the first records, the interval is over the seeds alone; so it is
+            where every seed has sentences of its own, which are then in the seeds' scatter.
+        names: of all of them, one side after the other, for errors.
 
     Raises:
-        ScoringError: one has no such metric, the references or signatures differ, or a score is not that of its
-            sentence statistics.
+        ScoringError: one has no such metric, the references or signatures of one seed differ, or a score is not that of
+            its sentence statistics.
     """
-    scores, rows = _sentences([each for side in sides for each in side], metric, names)
-    values = None if rows is None else numpy.stack([jackknife(sums, SCORES[metric]) for sums in rows])
-    if len(sides) == 2:
-        seeds = len(sides[0])
-        scores = scores[:seeds] - scores[seeds:]
-        values = None if values is None else values[:seeds] - values[seeds:]
-    return interval(scores, values), values is not None
+    seeds = len(sides[0])
+    found = [_sentences(pair, metric, names[n::seeds]) for n, pair in enumerate(zip(*sides, strict=True))]
+    scores = numpy.array([own[0] - sum(own[1:]) for own, _ in found])
+    values = [
+        jackknife(own[0], SCORES[metric]) - sum(jackknife(o, SCORES[metric]) for o in own[1:])
+        for _, own in found
+        if own
+    ]
+    texts = {(each.get("sentence_statistics") or {}).get("references_sha256") for each in sides[0]}
+    known = len(values) == seeds
+    return interval(scores, numpy.stack(values) if known and len(texts) == 1 else None), known
 
 
 def _sentences(
