@@ -5,6 +5,7 @@ loss above that of standard heads whose key dim is the width of the model, seed 
 """
 
 import itertools
+import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy
@@ -12,7 +13,8 @@ import numpy
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import METRICS, SITES, Run, key_dim, lookup, score, test_sets
+from collab_fairseq.records.rows import SITES, Run, key_dim, lookup
+from collab_fairseq.records.scores import METRICS, score, test_sets
 from collab_fairseq.scoring.significance import Interval, interval, jackknife
 from collab_fairseq.scoring.sums import SCORES, statistics_of
 
@@ -56,8 +58,6 @@ def loss(run: Run) -> Tuple[float, Optional[numpy.ndarray]]:
 def costs(runs: Iterable[Run]) -> Dict[Row, Interval]:
     """Row → its loss above that of standard heads at full width, over the seeds that both have, with 95 % intervals.
 
-    Of one seed the interval is the number itself.
-
     Raises:
         RecordError: there are no runs of standard heads at full width; see also `rows` and `loss`.
     """
@@ -73,10 +73,8 @@ def costs(runs: Iterable[Run]) -> Dict[Row, Interval]:
         pairs = [(loss(run), full[seed]) for seed, run in of_seeds.items() if seed in full]
         lost = numpy.array([own[0] - whole[0] for own, whole in pairs])
         sentences = [own[1] - whole[1] for own, whole in pairs if own[1] is not None and whole[1] is not None]
-        if len(pairs) > 1:
+        if pairs:
             made[row] = interval(lost, numpy.stack(sentences) if len(sentences) == len(pairs) else None)
-        elif pairs:
-            made[row] = Interval(*[float(lost[0])] * 3)
     return made
 
 
@@ -139,4 +137,4 @@ def _published(runs: Sequence[Run]) -> Dict[Row, Interval]:
     (test,) = test_sets(runs, METRICS["compound_split"])
     found = {row: score(run, test, METRICS["compound_split"]) for row, of in rows(runs).items() for run in of.values()}
     whole = found[KINDS[0], int(runs[0]["config"]["model"]["encoder_embed_dim"])] or 0.0
-    return {row: Interval(*[whole - value] * 3) for row, value in found.items() if value is not None}
+    return {row: Interval(whole - value, math.nan, math.nan) for row, value in found.items() if value is not None}

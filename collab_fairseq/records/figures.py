@@ -4,7 +4,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import KEYS, METRICS, NUMBERS, Run, frame, test_sets
+from collab_fairseq.records.rows import KEYS, NUMBERS, Run, frame
+from collab_fairseq.records.scores import METRICS, score, test_sets
 
 #: series in a figure
 MOST = 6
@@ -38,8 +39,9 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
     with drawing(path, (_PANEL[0] * len(panels), _PANEL[1])) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, test in zip(axes, panels, strict=True):
-            value = f"{METRICS[y]} {test}" if test else y
-            drawn = _curves(axis, data, group_by) if x == "updates" else _points(axis, data, x, value)
+            values = data["run"].map(lambda run, test=test: score(run, test, METRICS[y])) if test else data[y]
+            data["shown"] = values.astype(float)
+            drawn = _curves(axis, data, group_by) if x == "updates" else _points(axis, data, x)
             if not drawn:
                 raise PlotError(f"nothing to draw: no record has {y}{f' of {test}' if test else ''} and {x}")
             axis.set_ylabel(METRICS[y] if test else NUMBERS["valid_loss"][0])
@@ -53,14 +55,14 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
             figure.set_figheight(_PANEL[1] + _LINE * len(labels))
 
 
-def _points(axis: Any, data: Any, x: str, y: str) -> bool:
+def _points(axis: Any, data: Any, x: str) -> bool:
     """One series per kind of heads and length of training; returns whether anything was drawn."""
     several = data.drop_duplicates("row")["updates"].nunique(dropna=False) > 1
     series: Dict[str, List[Tuple[float, float, float]]] = {}
     for _, row in data.groupby("row", sort=False):
         # the same for all seeds, but for the time
         place = row[x].mean() if x == "wall_time" else row[x].iloc[0]
-        values, updates, label = row[y].dropna(), row["updates"].iloc[0], row["heads"].iloc[0]
+        values, updates, label = row["shown"].dropna(), row["updates"].iloc[0], row["heads"].iloc[0]
         if place is None or place != place or values.empty:
             continue
         if several and updates is not None:

@@ -3,8 +3,6 @@
 A run is a plain dictionary: the fields, settings and parts of its record side by side, and `path`, where it was read.
 """
 
-import hashlib
-import json
 import logging
 import os
 import re
@@ -18,11 +16,6 @@ logger = logging.getLogger(__name__)
 SITES = ("encoder", "cross", "decoder")
 #: what a table shows where there is nothing
 DASH = "–"
-#: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
-METRICS = {
-    "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
-    "chrf++": "chrF++", "ter": "TER", "comet": "COMET", "nll": "nll",
-}  # fmt: skip
 
 #: headers of what rows can be grouped by
 KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates", "averaged": "averaged"}
@@ -154,25 +147,6 @@ def numbers(run: Run) -> Dict[str, Any]:
     }
 
 
-def evaluation(run: Run, test: str, metric: str) -> Dict[str, Any]:
-    """The scores of a test set, with their sentence statistics, as `scoring.Evaluation`; of a loss in the same form."""
-    if metric != METRICS["nll"]:
-        return run["scores"].get(test) or {"scores": []}
-    found = (run.get("losses") or {}).get(test)
-    if not found:
-        return {"scores": []}
-    rows = {"nll": found["sentences"]} if found.get("sentences") else {}
-    corpus = hashlib.sha256(json.dumps(run["data"], sort_keys=True).encode()).hexdigest()
-    statistics = {"references_sha256": corpus, "rows": rows}
-    return {"scores": [{"metric": "nll", "score": found["nll_loss"]}], "sentence_statistics": statistics}
-
-
-def score(run: Run, test: str, metric: str) -> Optional[float]:
-    """A score of a test set; None where the run has none."""
-    entries = evaluation(run, test, metric)["scores"]
-    return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
-
-
 def hardware(run: Run) -> str:
     """The machine in words."""
     about = run["hardware"]
@@ -182,22 +156,6 @@ def hardware(run: Run) -> str:
         return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items()) or "a GPU"
     threads = about["threads"]
     return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
-
-
-def precision(run: Run) -> str:
-    """In which precision a run was trained, by the flags of fairseq that chose it."""
-    chosen = (run["config"] or {}).get("common")
-    if chosen is None:
-        return "not recorded"
-    flags = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]
-    # autocast's type is bfloat16 on a CPU and float16 on a GPU
-    return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
-
-
-def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
-    """All sets that runs were scored on, in order of their names; of nll validation sets, too."""
-    field = "losses" if metric == METRICS["nll"] else "scores"
-    return sorted({test for run in runs for test in run.get(field) or ()})
 
 
 def text(value: Any) -> str:
@@ -213,9 +171,8 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the
-    loss of every other validation set, such as `validation loss valid1`, and of every test set each metric, such as
-    `sacreBLEU test`. Lines with the same `row` belong together.
+    row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`. Lines with the
+    same `row` belong together.
 
     Raises:
         RecordError: pandas is not installed; two records have one name; or runs of a row have
@@ -232,9 +189,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        others = {f"{NUMBERS['valid_loss'][0]} {name}": value for name, value in losses(run).items() if name != "valid"}
-        scores = {f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs, m)}
-        lines.append({**about, "precision": precision(run), **fields, **numbers(run), **others, **scores})
+        lines.append({**about, **fields, **numbers(run)})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -242,10 +197,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             raise RecordError(
                 f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
-    floats = [
-        name for name in data if name in NUMBERS or name.startswith((*METRICS.values(), NUMBERS["valid_loss"][0]))
-    ]
-    data[floats] = data[floats].astype(float)
+    data[list(NUMBERS)] = data[list(NUMBERS)].astype(float)
     for name, same in data.groupby("name"):
         if len(same) > 1:
             raise RecordError(f"{' and '.join(run['path'] for run in same['run'])} are both named {name}")
@@ -262,13 +214,12 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 
 def _check_row(row: Any) -> None:
-    """See that runs which would be one row differ in the seed alone, or in the precision, which tables tell."""
+    """See that runs which would be one row differ in the seed alone."""
     import pandas
 
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
     settings = pandas.json_normalize([{"config": run["config"]} for run in runs]).astype(str)
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
-    different = [name for name in different if not name.startswith("config.common")]
     if different:
         some = ", ".join(different[:4])
         raise RecordError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")

@@ -10,8 +10,9 @@ import posixpath
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import DASH, KEYS, MACHINES, METRICS, NUMBERS, Run, evaluation, frame, score, test_sets
-from collab_fairseq.scoring.significance import OVER_SEEDS, over_seeds
+from collab_fairseq.records.rows import DASH, KEYS, MACHINES, NUMBERS, Run, frame, losses
+from collab_fairseq.records.scores import METRICS, interval, test_sets
+from collab_fairseq.scoring.significance import OVER_SEEDS
 
 GROUP_BY = ("heads", "key_dim", "updates")
 #: all columns besides those that the rows are grouped by, which stand before them
@@ -87,8 +88,12 @@ def _column(name: str, data: Any, group_by: Sequence[str], alone: Set[str]) -> D
     if name in MACHINES:
         machines = rows["machine"].nunique()
         cells = [cell if count == 1 else "different machines" for cell, count in zip(cells, machines, strict=True)]
-    others = [column for column in data if name == "valid_loss" and column.startswith(f"{header} ")]
-    return {header: cells, **{column: [spread(group, decimals) for _, group in rows[column]] for column in others}}
+    shown = {header: cells}
+    others = {other for run in data["run"] for other in losses(run)} - {"valid"} if name == "valid_loss" else set()
+    for other in sorted(others):
+        found = data["run"].map(lambda run, other=other: losses(run).get(other)).astype(float)
+        shown[f"{header} {other}"] = [spread(group, decimals) for _, group in found.groupby(data["row"], sort=False)]
+    return shown
 
 
 def spread(values: Any, decimals: int) -> str:
@@ -101,32 +106,6 @@ def spread(values: Any, decimals: int) -> str:
     if len(present) > 1 and (decimals or deviation):
         shown += f" ± {deviation:,.{decimals}f}"
     return shown if len(present) == len(values) else f"{shown} (of {len(present)})"
-
-
-def interval(runs: Sequence[Run], test: str, name: str, alone: Set[str], base: Sequence[Run] = ()) -> str:
-    """`mean [low, high]` over the seeds of a metric or, with runs of the same seeds, of the difference from these.
-
-    Of one seed it is the number alone; where 0 is outside the interval of a difference, a star follows. Metrics whose
-    interval is over the seeds alone, since the records have no statistics of the sentences, are added to ``alone``.
-    """
-    metric, decimals, sign = METRICS[name], 3 if name == "nll" else 2, "+" if base else ""
-    pairs = [
-        pair
-        for pair in zip(*([runs, base] if base else [runs]), strict=True)
-        if all(score(run, test, metric) is not None for run in pair)
-    ]
-    sides = list(zip(*pairs, strict=True))
-    few = "" if len(pairs) == len(runs) else f" (of {len(pairs)})"
-    if len(pairs) < 2:
-        values = [score(side[0], test, metric) or 0.0 for side in sides]
-        return f"{values[0] - sum(values[1:]):{sign}.{decimals}f}{few}" if values else DASH
-    names = [f"{run['name']} ({test})" for side in sides for run in side]
-    found, sentences = over_seeds(
-        *([evaluation(run, test, metric) for run in side] for side in sides), metric=metric, names=names
-    )
-    alone.update([] if sentences else [metric])
-    mean, low, high = (f"{number:{sign}.{decimals}f}" for number in found)
-    return f"{mean} [{low}, {high}]{' *' if base and found.low * found.high > 0 else ''}{few}"
 
 
 def _header(field: str) -> str:
@@ -151,11 +130,6 @@ def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List
         notes.append("Scores without an interval are of one seed: there is none over seeds.")
     if "±" in table:
         notes.append("After ±: the sample standard deviation over the seeds.")
-    for key, row in data.groupby("row", sort=False):
-        if row["precision"].nunique() > 1:
-            seeds = row.groupby("precision")["seed"].agg(lambda numbers: ", ".join(map(str, numbers)))
-            told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
-            notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
     for metric in (METRICS[name] for name in ("sacrebleu", "chrf", "chrf++", "ter", "comet") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}

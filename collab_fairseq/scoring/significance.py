@@ -7,6 +7,7 @@ difference of two such rows, have an interval in which both are drawn: see `inte
 """
 
 import functools
+import math
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
@@ -70,14 +71,14 @@ def interval(scores: numpy.ndarray, pseudovalues: Optional[numpy.ndarray] = None
         scores: (n), of the seeds; differences, where two rows are compared.
         pseudovalues: (n, S), from `jackknife`, of the same S sentences; None leaves the sentences' part out.
 
-    Raises:
-        ValueError: fewer than two seeds, of which there is no interval.
+    Returns:
+        low and high are NaN of one seed, of which there is no interval.
     """
     from scipy import special
 
-    count = len(scores)
+    count, mean = len(scores), float(scores.mean())
     if count < 2:
-        raise ValueError(f"an interval over seeds needs two or more, got {count}")
+        return Interval(mean, math.nan, math.nan)
     of_seeds, of_sentences = scores.var(ddof=1) / count, 0.0
     if pseudovalues is not None:
         sentences = pseudovalues.shape[1]
@@ -86,7 +87,7 @@ def interval(scores: numpy.ndarray, pseudovalues: Optional[numpy.ndarray] = None
         of_single = (rest**2).sum() / ((count - 1) * (sentences - 1) * count)
         of_sentences = max(0.0, means.var(ddof=1) - of_single) / sentences
     student, normal = special.stdtrit(count - 1, (1 + level) / 2), special.ndtri((1 + level) / 2)
-    mean, half, variance = float(scores.mean()), student * of_seeds**0.5, of_seeds + of_sentences
+    half, variance = student * of_seeds**0.5, of_seeds + of_sentences
     if of_sentences:  # with two or three seeds the smaller quantile could outweigh the larger variance
         half = max(half, (student * of_seeds + normal * of_sentences) / variance**0.5)
     return Interval(mean, mean - float(half), mean + float(half))

@@ -106,7 +106,7 @@ def test_the_figure_is_one_command(tmp_path):
     expected = stats.ttest_1samp(lost[0], 0).confidence_interval(0.95)
     assert costs["standard", 64] == pytest.approx((numpy.mean(lost[0]), *expected))
     assert costs["standard", 256] == pytest.approx((0, 0, 0))
-    assert costs["collaborative", 32] == pytest.approx([0.05] * 3)  # of one seed there is no interval
+    assert costs["collaborative", 32] == pytest.approx((0.05, numpy.nan, numpy.nan), nan_ok=True)  # of one seed none
     chance = numpy.random.default_rng(1)
     for path in made:  # what the sentences add, where the records have them
         record = json.loads(path.read_text())
@@ -118,6 +118,7 @@ def test_the_figure_is_one_command(tmp_path):
         path.write_text(json.dumps(record))
     wider = curve.costs(load_run(path) for path in made)
     assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])
+    del costs["collaborative", 32]
     assert all(wider[row].low <= cost.low + 1e-9 for row, cost in costs.items())
 
     published = sorted((ROOT / "results" / "published").glob("*.json"))
