@@ -50,7 +50,7 @@ AFTER = {
     "fairseq.optim.amp_optimizer": ("amp.patch",),
     "fairseq.optim.fp16_optimizer": ("amp.patch_half", "flat.patch"),
     "fairseq.options": ("options.patch",),
-    "fairseq.tasks.fairseq_task": ("amp.patch_task",),
+    "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks.text_to_speech": ("quiet.restore_root",),
     "fairseq.tasks.frm_text_to_speech": ("quiet.restore_root",),
     "fairseq.utils": ("user_dir.patch",),
