@@ -1,7 +1,7 @@
 """What collaborative and standard heads have in common: values, output, masks, beams, and the two public steps."""
 
 import math
-from typing import Iterable, Optional, Tuple
+from typing import Callable, Iterable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from .kernels import check_name
 from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
+
+#: what heads read, (N, H, T, dv), and their weights, (N, H, T, S) or None
+Read = Tuple[Tensor, Optional[Tensor]]
 
 
 class AttentionLayer(WithoutFastPath, nn.Module):
@@ -34,6 +37,12 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         bias: default of the four biases below.
         query_bias, key_bias, value_bias, out_bias: whether that projection has a bias. The key bias never changes the
             output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
+
+    Attributes:
+        tap: None, or a function through which heads read, so that analyses see and change what goes in and comes out:
+            ``tap(read, query, entry, mask, dropout, need_weights)`` gives the result, as ``read`` makes it of the rest:
+            projected queries (N, T, key_dim), the entry of :meth:`project`, and an additive mask (N, 1 or H, 1 or T, S)
+            or None. Neither saved nor compiled.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -88,6 +97,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             raise ValueError(f"init must be default or authors, but is {init!r}")
         self.init = init
         self.scale = float(head_dim**-0.5 if scale is None else scale)
+        self.tap: Optional[Callable[..., Read]] = None
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
         keys = key_dim * key_heads // num_heads
@@ -228,7 +238,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             dropout = self.dropout if self.training else 0.0
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
         folded = queries.reshape(rows, beams * query_len, self.key_dim)
-        context, weights = self._contexts(folded, entry, additive, dropout, need_weights)
+        if self.tap is None:
+            context, weights = self._contexts(folded, entry, additive, dropout, need_weights)
+        else:
+            context, weights = self.tap(self._contexts, folded, entry, additive, dropout, need_weights)
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
 
