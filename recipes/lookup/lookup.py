@@ -112,7 +112,7 @@ def solve(task: str, kind: str, key_dim: int, seed: int, updates: int) -> Dict[s
     with torch.no_grad():
         made = batch(task, 4000, chance)
         right = (scores(made).argmax(-1) == made[3]).float().mean()
-    return {"accuracy": round(float(right), 5), "loss": round(float(loss), 5)}
+    return {"accuracy": round(float(right), 5), "loss": round(loss.item(), 5)}
 
 
 def page(parts: Dict[str, Any], seeds: int) -> str:
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="(default: 3)")
     parser.add_argument("--updates", type=int, default=2000, metavar="N", help="of every layer (default: 2000)")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(1)
     settings = {"bits": BITS, "heads": HEADS, "labels": LABELS, "updates": args.updates, "batch": 128, "lr": 0.01}
     record = Record("study", "lookup", command("lookup.py"), settings, args.output, threads=1)
@@ -140,10 +141,7 @@ def main() -> None:
         found = record.part(name, lambda: solve(task, kind, key_dim, seed, args.updates))  # noqa: B023  (called at once)
         logger.info("%s: %s", name, found)
     text = page(record.parts, args.seeds)
-    if args.page:
-        logger.info("%s", pages.publish(text, args.page, "lookup"))
-    else:
-        sys.stdout.write(text)
+    sys.stdout.write(f"{pages.publish(text, args.page, 'lookup')}\n" if args.page else text)
 
 
 if __name__ == "__main__":
