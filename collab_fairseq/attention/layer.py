@@ -12,7 +12,7 @@ from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
-#: what heads read, (N, H, T, dv), and their weights, (N, H, T, S) or None
+#: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
 Read = Tuple[Tensor, Optional[Tensor]]
 
 
@@ -27,10 +27,9 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         num_heads: H.
         key_dim: D̃k for collaborative heads, H · dk for standard heads: width of ``q_proj`` and ``k_proj``; default E.
         kdim, vdim: widths of the key and value inputs, as in torch; default E.
-        head_dim: dv, value width of one head; default E / H.
+        head_dim: dv, value width of one head; default E / H. dropout: probability of dropping a weight in training.
         value_heads: G, heads of the value projection, each read by H / G neighbouring heads; default H.
         key_heads: the same of the key projection, of standard heads; default H.
-        dropout: probability of dropping an attention weight in training.
         scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
         init: ``default``, or ``authors``, as in the code of Cordonnier, Loukas, Jaggi (2020): see
             :meth:`reset_parameters`.
@@ -39,10 +38,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
 
     Attributes:
-        tap: None, or a function through which heads read, so that analyses see and change what goes in and comes out:
-            ``tap(read, query, entry, mask, dropout, need_weights)`` gives the result, as ``read`` makes it of the rest:
-            projected queries (N, T, key_dim), the entry of :meth:`project`, and an additive mask (N, 1 or H, 1 or T, S)
-            or None. Neither saved nor compiled.
+        tap: None, or a function through which heads read, for analyses: ``tap(read, query, entry, mask, dropout,
+            need_weights)`` gives the result, as ``read``, the layer's own, makes it of the rest; it is not saved.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -76,10 +73,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             )
         if head_dim is None:
             if embed_dim % num_heads != 0:
-                raise ValueError(
-                    "embed_dim must be divisible by num_heads, "
-                    f"but embed_dim is {embed_dim} and num_heads is {num_heads}"
-                )
+                raise ValueError(f"embed_dim must be divisible by num_heads, but they are {embed_dim} and {num_heads}")
             head_dim = embed_dim // num_heads
         value_heads = num_heads if value_heads is None else value_heads
         key_heads = num_heads if key_heads is None else key_heads
@@ -171,8 +165,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
 
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Contexts of heads (N, H, T, dv) and weights (N, H, T, S) or None, from projected queries (N, T, key_dim)."""
+    ) -> Read:
+        """From projected queries (N, T, key_dim) and an additive mask, with weights if asked for."""
         raise NotImplementedError
 
     def attend(
