@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_page(parser)
     add("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
     text = "of the figure: against what; width: loss of narrow keys; updates: validation loss (default: key_dim)"
-    against = ("key_dim", "width", "parameters", "cache", "wall_time", "updates")
+    against = ("key_dim", "width", "parameters", "wall_time", "updates")
     add("--x", choices=against, default="key_dim", help=text)
     text = "of the figure (default: sacrebleu, with --x updates valid_loss)"
     add("--y", choices=("sacrebleu", "chrf", "compound_split", "tokenised", "valid_loss"), help=text)

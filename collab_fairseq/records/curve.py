@@ -8,15 +8,12 @@ import itertools
 import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-import numpy
-
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import SITES, Run, key_dim, lookup
-from collab_fairseq.records.scores import METRICS, score, test_sets
-from collab_fairseq.scoring.significance import Interval, interval, jackknife
-from collab_fairseq.scoring.sums import SCORES, statistics_of
+from collab_fairseq.records.scores import ALL, METRICS, evaluation, score, test_sets
+from collab_fairseq.scoring.significance import Interval, over_seeds
 
 KINDS = ("standard", "collaborative")
 #: kind of heads and key dim
@@ -39,20 +36,16 @@ def rows(runs: Iterable[Run]) -> Dict[Row, Dict[Optional[int], Run]]:
     return found
 
 
-def loss(run: Run) -> Tuple[float, Optional[numpy.ndarray]]:
-    """Bits a token over all test sets, and what each sentence contributes (S); None where the record does not tell.
+def loss(run: Run) -> float:
+    """Bits a token over all test sets.
 
     Raises:
         RecordError: the record has no loss of a test set.
     """
-    sets = [found for name, found in sorted((run.get("losses") or {}).items()) if not name.startswith("valid")]
-    if not sets:
+    found = score(run, ALL, "nll")
+    if found is None:
         raise RecordError(f"{run['name']} has no loss of a test set (collab record --loss)")
-    mean = sum(each["nll_loss"] * each["tokens"] for each in sets) / sum(each["tokens"] for each in sets)
-    if not all(each.get("sentences") for each in sets):
-        return mean, None
-    sums = numpy.concatenate([statistics_of(each["sentences"], "nll") for each in sets])
-    return mean, jackknife(sums, SCORES["nll"])
+    return found
 
 
 def costs(runs: Iterable[Run]) -> Dict[Row, Interval]:
@@ -61,20 +54,19 @@ def costs(runs: Iterable[Run]) -> Dict[Row, Interval]:
     Raises:
         RecordError: there are no runs of standard heads at full width; see also `rows` and `loss`.
     """
-    found = rows(runs)
+    found, made = rows(runs), {}
     width = next(
         (int(run["config"]["model"]["encoder_embed_dim"]) for row in found.values() for run in row.values()), 0
     )
-    full = {seed: loss(run) for seed, run in found.get((KINDS[0], width), {}).items()}
+    full = found.get((KINDS[0], width))
     if not full:
         raise RecordError(f"expected runs of standard heads at key dim {width}, the width, to compare the others with")
-    made = {}
     for row, of_seeds in found.items():
-        pairs = [(loss(run), full[seed]) for seed, run in of_seeds.items() if seed in full]
-        lost = numpy.array([own[0] - whole[0] for own, whole in pairs])
-        sentences = [own[1] - whole[1] for own, whole in pairs if own[1] is not None and whole[1] is not None]
-        if pairs:
-            made[row] = interval(lost, numpy.stack(sentences) if len(sentences) == len(pairs) else None)
+        sides = [[side[seed] for seed in of_seeds if seed in full] for side in (of_seeds, full)]
+        if sides[0]:
+            names = [f"{run['name']} (loss {loss(run):.3f})" for side in sides for run in side]
+            scored = [[evaluation(run, ALL, "nll") for run in side] for side in sides]
+            made[row], _ = over_seeds(*scored, metric="nll", names=names)
     return made
 
 

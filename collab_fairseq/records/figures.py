@@ -11,10 +11,7 @@ from collab_fairseq.records.scores import METRICS, score, test_sets
 MOST = 6
 _PANEL, _LINE = (4.2, 3.0), 0.2  # inches: a panel, and the height of a line
 #: what a point's place says
-_AXES = {
-    "key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "cache": NUMBERS["cache"][0],
-    "wall_time": NUMBERS["wall_time"][0],
-}  # fmt: skip
+_AXES = {"key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
 
 
 def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
@@ -23,8 +20,8 @@ def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence
     Args:
         runs: in any order.
         path: the file, which appears whole or not at all.
-        x: "key_dim", "parameters", "cache" or "wall_time" (of the training), one point per row and error bars of one
-            standard deviation over the seeds; or "updates", one curve of the validation loss per run.
+        x: "key_dim", "parameters" or "wall_time" (of the training), one point per row and error bars of one standard
+            deviation over the seeds; or "updates", one curve of the validation loss per run.
         y: "sacrebleu", "chrf", "compound_split" or "tokenised", a panel for each test set; or "valid_loss".
         group_by: fields that tell the rows apart, as in the table.
 

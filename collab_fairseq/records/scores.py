@@ -14,23 +14,34 @@ METRICS = {
 }  # fmt: skip
 
 
+#: all test sets that a loss is of, as one, weighted by tokens
+ALL = "all tests"
+
+
 def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
-    """All sets that runs were scored on, in order of their names; of nll validation sets, too."""
-    field = "losses" if metric == METRICS["nll"] else "scores"
-    return sorted({test for run in runs for test in run.get(field) or ()})
+    """All sets that runs were scored on, in order of their names; of nll validation sets, too, and `ALL` of several."""
+    if metric != METRICS["nll"]:
+        return sorted({test for run in runs for test in run["scores"]})
+    found = sorted({test for run in runs for test in run.get("losses") or ()})
+    return [*found, ALL] if sum(not test.startswith("valid") for test in found) > 1 else found
 
 
 def evaluation(run: Run, test: str, metric: str) -> Dict[str, Any]:
     """The scores of a test set, with their sentence statistics, as `scoring.Evaluation`; of a loss in the same form."""
     if metric != METRICS["nll"]:
         return run["scores"].get(test) or {"scores": []}
-    found = (run.get("losses") or {}).get(test)
-    if not found:
+    losses = sorted((run.get("losses") or {}).items())
+    sets = [found for name, found in losses if name == test or (test == ALL and not name.startswith("valid"))]
+    if not sets:
         return {"scores": []}
-    rows = {"nll": found["sentences"]} if found.get("sentences") else {}
-    corpus = hashlib.sha256(json.dumps(run["data"], sort_keys=True).encode()).hexdigest()
+    mean = sum(found["nll_loss"] * found["tokens"] for found in sets) / sum(found["tokens"] for found in sets)
+    known = all(found.get("sentences") for found in sets)
+    corpus = hashlib.sha256(
+        json.dumps([run["data"], [found["tokens"] for found in sets]], sort_keys=True).encode()
+    ).hexdigest()
+    rows = {"nll": "; ".join(found["sentences"] for found in sets)} if known else {}
     statistics = {"references_sha256": corpus, "rows": rows}
-    return {"scores": [{"metric": "nll", "score": found["nll_loss"]}], "sentence_statistics": statistics}
+    return {"scores": [{"metric": "nll", "score": mean}], "sentence_statistics": statistics}
 
 
 def score(run: Run, test: str, metric: str) -> Optional[float]:

@@ -131,7 +131,7 @@ def make_record(
         "scores": {test: read_json(path) for test, path in (scores or {}).items()},
         **({"losses": losses} if losses else {}),
     })  # fmt: skip
-    refuse_paths(record.content)
+    refuse_paths(record.content, f"the record of {name}")
     return record.content
 
 

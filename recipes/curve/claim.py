@@ -41,7 +41,7 @@ def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, fl
     """
     wanted = {"F": ("standard", FULL), "S": ("standard", key_dim), "C": ("collaborative", key_dim)}
     of = curve.rows(runs)
-    found = {name: {seed: curve.loss(run)[0] for seed, run in of.get(row, {}).items()} for name, row in wanted.items()}
+    found = {name: {seed: curve.loss(run) for seed, run in of.get(row, {}).items()} for name, row in wanted.items()}
     full, narrow, shared = found.values()
     if not full.keys() == narrow.keys() == shared.keys() or len(full) < 2:
         seeds = "; ".join(f"{name} {wanted[name][1]}: {sorted(row) or 'none'}" for name, row in found.items())

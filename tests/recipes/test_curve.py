@@ -113,7 +113,7 @@ def test_the_figure_is_one_command(tmp_path):
         for name, found in record["parts"]["losses"].items():
             if name != "valid":
                 bits = chance.normal(found["nll_loss"], 1, size=50)
-                bits += found["nll_loss"] - bits.mean()
+                bits += found["nll_loss"] - bits.mean()  # whose mean is the loss
                 found["sentences"] = "; ".join(f"{each * found['tokens'] / 50} {found['tokens'] / 50}" for each in bits)
         path.write_text(json.dumps(record))
     wider = curve.costs(load_run(path) for path in made)

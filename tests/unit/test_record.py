@@ -111,7 +111,7 @@ def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch):
     found = [(r["kind"], r["name"]) for r in (record, heads, bench)]
     assert found == [("training", "tiny"), ("heads", "redundancy"), ("bench", "layer")]
     assert heads["command"] == "collab heads redundancy .../x.pt"
-    with pytest.raises(RecordError, match=r"settings\.data holds a path of this machine: '/home/me'"):
+    with pytest.raises(RecordError, match=r"the settings of x holds a path of this machine: /home/me"):
         Record("heads", "x", "y", {"data": "/home/me"})
 
 
@@ -156,6 +156,11 @@ def test_absolute_paths_are_shortened(before, after):
     ("source", "text", "message"),
     [
         ("usage", "{", "cannot read .*bad as lines of JSON"),
+        (
+            "usage",
+            '{"wall_seconds": 1, "peak_memory_bytes": 2, "of": "/home/me"}',
+            "record of x holds a path .*: /home/me",
+        ),
         ("train_log", None, "cannot read the training log .*bad"),
         ("train_log", "train_inner | epoch 001: 10 / 50 loss=9.5", r"bad has no numbers in JSON; .* --log-format json"),
     ],

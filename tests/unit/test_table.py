@@ -102,6 +102,16 @@ def test_every_validation_set_has_its_loss(records):
         sums = [(run["seed"] + 2 + n % 3, 2 + n % 3) for n in range(40)]
         total, tokens = map(sum, zip(*sums, strict=True))
         run["losses"]["test_b"].update(nll_loss=total / tokens, sentences="; ".join(f"{b} {t}" for b, t in sums))
+        run["losses"]["test_b"]["tokens"] = tokens
+        run["losses"].update(
+            valid={**run["losses"]["test_b"]}, test_c={"loss": 9, "nll_loss": 1.0, "tokens": 2 * tokens}
+        )
+    markdown = table.markdown_table(runs[1:], columns=["nll"])
+    both = statistics.mean((run["losses"]["test_b"]["nll_loss"] + 2) / 3 for run in runs[1:])  # weighted by tokens
+    assert rows_of(markdown)[0]["nll all tests"].startswith(f"{both:.3f} [")
+    assert "of nll over the seeds alone" in markdown  # of one of the sets there are no sentences
+    for run in runs[1:]:
+        del run["losses"]["test_c"], run["losses"]["valid"]
     markdown = table.markdown_table(runs, columns=["nll"])
     assert "alone" not in markdown
     (low, high) = map(float, rows_of(markdown)[0]["nll test_b"].split("[")[1].split("]")[0].split(","))
