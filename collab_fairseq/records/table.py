@@ -117,8 +117,8 @@ def _records(runs: Sequence[Run], folder: str) -> str:
     paths = [os.path.relpath(run["path"], folder).replace(os.sep, "/") for run in runs]
     start = os.path.commonprefix(paths)  # noqa: RUF071  (of the characters, not of the folders)
     end = os.path.commonprefix([path[len(start) :][::-1] for path in paths])[::-1]  # noqa: RUF071
-    where, name = posixpath.split(f"{start}{'*' * (len(paths) > 1)}{end}")
-    return f"Records: [`{name}`]({where or '.'})."
+    where, name = posixpath.split(start)
+    return f"Records: [`{name}{'*' * (len(paths) > 1)}{end}`]({where or '.'})."
 
 
 def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List[str]:
