@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .cache import KeyValue
-from .kernels import STANDARD, choose_standard, packed_bmm
+from .kernels import STANDARD, choose_standard
 from .layer import AttentionLayer
 
 
@@ -64,7 +64,5 @@ class StandardAttention(AttentionLayer):
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """As :meth:`_contexts`, of queries (N, H, T, dk)."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return packed_bmm.attend_standard(query, entry, mask, self.scale, dropout, need_weights)
         attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
         return attend(query, entry, mask, self.scale, dropout, need_weights)
