@@ -11,7 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
-from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
+from collab_fairseq.attention import CollaborativeAttention
 
 from .baselines import AuthorsAttention
 from .cases import Options
@@ -61,7 +61,7 @@ def build(size: str, task: Any, key_dim: int, names: Sequence[str], options: Opt
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)
     for module in found["authors"].modules() if "authors" in found else ():
-        if isinstance(module, IncrementalCollaborativeAttention):
+        if isinstance(module, CollaborativeAttention):
             module.__class__ = AuthorsAttention  # the same parameters, computed otherwise
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:

@@ -23,7 +23,7 @@ from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.dropout import FastDropout
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
+from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config
 
 from .checks import check_kernel
@@ -222,8 +222,8 @@ class TransformerCollabModel(TransformerModelBase):
             ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.
         """
         layers, parameters = attention_layers(self), state["model"]
-        numbers = head_counts(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {place: scale_of(state, place, heads) for place, heads in numbers.items()}
+        theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
+        scales = {place: layer.scale for place, layer in theirs.items()}
         others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
         was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if others and state.get("last_optimizer_state") and not reset_optimizer:
