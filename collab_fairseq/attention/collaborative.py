@@ -172,8 +172,6 @@ class CollaborativeAttention(AttentionLayer):
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return packed_bmm.attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)
         attend = choose(self.kernel, query, self.mixing, entry, mask, need_weights)
         if attend is not packed_bmm.attend:  # the others want values of every head
             entry = KeyValue(entry.key, of_each_head(entry.value, self.num_heads), entry.content)

@@ -4,7 +4,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Opt
 
 from torch import Tensor, nn
 
-from .factors import HeadMaps, ReparamError, ScoreWeights, affine
+from .factors import HeadMaps, ReparamError, ScoreWeights, affine, standard_heads
 
 
 class Flag(NamedTuple):
@@ -61,6 +61,8 @@ class Kind:
     num_heads: int
     key_heads: int
     value_heads: int
+    scale: float
+    q_proj: nn.Linear
 
     @classmethod
     def arguments(cls, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, Any]:
@@ -97,9 +99,11 @@ class Kind:
         return joined.view(groups, -1, joined.size(1)).repeat_interleave(self.num_heads // groups, dim=0)
 
     def score_weights(self) -> ScoreWeights:
-        """The scores in the form of collaborative heads, which conversion begins with.
+        """The scores in the form of collaborative heads, which conversion begins with; values stay as they are.
 
         Raises:
-            ReparamError: the heads cannot be converted.
+            ReparamError: collaborative heads cannot compute the same.
         """
-        raise ReparamError(f"{type(self).__name__} cannot be converted to collaborative heads")
+        query, key = (each.detach().flatten(0, 1).to(self.q_proj.weight.dtype) for each in self.head_maps()[:2])
+        bias = None if self.q_proj.bias is None else query[:, -1]
+        return ScoreWeights(standard_heads(query[:, :-1], key[:, :-1], self.num_heads), self.scale, bias)

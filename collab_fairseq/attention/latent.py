@@ -68,22 +68,17 @@ class LatentAttention(StandardAttention):
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """The latents of the key inputs (N, S, kdim), which must be the value inputs, too: what decoding caches."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self._latents(self.latent_proj(key))
         if value is not key:
             raise ValueError("latent heads make keys and values of one input: value must be key, but is another tensor")
         return self._latents(linear(key, self.latent_proj)[0])
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, KeyValue]:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self.q_proj(query), self.project(key, value)
         if query is key and value is key:
             queries, latent = linear(query, self.q_proj, self.latent_proj)
             return queries, self._latents(latent)
         (queries,) = linear(query, self.q_proj)
         return queries, self.project(key, value)
 
-    @torch.jit.unused
     def head_values(self, entry: KeyValue) -> Tensor:
         return self.split_heads(self.v_proj(entry.value.squeeze(1)))
 
@@ -111,10 +106,7 @@ class LatentAttention(StandardAttention):
     ) -> Tuple[Tensor, Optional[Tensor]]:
         latent = entry.value.squeeze(1)
         if not self._absorbs(query.size(1), latent.size(1), dropout):
-            if torch.jit.is_scripting():  # type: ignore[attr-defined]
-                keys, values = self.k_proj(latent), self.v_proj(latent)
-            else:
-                keys, values = linear(latent, self.k_proj, self.v_proj)
+            keys, values = linear(latent, self.k_proj, self.v_proj)
             expanded = KeyValue(self.split_heads(keys), self.split_heads(values), None)
             return self._attend_heads(self.split_heads(query), expanded, mask, dropout, need_weights)
         up_keys, up_values = (x.weight.view(self.num_heads, -1, self.latent_dim) for x in (self.k_proj, self.v_proj))

@@ -126,7 +126,6 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         number = self.num_heads if heads is None else heads
         return joined.view(joined.size(0), joined.size(1), number, joined.size(2) // number).transpose(1, 2)
 
-    @torch.jit.unused
     def head_values(self, entry: KeyValue) -> Tensor:
         """The values of every head, (N, H, S, dv), that an entry of :meth:`project` stands for."""
         return of_each_head(entry.value, self.num_heads)
@@ -137,9 +136,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         Args:
             key, value: (N, S, kdim), (N, S, vdim).
         """
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            keys, values = self.k_proj(key), self.v_proj(value)
-        elif value is key:
+        if value is key:
             keys, values = linear(key, self.k_proj, self.v_proj)
         else:
             (keys,), (values,) = linear(key, self.k_proj), linear(value, self.v_proj)
@@ -150,8 +147,6 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
 
         Queries first, as in fairseq: where projections draw random numbers, for quantization noise, these are the same.
         """
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self.q_proj(query), self.project(key, value)
         if query is key and value is key:
             queries, keys, values = linear(query, self.q_proj, self.k_proj, self.v_proj)
             return queries, self._entry(key, keys, values)
@@ -205,13 +200,8 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         width = self.key_dim if projected else self.embed_dim
         if query.dim() != 3 or query.size(2) != width:
             raise ValueError(f"query must have shape (N, T, {width}), but is {list(query.shape)}")
-        if projected:
-            queries = query
-        elif torch.jit.is_scripting():  # type: ignore[attr-defined]
-            queries = self.q_proj(query)
-        else:
-            (queries,) = linear(query, self.q_proj)
-        query_rows, query_len = query.size(0), query.size(1)
+        queries = query if projected else linear(query, self.q_proj)[0]
+        query_rows, query_len, _ = query.shape
         rows, key_len = entry.value.size(0), entry.value.size(2)
         beams = query_rows // rows if rows > 0 else 1
         if beams * rows != query_rows:
@@ -241,12 +231,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
             context = multiply_heads(context, head_multiplier)
-        joined = context.flatten(2)
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            output = self.out_proj(joined)
-        else:
-            (output,) = linear(joined, self.out_proj)
-
+        (output,) = linear(context.flatten(2), self.out_proj)
         if not need_weights or weights is None:
             return output, None
         if hidden is not None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .cache import KeyValue
-from .factors import HeadMaps, ScoreWeights, standard_heads
-from .kernels import STANDARD, choose_standard, packed_bmm
+from .factors import HeadMaps
+from .kernels import STANDARD, choose_standard
 from .layer import AttentionLayer
 
 
@@ -67,13 +67,6 @@ class StandardAttention(AttentionLayer):
         query, key = self._head_map(self.q_proj, self.num_heads), self._head_map(self.k_proj, self.key_heads)
         return HeadMaps(query, key, self._head_map(self.v_proj, self.value_heads))
 
-    def score_weights(self) -> ScoreWeights:
-        query, bias = self.q_proj.weight.detach(), self.q_proj.bias
-        key = self.k_proj.weight.detach().view(self.key_heads, -1, self.k_proj.in_features)
-        key = key.repeat_interleave(self.num_heads // self.key_heads, 0).flatten(0, 1)  # heads of a group have the same
-        heads = standard_heads(query, key, self.num_heads)
-        return ScoreWeights(heads, self.scale, None if bias is None else bias.detach())
-
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Keys (N, H, S, dk) and values (N, G, S, dv)."""
         return KeyValue(self.split_heads(keys, self.key_heads), self.split_heads(values, self.value_heads), None)
@@ -87,7 +80,5 @@ class StandardAttention(AttentionLayer):
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """As :meth:`_contexts`, of queries (N, H, T, dk)."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return packed_bmm.attend_standard(query, entry, mask, self.scale, dropout, need_weights)
         attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
         return attend(query, entry, mask, self.scale, dropout, need_weights)

@@ -4,7 +4,7 @@ All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`col
 Contestants of one *function* hold the same parameters and must give the same output: :func:`.checks.check`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Optional, Type
 
 import torch
@@ -79,12 +79,12 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
             weights = nn.functional.dropout(weights, p=dropout)
         return weights.matmul(entry.value), weights
 
-    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor) -> Any:
+    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor, *find: Any) -> Any:
         """As fairseq's: the beams of a sentence have equal rows in cross-attention, which stay where they are."""
         kept = self._get_input_buffer(incremental_state).get("prev_key")
         if self.cross and kept is not None and kept.size(0) == new_order.size(0):
             return incremental_state
-        return super().reorder_incremental_state(incremental_state, new_order)
+        return super().reorder_incremental_state(incremental_state, new_order, *find)
 
 
 class AuthorsBmmAttention(AuthorsAttention):
@@ -98,11 +98,16 @@ class AuthorsBmmAttention(AuthorsAttention):
 
 @dataclass(frozen=True)
 class Contestant:
-    """A module, what it computes, and fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way."""
+    """A module and what it computes.
+
+    ``static``: fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way. ``beams``: in decoding, of
+    so many rows of the source side by side the first is shown.
+    """
 
     module: nn.Module
     function: str
     static: bool = True
+    beams: int = 1
 
     def __call__(
         self, query: Tensor, key: Tensor, padding: Optional[Tensor] = None, mask: Optional[Tensor] = None,
@@ -110,6 +115,8 @@ class Contestant:
     ) -> Tensor:  # fmt: skip
         """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S), causal mask (T, S)."""
         static = self.static if state is None else cross
+        if state is not None and cross:
+            key, padding = key[:, :: self.beams], None if padding is None else padding[:: self.beams]
         output: Tensor = self.module(query, key, key, padding, state, False, static, mask)[0]
         return output
 
@@ -135,7 +142,8 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
     fairseq = stock()
     found = {"fairseq": Contestant(fairseq, "standard")}
     if beams > 1 and cross:
-        found["fairseq-sentence"] = Contestant(stock(), "standard")
+        found["fairseq-sentence"] = Contestant(sentence := stock(), "standard")
+        sentence.set_beam_size(beams)  # type: ignore[operator]
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
     found["standard-sdpa"] = Contestant(own(StandardAttention, width, kernel="sdpa"), "standard")
@@ -155,13 +163,13 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
         found[name] = Contestant(module, "collaborative")
 
     first: Dict[str, nn.Module] = {}
-    for name, contestant in found.items():
+    for name, contestant in list(found.items()):
         if contestant.function not in first:
             for parameter_name, parameter in contestant.module.named_parameters():
                 if parameter_name.endswith("bias"):  # not zero, so that a way which forgets one is noticed
                     nn.init.normal_(parameter, std=0.1)
         source = first.setdefault(contestant.function, contestant.module)
         contestant.module.load_state_dict(source.state_dict())
-        if beams > 1 and name not in ("fairseq", "authors", "authors-bmm"):
-            contestant.module.set_beam_size(beams)  # type: ignore[operator]
+        if cross and name not in ("fairseq", "fairseq-sentence", "authors", "authors-bmm"):
+            found[name] = replace(contestant, beams=beams)
     return found

@@ -93,7 +93,6 @@ def test_a_layer_may_have_a_shape_of_its_own():
     assert isinstance(layers["decoder.1"], GroupedAttention)
     assert layers["decoder.1"].k_proj.weight.shape == (2, 16)
     assert model(*batch())[0].shape == (3, 6, 50)
-    assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
 
 
 def test_a_site_may_have_a_key_dim_of_its_own():
