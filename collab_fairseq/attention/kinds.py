@@ -50,16 +50,6 @@ def side_of(site: str) -> str:
     return "encoder" if site == "encoder" else "decoder"
 
 
-def kind_at(settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None) -> Type[AttentionLayer]:
-    """The kind of heads of a layer; arguments as of :func:`layer_at`."""
-    own = own or {}
-    collaborative = own.get("collaborative", site in (settings.get("collaborative_heads") or "none").split("_"))
-    kinds = [kind for kind in KINDS if kind.collaborative == collaborative]
-    choices = [kind for kind in kinds if kind.chosen_by is not None]
-    chosen = [kind for given in (own, settings) for kind in choices if given.get(str(kind.chosen_by)) is not None]
-    return (chosen or kinds)[0]
-
-
 def layer_at(
     settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None
 ) -> Tuple[Type[AttentionLayer], Dict[str, Any]]:
@@ -72,10 +62,12 @@ def layer_at(
     Raises:
         ValueError: the layer has something of its own that its kind does not have.
     """
-    kind, own, side = kind_at(settings, site, own), dict(own or {}), side_of(site)
-    own.pop("collaborative", None)
-    mine = {flag.argument for flag in kind.flags}
-    for name in {flag.argument for flag in flags().values()} - mine:
+    own, side = dict(own or {}), side_of(site)
+    collaborative = own.pop("collaborative", site in (settings.get("collaborative_heads") or "none").split("_"))
+    kinds = [kind for kind in KINDS if kind.collaborative == collaborative]
+    chosen = [k for given in (own, settings) for k in kinds if k.chosen_by and given.get(k.chosen_by) is not None]
+    kind = (chosen or kinds)[0]
+    for name in {flag.argument for flag in flags().values()} - {flag.argument for flag in kind.flags}:
         if own.pop(name, None):
             raise ValueError(f"has {name!r}, but its heads are {kind.kind}")
     key_dim, source = settings.get(KEY_DIMS[site]), settings["encoder_embed_dim"] if site == "cross" else None

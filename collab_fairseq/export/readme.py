@@ -9,6 +9,7 @@ import shutil
 from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List
 
+from collab_fairseq.attention import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation.units import CARD, TextUnits, read_card
 
@@ -75,7 +76,7 @@ def _model(source: Source) -> Iterator[str]:
         kinds.setdefault(layer.summary(), []).append(place)
     for kind, places in kinds.items():
         names: List[str] = []
-        for site in ("encoder", "cross", "decoder"):
+        for site in SITES:
             own = [place for place in layers if place.startswith(f"{site}.")]
             alike = [place for place in own if place in places]
             names += [site] if alike and alike == own else alike

@@ -1,29 +1,13 @@
 """What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
 import re
-from typing import Any, Mapping, Type
+from typing import Any, Mapping, Sequence, Type
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.kinds import (
-    KEY_DIMS,
-    KINDS,
-    SITES,
-    flags,
-    kernels,
-    kind_at,
-    layer_at,
-    side_of,
-    without_numbers,
-)
+from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, layer_at, side_of, without_numbers
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.heads import check_heads, parse_heads
-from collab_fairseq.modules.settings import (
-    GONE_KERNELS,
-    ConfigurationError,
-    flat_settings,
-    parse_shapes,
-    parse_sites,
-)
+from collab_fairseq.modules.settings import GONE_KERNELS, ConfigurationError, flat_settings, parse_shapes, parse_sites
 
 
 def check_config(cfg: Any) -> None:
@@ -42,21 +26,20 @@ def check_config(cfg: Any) -> None:
             raise ConfigurationError(f"{_flag(name)} must be one of {', '.join(known)}, but is {getattr(cfg, name)!r}")
     parse_sites(cfg.collaborative_heads)
     settings = flat_settings(cfg)
-    kinds = {site: kind_at(settings, site) for site in SITES}
-    _check_chosen(settings, kinds)
-    with_kernel = [kind for kind in kinds.values() if str(cfg.attention_kernel) in ("auto", *kind.kernels)]
-    if not with_kernel and not cfg.attention_shapes:
-        known = ("auto", *kinds["encoder"].kernels)
+    layers = {site: layer_at(settings, site) for site in SITES}
+    _check_chosen(settings, [kind for kind, _ in layers.values()])
+    known = tuple(dict.fromkeys(["auto", *(name for kind, _ in layers.values() for name in kind.kernels)]))
+    if str(cfg.attention_kernel) not in known and not cfg.attention_shapes:
         raise ConfigurationError(
-            f"--attention-kernel {cfg.attention_kernel} computes other heads than those that --collaborative-heads "
-            f"{cfg.collaborative_heads} leaves; choose one of {', '.join(known)}"
+            f"--attention-kernel {cfg.attention_kernel} computes other heads than there are with --collaborative-heads "
+            f"{cfg.collaborative_heads}; choose one of {', '.join(known)}"
         )
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
         if stack.xformers_att_config is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
-    for site, kind in kinds.items():
+    for site, (kind, arguments) in layers.items():
         try:
-            without_numbers(*layer_at(settings, site))
+            without_numbers(kind, arguments)
         except ValueError as error:
             raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
     _check_heads(cfg)
@@ -87,13 +70,13 @@ def _in_flags(message: str, kind: Type[AttentionLayer], settings: Mapping[str, A
     return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
 
 
-def _check_chosen(settings: Mapping[str, Any], there: Mapping[str, Type[AttentionLayer]]) -> None:
+def _check_chosen(settings: Mapping[str, Any], there: Sequence[Type[AttentionLayer]]) -> None:
     """Flags of a kind of heads are for a model that has them at some site; what chooses a kind is one flag."""
     given = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
     chosen = [_flag(str(kind.chosen_by)) for kind in KINDS if kind.chosen_by in given]
     if len(chosen) > 1:
         raise ConfigurationError(f"{' and '.join(chosen)} are different kinds of attention; give one of them")
-    for name in sorted(given - {flag.name for kind in there.values() for flag in kind.flags}):
+    for name in sorted(given - {flag.name for kind in there for flag in kind.flags}):
         (kind,) = (kind for kind in KINDS if flags()[name] in kind.flags)
         heads = "collaborative" if kind.collaborative else "standard"
         raise ConfigurationError(

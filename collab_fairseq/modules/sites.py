@@ -69,7 +69,7 @@ def parameter_prefix(place: str) -> str:
 
 
 def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
-    """Place → a layer of the sizes and the scale that a checkpoint of ``transformer_collab`` has there, to ask about.
+    """Place → the attention of a checkpoint of ``transformer_collab``, without fairseq's signature.
 
     Raises:
         ConfigurationError: it has no attention layers, or parameters of attention are missing or of other sizes.
@@ -84,12 +84,14 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             if not any(name.startswith(prefix) for name in parameters):
                 break
             found[place] = sized(settings, site, shapes.get(place))
-            for name, expected in found[place].named_parameters():
-                if prefix + name not in parameters:
+            own = {name: parameters.get(prefix + name) for name in found[place].state_dict()}
+            for name, expected in found[place].state_dict().items():
+                if own[name] is None:
                     raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which its attention there has")
-                sizes, got = tuple(expected.shape), tuple(parameters[prefix + name].shape)
-                if got != sizes:
+                if own[name].shape != expected.shape:
+                    sizes, got = tuple(expected.shape), tuple(own[name].shape)
                     raise ConfigurationError(f"{prefix}{name} must have shape {sizes}, but is {got}")
+            found[place].load_state_dict(own, assign=True)
     if not found:
         raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
     return found
