@@ -41,7 +41,8 @@ def combine(
         attn_mask: (T, S) or (N·H, T, S) or (N, H, T, S), boolean (True: not visible) or additive.
         is_causal: without ``attn_mask``: position t sees keys up to t. With ``attn_mask``: only a hint, as in torch.
         rows, num_heads, query_len, key_len: N, H, T, S.
-        dtype: of the queries; the mask is float32 or wider in any case, so that finite fills such as −1e8 survive.
+        dtype: of the queries, and of the mask if all are boolean; a mask of numbers is float32 or wider, so that finite
+            fills such as −1e8 survive.
 
     Raises:
         ValueError: a mask of another shape or of an integer type; ``is_causal`` where T ≠ S.
@@ -65,16 +66,17 @@ def combine(
     if key_padding_mask is not None:
         given.append(("key_padding_mask", key_padding_mask, [rows, key_len], [rows, 1, 1, key_len]))
 
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if not all(mask.dtype == torch.bool for _, mask, _, _ in given):
+        dtype = torch.promote_types(dtype, torch.float32)
     additive: List[Tensor] = []
     for name, mask, expected, view in given:
         if list(mask.shape) != expected:
             raise ValueError(f"{name} must have shape {tuple(expected)}, but is {list(mask.shape)}")
         if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=wide).masked_fill(mask, -math.inf)
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
         elif not mask.is_floating_point():
             raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
-        additive.append(mask.to(wide).view(view))
+        additive.append(mask.to(dtype).view(view))
     combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
     hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
     # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for

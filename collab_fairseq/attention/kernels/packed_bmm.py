@@ -36,7 +36,7 @@ def attend(
         query: (N, T, D̃k), shared queries, not mixed, not scaled (beams, if any, folded into T).
         mixing: (H, D̃k).
         entry: key (N, S, D̃k), value (N, G, S, dv) of G groups of heads, content (N, H, S) or None.
-        mask: additive, broadcasts to (N, H, T, S), float32 or wider, no row wholly −inf; or None.
+        mask: additive, broadcasts to (N, H, T, S), no row wholly −inf; or None.
         scale: factor on the scores.
         dropout: probability with which an attention weight is dropped.
         need_weights: return the weights too.
