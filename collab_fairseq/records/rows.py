@@ -8,9 +8,6 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.attention import SITES, CollaborativeAttention
-from collab_fairseq.attention.cost import cache_numbers
-from collab_fairseq.attention.kinds import flags, side_of, sized
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError, load
 from collab_fairseq.records.schema import validate
@@ -36,6 +33,13 @@ OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
 Run = Dict[str, Any]
 
 
+def _kinds() -> Any:
+    """The table of kinds of heads; late, since that imports torch."""
+    from collab_fairseq.attention import kinds
+
+    return kinds
+
+
 def load_run(path: PathLike) -> Run:
     """Read and check a record. Heads that were converted get the settings that flags would give them.
 
@@ -51,10 +55,12 @@ def load_run(path: PathLike) -> Run:
     model = (run["config"] or {}).get("model") or {}
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
-        sites = "_".join(site for site in SITES if any(place.startswith(site) for place in model["attention_shapes"]))
+        kinds = _kinds()
+        places = tuple(model["attention_shapes"])
+        sites = "_".join(site for site in kinds.SITES if any(place.startswith(site) for place in places))
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
-        model.update({f"{site}_key_dim": None for site in SITES})
-        named = {"key_dim": "key_dim", **{f.argument: f.name for f in CollaborativeAttention.flags if f.own}}
+        model.update(dict.fromkeys(kinds.KEY_DIMS.values()))
+        named = {"key_dim": "key_dim", **{f.argument: f.name for f in kinds.CollaborativeAttention.flags if f.own}}
         alike = [{flag: shape.get(field) for field, flag in named.items()} for shape in shapes]
         if all(flags == alike[0] for flags in alike):
             model.update(alike[0], attention_shapes={})
@@ -72,11 +78,12 @@ def lookup(run: Run, field: str) -> Any:
 def heads(run: Run) -> str:
     """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
     sites = lookup(run, "config.model.collaborative_heads")
-    named = [site for site in SITES if site in (sites or "none").split("_")]
+    kinds = _kinds()
+    named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
     if not named:
         kind = "standard" if sites else "standard (fairseq's transformer)"
     else:
-        kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+        kind = "collaborative" if len(named) == len(kinds.SITES) else f"collaborative in {', '.join(named)}"
         mixing = lookup(run, "config.model.mixing_init")
         kind += f", {mixing}" if mixing not in (None, "xavier") else ""
         rate = lookup(run, "config.model.mixing_lr_multiplier")
@@ -85,7 +92,7 @@ def heads(run: Run) -> str:
     shapes = list(((run["config"] or {}).get("model") or {}).get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
         kind += f", scores × {shapes[0]['scale']:.3g}"
-    for field, flag in flags().items():
+    for field, flag in kinds.flags().items():
         number = lookup(run, f"config.model.{field}") if flag.words else None
         kind += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
     return f"{kind}, as published" if "published" in run else kind
@@ -94,7 +101,7 @@ def heads(run: Run) -> str:
 def keys(run: Run) -> Dict[str, Any]:
     """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
     model = (run["config"] or {}).get("model") or {}
-    dims = {site: key_dim(model, site) for site in SITES}
+    dims = {site: key_dim(model, site) for site in _kinds().SITES}
     alike = len(set(dims.values())) == 1
     shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
     return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
@@ -102,7 +109,7 @@ def keys(run: Run) -> Dict[str, Any]:
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
     """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
-    width = model.get(f"{side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
+    width = model.get(f"{_kinds().side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
@@ -118,7 +125,9 @@ def cache(run: Run) -> Optional[int]:
     model = (run["config"] or {}).get("model") or {}
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    return cache_numbers(sized(model, "decoder"))
+    from collab_fairseq.attention.cost import cache_numbers
+
+    return cache_numbers(_kinds().sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:
