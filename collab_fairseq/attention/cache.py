@@ -9,7 +9,6 @@ T     query positions
 S     key positions
 H     heads
 G     groups of H / G heads that share values, or keys and values
-L     width of latents
 D̃k    shared key dim (``key_dim``)
 dk    key dim of one standard head, ``key_dim / H``
 dv    value dim of one head, ``embed_dim / H``
@@ -26,9 +25,9 @@ class KeyValue(NamedTuple):
     """Projected keys and values of some positions: what :meth:`project` returns and :meth:`attend` reads.
 
     Attributes:
-        key: (N, S, D̃k) for collaborative heads, which share it; (N, G, S, dk) for standard heads; (N, S, 0) where
-            keys and values are made from latents.
-        value: (N, G, S, dv), where G is H if no head shares them; latents (N, 1, S, L).
+        key: (N, S, D̃k) for collaborative heads, which share it; (N, G, S, dk) for standard heads; (N, S, 0) where the
+            value is what both are made from.
+        value: (N, G, S, dv), where G is H if no head shares them; (N, 1, S, ·) where it is what both are made from.
         content: (N, H, S), the content score ``Y v_i`` of every key position for every head (eq. 13), before the
             scale; None without content bias.
     """

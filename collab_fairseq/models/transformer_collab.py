@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, moved
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
+from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
@@ -230,8 +230,8 @@ class TransformerCollabModel(TransformerModelBase):
             ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.
         """
         layers, parameters = attention_layers(self), state["model"]
-        numbers = head_counts(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {place: scale_of(state, place, heads) for place, heads in numbers.items()}
+        theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
+        scales = {place: layer.scale for place, layer in theirs.items()}
         others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
         was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if others and state.get("last_optimizer_state") and not reset_optimizer:

@@ -3,7 +3,8 @@
 fairseq passes (T, R, E) tensors; the layers take (R, T, E). Letters as in :mod:`collab_fairseq.attention.cache`.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import functools
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
@@ -11,19 +12,14 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import (
-    CollaborativeAttention,
-    GroupedAttention,
-    KeyValue,
-    LatentAttention,
-    StandardAttention,
-)
+from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.beams import Moved, moved
 from collab_fairseq.attention.cache import Cache
+from collab_fairseq.attention.kinds import layer_at
 
 from .gates import HeadGates
 from .heads import parse_heads
-from .settings import KERNELS_OF_STANDARD_HEADS, KEY_DIMS, ConfigurationError, parse_shapes, parse_sites
+from .settings import ConfigurationError, flat_settings, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -186,20 +182,10 @@ class IncrementalAttention(FairseqIncrementalState):
         return {} if cache is None else {"prev_key": cache.entry.key, "prev_value": cache.entry.value}
 
 
-class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
-    """Collaborative heads under fairseq's signature."""
-
-
-class IncrementalStandardAttention(IncrementalAttention, StandardAttention):  # type: ignore[misc]
-    """Standard heads with a free key dim under fairseq's signature."""
-
-
-class IncrementalGroupedAttention(IncrementalAttention, GroupedAttention):  # type: ignore[misc]
-    """Standard heads that share keys and values in groups, under fairseq's signature."""
-
-
-class IncrementalLatentAttention(IncrementalAttention, LatentAttention):  # type: ignore[misc]
-    """Standard heads with keys and values made from latents, under fairseq's signature."""
+@functools.cache
+def incremental(kind: Any) -> Type[Any]:
+    """The class of a kind of heads (of :data:`.kinds.KINDS`) under fairseq's signature."""
+    return type(f"Incremental{kind.__name__}", (IncrementalAttention, kind), {"__doc__": kind.__doc__})
 
 
 def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
@@ -211,43 +197,20 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
     Raises:
         ConfigurationError: ``attention_shapes`` gives the layer what its kind of heads does not have.
     """
-    place, side = f"{site}.{layer}", cfg.encoder if site == "encoder" else cfg.decoder
-    source_width = cfg.encoder.embed_dim if site == "cross" else None
-    own = parse_shapes(cfg.attention_shapes).get(place, {})
-    collaborative = own.pop("collaborative", site in parse_sites(cfg.collaborative_heads))
-    sharing: Dict[str, Any] = {"value_heads": cfg.value_heads, "content_bias": cfg.attention_content_bias}
-    others: Dict[str, Any] = {"kv_heads": cfg.kv_heads, "kv_latent_dim": cfg.kv_latent_dim}
-    if not collaborative:
-        own.pop("content_bias", None)
-        sharing, others = others, sharing
-    for name in set(own).intersection(others):
-        kind = "collaborative" if collaborative else "standard"
-        raise ConfigurationError(f"attention_shapes[{place}] has {name!r}, but its heads are {kind}")
-    kernel, key_dim = str(cfg.attention_kernel), getattr(cfg, KEY_DIMS[site])
-    arguments: Dict[str, Any] = {
-        "embed_dim": side.embed_dim,
-        "num_heads": side.attention_heads,
-        "key_dim": cfg.key_dim if key_dim is None else key_dim,
-        "kdim": source_width,
-        "vdim": source_width,
-        "dropout": cfg.attention_dropout,
-        "init": str(cfg.attention_init),
-        "kernel": kernel if collaborative or kernel in KERNELS_OF_STANDARD_HEADS else "auto",
-        "cross": site == "cross",
-        "noise": cfg.quant_noise.pq,
-        "noise_block": cfg.quant_noise.pq_block_size,
-        "masked": parse_heads(cfg.mask_heads).get(place, ()),
-        "gates": cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
-        **sharing,
-        **own,
-    }
-    if collaborative:
-        # a scale of the layer's own is that of the mixing matrix as it is stored
-        arguments["mixing_lr_multiplier"] = 1.0 if "scale" in own else cfg.mixing_lr_multiplier
-        return IncrementalCollaborativeAttention(mixing=str(cfg.mixing_init), **arguments)
-    kv_heads, latent_dim = arguments.pop("kv_heads"), arguments.pop("kv_latent_dim")
-    if latent_dim is not None:
-        return IncrementalLatentAttention(latent_dim=latent_dim, **arguments)
-    if kv_heads is not None:
-        return IncrementalGroupedAttention(kv_heads=kv_heads, **arguments)
-    return IncrementalStandardAttention(**arguments)
+    kind: Any
+    place, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
+    try:
+        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(place))
+    except ValueError as error:
+        raise ConfigurationError(f"attention_shapes[{place}] {error}") from error
+    made: IncrementalAttention = incremental(kind)(
+        **arguments,
+        dropout=cfg.attention_dropout,
+        kernel=kernel if kernel in kind.kernels else "auto",
+        cross=site == "cross",
+        noise=cfg.quant_noise.pq,
+        noise_block=cfg.quant_noise.pq_block_size,
+        masked=parse_heads(cfg.mask_heads).get(place, ()),
+        gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
+    )
+    return made

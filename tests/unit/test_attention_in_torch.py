@@ -58,7 +58,7 @@ def by_hand(layer, x, arguments):
 
 SHARED_VALUES = partial(CollaborativeAttention, value_heads=1)
 MULTI_QUERY = partial(GroupedAttention, kv_heads=1)
-LATENT = partial(LatentAttention, latent_dim=4)
+LATENT = partial(LatentAttention, kv_latent_dim=4)
 
 
 @pytest.mark.parametrize("cls", [CollaborativeAttention, SHARED_VALUES, StandardAttention, MULTI_QUERY, LATENT])

@@ -40,7 +40,7 @@ STANDARD_LIBRARY = {"contextlib", "functools", "math", "threading", "typing", "w
 MODERN = {
     "fairseq_modern.survival", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.whole_or_not_at_all", "fairseq_modern.files.sha256",
-    "fairseq_modern.processor",
+    "fairseq_modern.files.PathLike", "fairseq_modern.encoder_layer.SURPLUS", "fairseq_modern.processor",
 }  # fmt: skip
 
 
