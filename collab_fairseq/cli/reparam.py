@@ -76,12 +76,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.budget:
         options.refuse(args, ("multiple",), "needs --budget")
     args.device = options.choose_device(args)
-    from collab_fairseq.reparam.pipeline import Conversion, convert_model, table
+    from collab_fairseq.reparam.pipeline import Settings, convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    args.references = dict(args.reference)
-    wanted = Conversion(**{setting.name: getattr(args, setting.name) for setting in fields(Conversion)})
-    record = convert_model(args.checkpoint, args.output, wanted)
+    named = {each.name: getattr(args, each.name) for each in fields(Settings) if each.name != "references"}
+    record = convert_model(args.checkpoint, args.output, Settings(**named, references=dict(args.reference)))
     if args.json:
         write_json(record.content, args.json)
     sys.stdout.write(table(record.parts))

@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 _MEASURED = 100
 
 
-@dataclass
-class Conversion:
-    """What to make of a model, as the options of `collab reparam` say it.
+@dataclass(frozen=True)
+class Settings:
+    """How a model is converted.
 
     Attributes:
         key_dim: D̃k of every converted layer; or else budget: ``mean:N`` or ``parameters:N``, spread over the layers in
@@ -40,7 +40,7 @@ class Conversion:
         calibration: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
         distill: steps of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
-            run that was killed is resumed from the output with ``.distilling`` at its end.
+            run that was killed resumes from the output with ``.distilling`` at its end.
         distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
         distill_rate: learning rate; None: that of :func:`.distill`.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
@@ -77,21 +77,15 @@ class Conversion:
         for name in ("budget", "distill"):
             if getattr(self, name) and not self.calibration:
                 raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
-        rate = self.distill_rate
-        if rate is not None and not rate > 0:
-            raise ReparamError(f"--distill-rate must be above 0, got {rate:g}")
-        if (self.distill_text or rate) and not self.distill:
+        if self.distill_rate is not None and not self.distill_rate > 0:
+            raise ReparamError(f"--distill-rate must be above 0, got {self.distill_rate:g}")
+        if (self.distill_text or self.distill_rate) and not self.distill:
             raise ReparamError("--distill-text and --distill-rate need --distill")
         if self.references and not self.evaluate:
             raise ReparamError("--reference needs --evaluate")
 
-    def recorded(self) -> Dict[str, Any]:
-        """The settings that a record has."""
-        names = ("key_dim", "budget", "sites", "distill", "seed", "distill_text", "distill_rate")
-        return {name: getattr(self, name) for name in names}
 
-
-def convert_model(checkpoint: PathLike, output: PathLike, wanted: Conversion) -> Record:
+def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Record:
     """Convert a trained translation model of fairseq, as `collab reparam` does.
 
     Args:
@@ -104,32 +98,32 @@ def convert_model(checkpoint: PathLike, output: PathLike, wanted: Conversion) ->
         before, after and on the way), ``seconds`` (of all but the evaluation) and ``evaluation`` (by name).
 
     Raises:
-        ReparamError: settings that the model does not fit. TargetError: ``output`` cannot be written. CheckpointError,
+        ReparamError: a model that the settings do not fit. TargetError: ``output`` cannot be written. CheckpointError,
         TranslationError, ConfigurationError: as of :func:`.load_model`.
     """
-    settings, seed, references = wanted.recorded(), wanted.seed, wanted.references
-    gpu, calibration = wanted.device.startswith("cuda"), wanted.calibration
+    recorded = ("key_dim", "budget", "sites", "distill", "seed", "distill_text", "distill_rate")
+    settings: Dict[str, Any] = {name: getattr(given, name) for name in recorded}
+    device, seed, multiple, calibration = given.device, given.seed, given.multiple, given.calibration
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
-    spending = allocation.Budget.parse(wanted.budget) if wanted.budget else None
-    multiple = wanted.multiple or (8 if gpu else 1)
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    spending = allocation.Budget.parse(given.budget) if given.budget else None
     began = time.perf_counter()
-    needs_text = bool(calibration or wanted.evaluate)
-    trained = translation.load_model(checkpoint, wanted.data, device=wanted.device, seed=seed, text=needs_text)
-    names = fairseq.places(trained, wanted.sites)
+    text_wanted = bool(calibration or given.evaluate)
+    trained = translation.load_model(checkpoint, given.data, device=device, seed=seed, text=text_wanted)
+    names = fairseq.places(trained, given.sites)
     if spending:
-        settings["multiple"] = multiple
+        settings["multiple"] = multiple = multiple or (8 if device.startswith("cuda") else 1)
         allocation.check_budget(trained, names, spending, multiple)
-    if wanted.evaluate:
-        translation.test_splits(trained, references)
+    if given.evaluate:
+        translation.test_splits(trained, given.references)
 
     text = calibrations = curves = distilled = None
-    tokens: Dict[str, Any] = {"max_tokens": wanted.max_tokens}
+    tokens: Dict[str, Any] = {"max_tokens": given.max_tokens}
     if calibration:
-        split, text = text_of(calibration, trained, wanted.max_tokens)
+        split, text = text_of(calibration, trained, given.max_tokens)
         some = min(_MEASURED, text["sentences"])
         logger.info("calibrating on %s", text["text"])
         calibrations = fairseq.calibrate(trained, split, names, sentences=text["sentences"], **tokens)
@@ -138,21 +132,20 @@ def convert_model(checkpoint: PathLike, output: PathLike, wanted: Conversion) ->
             "no --calibration: the fit counts all inputs alike and loses more than one to which text shows the queries "
             "and keys that occur; a few hundred sentences do, such as --calibration train:400"
         )
-    key_dims: Any = dict.fromkeys(names, wanted.key_dim)
+    key_dims: Any = dict.fromkeys(names, given.key_dim)
     if spending and text:
         measured = {**tokens, "sentences": some, "seed": seed}
         curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
-        key_dims = allocation.spend(trained, curves, spending, multiple=multiple)
+        key_dims = allocation.spend(trained, curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
-    if wanted.distill and calibration:
-        unlabelled = wanted.distill_text or calibration
-        own, settings["distill_text"] = text_of(
-            unlabelled, trained, wanted.max_tokens, option="--distill-text", seed=seed
-        )
+    if given.distill and calibration:
+        unlabelled = given.distill_text or calibration
+        own, settings["distill_text"] = text_of(unlabelled, trained, **tokens, option="--distill-text", seed=seed)
         weights = {name: fit.weights for name, fit in fits.items()}
         kept = f"{os.fspath(output)}.distilling"
-        rate = wanted.distill_rate
-        weights, distilled = distill(trained, weights, own, wanted.distill, rate=rate, seed=seed, kept=kept)
+        weights, distilled = distill(
+            trained, weights, own, given.distill, rate=given.distill_rate, seed=seed, kept=kept
+        )  # fmt: skip
         state = fairseq.converted(trained, weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
@@ -161,15 +154,15 @@ def convert_model(checkpoint: PathLike, output: PathLike, wanted: Conversion) ->
     record = Record(
         "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]),
         {**settings, "checkpoint": file_setting(checkpoint), "calibration": text},
-        device="gpu" if gpu else "cpu", threads=wanted.threads,
+        device="gpu" if device.startswith("cuda") else "cpu", threads=given.threads,
     )  # fmt: skip
     errors, evaluation = {}, {}
-    after = translation.with_state(trained, state) if text or wanted.evaluate else trained
+    after = translation.with_state(trained, state) if text or given.evaluate else trained
     if text:
         errors = fairseq.output_errors(trained, after, split, names, sentences=some, **tokens)
-    if wanted.evaluate:
+    if given.evaluate:
         logger.info("evaluating on valid and the test splits")
-        evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
+        evaluation = _compare(*(translation.evaluate(model, given.references, **tokens) for model in (trained, after)))
     record.parts.update(
         output=file_setting(output), layers=[
             _layer(name, source, fits[name], errors.get(name), trained.state, state)
