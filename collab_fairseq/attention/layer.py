@@ -13,11 +13,11 @@ from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
+#: see :meth:`AttentionLayer.reset_parameters`
+INITS = ("default", "authors")
 #: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
 Read = Tuple[Tensor, Optional[Tensor]]
 
-#: see :meth:`AttentionLayer.reset_parameters`
-INITS = ("default", "authors")
 
 
 class AttentionLayer(WithoutFastPath, Kind, nn.Module):
