@@ -11,15 +11,9 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import (
-    CollaborativeAttention,
-    GroupedAttention,
-    KeyValue,
-    LatentAttention,
-    StandardAttention,
-)
+from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
 from collab_fairseq.attention.beams import Moved, moved
-from collab_fairseq.attention.cache import Cache
+from collab_fairseq.attention.cache import Cache, KeyValue
 
 from .gates import HeadGates
 from .heads import parse_heads
