@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import SITES, Run, key_dim, lookup
+from collab_fairseq.records.rows import Run, key_dim, lookup
 from collab_fairseq.records.scores import ALL, METRICS, evaluation, score, test_sets
 from collab_fairseq.scoring.significance import Interval, over_seeds
 
@@ -29,7 +29,7 @@ def rows(runs: Iterable[Run]) -> Dict[Row, Dict[Optional[int], Run]]:
     found: Dict[Row, Dict[Optional[int], Run]] = {}
     for run in runs:
         kind = KINDS[lookup(run, "config.model.collaborative_heads") not in (None, "none")]
-        row = found.setdefault((kind, key_dim(run["config"]["model"], SITES[0])), {})
+        row = found.setdefault((kind, key_dim(run["config"]["model"], "encoder")), {})
         if run["seed"] in row:
             raise RecordError(f"expected one run a row and seed, but {run['name']} is the second of seed {run['seed']}")
         row[run["seed"]] = run

@@ -8,8 +8,7 @@ from typing import List, NamedTuple, Optional, Sequence, Sized, Union
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.sums import sentence_statistics
-
-PathLike = Union[str, "os.PathLike[str]"]
+from fairseq_modern.files import PathLike
 
 
 class ScoringError(ValueError):
