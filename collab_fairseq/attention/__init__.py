@@ -15,13 +15,12 @@ from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
 from .latent import LatentAttention
 from .layer import AttentionLayer
-from .mixing import INITIAL_MIXING, MIXING_WITH_BLOCKS, block_mixing, initial_mixing
+from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
 from .standard import StandardAttention
 
 __all__ = [
     "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
-    "MIXING_WITH_BLOCKS",
     "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",

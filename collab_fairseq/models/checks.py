@@ -11,7 +11,6 @@ from collab_fairseq.modules.settings import (
     KERNELS_OF_STANDARD_HEADS,
     KEY_DIMS,
     MIXINGS,
-    MIXINGS_OF_BLOCKS,
     SITES,
     ConfigurationError,
     parse_shapes,
@@ -76,9 +75,9 @@ def check_config(cfg: Any) -> None:
             raise ConfigurationError(
                 f"--{flag}-heads must divide the {heads} heads of {site} attention, but is {groups}"
             )
-        if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
+        if site in sites and cfg.mixing_init == "blocks" and key_dim < heads:
             raise ConfigurationError(
-                f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
+                f"--mixing-init blocks gives each of the {heads} heads a key dimension of its own, "
                 f"but {flag_of_dim} is {key_dim}"
             )
     _check_heads(cfg)

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, FrozenSet, Mapping, Optional
 
-from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXING_WITH_BLOCKS, STANDARD_KERNELS
+from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, STANDARD_KERNELS
 
 #: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
 #: self-attention
@@ -13,9 +13,8 @@ KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
 
 #: names of ``--attention-init``
 INITS = ("default", "authors")
-#: names of ``--mixing-init``, and those among them that need a key dimension for each head
+#: names of ``--mixing-init``
 MIXINGS = tuple(INITIAL_MIXING)
-MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
 #: names of ``--attention-kernel``, and those among them that standard heads have
 KERNELS = ("auto", *COLLABORATIVE_KERNELS)
 KERNELS_OF_STANDARD_HEADS = ("auto", *STANDARD_KERNELS)
