@@ -1,7 +1,7 @@
 """The attention modules that are timed: ours, stock fairseq's, and other ways to compute the same.
 
 All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
-Contestants of one *function* hold the same parameters and must give the same output: :func:`.checks.check`.
+Contestants of one *function* hold the same parameters and must give the same output: :func:`.layers.agree`.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.kernels import COLLABORATIVE
-from collab_fairseq.modules.attention import (
-    IncrementalCollaborativeAttention,
-    IncrementalGroupedAttention,
-    IncrementalLatentAttention,
-    IncrementalStandardAttention,
-)
+from collab_fairseq.modules.attention import IncrementalCollaborativeAttention, IncrementalStandardAttention
 
 #: what the contestants are called in tables, in this order
 NAMES = {
@@ -37,26 +32,18 @@ NAMES = {
     # hypothesis; by einsum, or by a batched product
     "authors": "(d) authors, einsum",
     "authors-bmm": "(d) authors, bmm",
-    "grouped": "(e) grouped-query",  # a quarter of the heads' keys and values, at the full width
-    "latent": "(f) latent",  # latents as wide as the key dim, at the full width
     "ours": "ours",  # collaborative heads, with the kernel that the layer chooses; ours-KERNEL: with that one
-    "shared-values": "ours, shared values",  # collaborative heads that share a quarter of the heads' values
 }
 
 
 @dataclass(frozen=True)
 class Shape:
-    """E, H, D̃k of a layer; its site (``encoder``, ``cross`` or ``decoder``); dropout of the attention weights."""
+    """E, H, D̃k of a layer, and its site (``encoder``, ``cross`` or ``decoder``)."""
 
     embed_dim: int
     num_heads: int
     key_dim: int
     site: str
-    dropout: float = 0.0
-
-    def groups(self) -> int:
-        """G of the contestants whose heads share values: a quarter of the heads or the next smaller divisor, or 1."""
-        return max(number for number in range(1, max(1, self.num_heads // 4) + 1) if self.num_heads % number == 0)
 
 
 class AuthorsAttention(IncrementalCollaborativeAttention):
@@ -125,37 +112,28 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
         shape: of the layer. beams: hypotheses per sentence in decoding, or 1. seed: of the parameters.
     """
     torch.manual_seed(seed)
-    cross, width = shape.site == "cross", shape.embed_dim
-    sizes: Dict[str, Any] = {"embed_dim": width, "num_heads": shape.num_heads, "dropout": shape.dropout}
+    cross, sizes = shape.site == "cross", (shape.embed_dim, shape.num_heads)
 
     def stock() -> nn.Module:
-        return MultiheadAttention(**sizes, self_attention=not cross, encoder_decoder_attention=cross)
+        return MultiheadAttention(*sizes, self_attention=not cross, encoder_decoder_attention=cross)
 
-    def own(kind: Any, key_dim: int = shape.key_dim, **more: Any) -> nn.Module:
-        module: nn.Module = kind(key_dim=key_dim, cross=cross, **sizes, **more)
-        return module
+    def own(kind: Any, key_dim: int = shape.key_dim, kernel: str = "auto") -> nn.Module:
+        return kind(*sizes, key_dim, cross=cross, kernel=kernel)  # type: ignore[no-any-return]
 
-    fairseq = stock()
+    fairseq, ours = stock(), IncrementalCollaborativeAttention
     found = {"fairseq": Contestant(fairseq, "standard")}
     if beams > 1 and cross:
         found["fairseq-sentence"] = Contestant(stock(), "standard")
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, width, kernel="sdpa"), "standard")
+    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, shape.embed_dim, "sdpa"), "standard")
     if shape.key_dim % shape.num_heads == 0:
-        function = "standard" if shape.key_dim == width else "standard at the key dim"
+        function = "standard" if shape.key_dim == shape.embed_dim else "standard at the key dim"
         found["standard"] = Contestant(own(IncrementalStandardAttention), function)
-    groups = shape.groups()
-    found["grouped"] = Contestant(own(IncrementalGroupedAttention, width, kv_heads=groups), "grouped")
-    found["latent"] = Contestant(own(IncrementalLatentAttention, width, latent_dim=shape.key_dim), "latent")
-    shared = own(IncrementalCollaborativeAttention, value_heads=groups)
-    found["shared-values"] = Contestant(shared, "collaborative, shared values")
     for name, module in {
-        "authors": own(AuthorsAttention),
-        "authors-bmm": own(AuthorsBmmAttention),
-        "ours": own(IncrementalCollaborativeAttention, kernel="auto"),
-        **{f"ours-{kernel}": own(IncrementalCollaborativeAttention, kernel=kernel) for kernel in COLLABORATIVE},
-    }.items():
+        "authors": own(AuthorsAttention), "authors-bmm": own(AuthorsBmmAttention), "ours": own(ours),
+        **{f"ours-{kernel}": own(ours, kernel=kernel) for kernel in COLLABORATIVE},
+    }.items():  # fmt: skip
         found[name] = Contestant(module, "collaborative")
 
     first: Dict[str, nn.Module] = {}

@@ -18,7 +18,7 @@ from .cases import Options
 
 #: our preset of a size; stock fairseq is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
-#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand units, as for WMT14
+#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}
 #: two layers of two heads for --quick
 _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -40,33 +40,38 @@ class Task:
         return [sentence.index_fill(0, torch.tensor(len(sentence) - 1), known.eos()) for sentence in drawn]
 
 
-def build(size: str, task: Any, key_dim: int, names: Sequence[str], options: Options) -> Dict[str, nn.Module]:
+def build(
+    size: str, task: Any, key_dim: int, names: Sequence[str], options: Options, **flags: Any
+) -> Dict[str, nn.Module]:
     """Models by name; standard heads have equal parameters in all of them, collaborative heads as well.
 
     Args:
         size: of :data:`PRESETS`. task: with the dictionaries. key_dim: D̃k of ``ours`` and ``authors``.
         names: of ``fairseq``, ``fairseq-bf16`` (its transformer), ``none`` (ours with standard heads at the full key
             dim), ``ours``, ``authors`` (a mixed key of every head).
+        flags: more settings of ours.
     """
-    flags: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
+    sizes: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
     if options.quick:
-        flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
+        sizes.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
     found: Dict[str, nn.Module] = {}
     for name in names:
         own = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
-        args = Namespace(arch=PRESETS[size], **flags, **own)
+        args = Namespace(arch=PRESETS[size], **sizes, **own, **flags)
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name.startswith("fairseq"):
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)
-    for module in found["authors"].modules() if "authors" in found else ():
-        if isinstance(module, IncrementalCollaborativeAttention):
-            module.__class__ = AuthorsAttention  # the same parameters, computed otherwise
+    for layer in list(found["authors"].modules()) if "authors" in found else ():
+        for name, module in layer.named_children():
+            if isinstance(module, IncrementalCollaborativeAttention):
+                sizes_of_it = (module.embed_dim, module.num_heads, module.key_dim)
+                setattr(layer, name, AuthorsAttention(*sizes_of_it, cross=module.cross, dropout=module.dropout))
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())
-    return found
+    return {name: model.to(options.device) for name, model in found.items()}
 
 
 def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:
