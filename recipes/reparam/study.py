@@ -96,11 +96,8 @@ class Study:
             },
             "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
             "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
-            "sentences": args.sentences, "distill": args.distill, "unlabelled": args.unlabelled,
-            "seeds": args.seeds,
-            "distill_ranks": [str(part) for part in args.distill_ranks],
-            "ranks": [str(part) for part in args.ranks],
-            "bleu_ranks": [str(part) for part in args.bleu_ranks],
+            **{name: getattr(args, name) for name in ("sentences", "distill", "unlabelled", "seeds")},
+            **{name: list(map(str, getattr(args, name))) for name in ("distill_ranks", "ranks", "bleu_ranks")},
             "tensorly": importlib.metadata.version("tensorly") if {"paper", "authors"} & {*args.methods} else None,
         }  # fmt: skip
 
@@ -140,7 +137,7 @@ class Study:
             if method == "authors":
                 found = {n: w._replace(scale=(w.heads.rank / w.heads.num_heads) ** -0.5) for n, w in found.items()}
             return found, seconds, None
-        # the same text for all of them: not in anybody's time
+        # the same text for all of them: in no method's time
         calibrations = None if method == "plain" else self.calibrations
         curves = self.curves if method in ("allocated", "distilled") else None
         began, dims = time.process_time(), self.ranks(part)
