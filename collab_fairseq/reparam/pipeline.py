@@ -53,10 +53,10 @@ def convert_model(
     Args:
         checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: where the new one goes, whole or
             not at all.
-        key_dim: D̃k of every converted layer; or else budget: ``mean:N`` or ``parameters:N``, spread over the layers in
-            multiples of ``multiple``; None: 8, for half types, where ``device`` is a GPU, else 1.
+        key_dim: D̃k of every converted layer; or else budget: ``mean:N``, their mean, spread over the layers
+            in multiples of ``multiple``; None: 8, for half types, where ``device`` is a GPU, else 1.
         sites: which attention, written as in ``--collaborative-heads``.
-        calibration: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
+        calibration: ``SPLIT:N`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
         distill_steps: of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
             run that was killed goes on from ``output`` with ``.distilling`` at its end.
@@ -85,7 +85,7 @@ def convert_model(
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
     if threads:
         torch.set_num_threads(threads)
-    spending = allocation.Budget.parse(budget) if budget else None
+    spending = allocation.parse_budget(budget) if budget else None
     began = time.perf_counter()
     trained = translation.load_model(checkpoint, data, device=device, seed=seed, text=bool(calibration or evaluate))
     names = fairseq.places(trained, sites)
@@ -111,7 +111,7 @@ def convert_model(
     if spending and text:
         measured = {**tokens, "sentences": some, "seed": seed}
         curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
-        key_dims = allocation.spend(trained, curves, spending, multiple=multiple or 1)
+        key_dims = allocation.spend(curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
     if distill_steps and calibration:
         unlabelled = distill_text or calibration

@@ -39,7 +39,7 @@ from collab_fairseq.cli.options import pair
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
-from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
+from collab_fairseq.reparam.allocation import measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
 from collab_fairseq.reparam.text import text_of
@@ -142,7 +142,7 @@ class Study:
         curves = self.curves if method in ("allocated", "distilled") else None
         began, dims = time.process_time(), self.ranks(part)
         if curves:
-            dims = spend(self.trained, curves, Budget(mean=sum(dims.values()) / len(dims)))
+            dims = spend(curves, sum(dims.values()) / len(dims))
         fits = fit_layers(self.origin, dims, calibrations, progress=lambda *_: None, seed=seed)
         found = {name: fit.weights for name, fit in fits.items()}
         seconds = time.process_time() - began
