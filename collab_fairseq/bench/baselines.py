@@ -36,16 +36,6 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Shape:
-    """E, H, D̃k of a layer, and its site (``encoder``, ``cross`` or ``decoder``)."""
-
-    embed_dim: int
-    num_heads: int
-    key_dim: int
-    site: str
-
-
 class AuthorsAttention(IncrementalCollaborativeAttention):
     """Collaborative heads with the key mixed for every head, (N, H, S, D̃k), materialised and cached.
 
@@ -105,20 +95,22 @@ class Contestant:
         return output
 
 
-def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contestant]:
+def contestants(
+    embed_dim: int, num_heads: int, key_dim: int, *, cross: bool, beams: int = 1, seed: int = 0
+) -> Dict[str, Contestant]:
     """All contestants of a layer, float32 on the CPU; those of one function have the same parameters.
 
     Args:
-        shape: of the layer. beams: hypotheses per sentence in decoding, or 1. seed: of the parameters.
+        embed_dim, num_heads, key_dim: E, H, D̃k. cross: cross-attention. beams: hypotheses per sentence in decoding, or
+            1. seed: of the parameters.
     """
     torch.manual_seed(seed)
-    cross, sizes = shape.site == "cross", (shape.embed_dim, shape.num_heads)
 
     def stock() -> nn.Module:
-        return MultiheadAttention(*sizes, self_attention=not cross, encoder_decoder_attention=cross)
+        return MultiheadAttention(embed_dim, num_heads, self_attention=not cross, encoder_decoder_attention=cross)
 
-    def own(kind: Any, key_dim: int = shape.key_dim, kernel: str = "auto") -> nn.Module:
-        return kind(*sizes, key_dim, cross=cross, kernel=kernel)  # type: ignore[no-any-return]
+    def own(kind: Any, key_dim: int = key_dim, kernel: str = "auto") -> nn.Module:
+        return kind(embed_dim, num_heads, key_dim, cross=cross, kernel=kernel)  # type: ignore[no-any-return]
 
     fairseq, ours = stock(), IncrementalCollaborativeAttention
     found = {"fairseq": Contestant(fairseq, "standard")}
@@ -126,9 +118,9 @@ def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contes
         found["fairseq-sentence"] = Contestant(stock(), "standard")
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, shape.embed_dim, "sdpa"), "standard")
-    if shape.key_dim % shape.num_heads == 0:
-        function = "standard" if shape.key_dim == shape.embed_dim else "standard at the key dim"
+    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, embed_dim, "sdpa"), "standard")
+    if key_dim % num_heads == 0:
+        function = "standard" if key_dim == embed_dim else "standard at the key dim"
         found["standard"] = Contestant(own(IncrementalStandardAttention), function)
     for name, module in {
         "authors": own(AuthorsAttention), "authors-bmm": own(AuthorsBmmAttention), "ours": own(ours),

@@ -25,7 +25,7 @@ class Options:
         clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
         rounds: at most so many per row. seconds: no new round after so many, once there are ``least`` rounds.
         seed: of parameters, inputs and the order of turns. quick: miniatures that show that everything runs.
-        compile: time training steps through ``torch.compile``. sentences: to translate; None: 1000.
+        compile: time training steps through ``torch.compile``.
     """
 
     device: str = "cpu"
@@ -38,7 +38,6 @@ class Options:
     seed: int = 1
     quick: bool = False
     compile: Optional[bool] = None
-    sentences: Optional[int] = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.seconds < float("inf"):

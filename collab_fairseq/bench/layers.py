@@ -12,7 +12,7 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
-from .baselines import Contestant, Shape, contestants
+from .baselines import Contestant, contestants
 from .cases import Case, Options, Step, draw
 from .measure import compare
 
@@ -60,10 +60,9 @@ def layer_case(
     """Forward and backward of a layer over N sentences of T positions; cross-attention has keys as long as its queries.
 
     Args:
-        site, embed_dim, num_heads, key_dim: see :class:`.Shape`. sentences: N. length: T.
+        site: ``encoder``, ``cross`` or ``decoder``. sentences: N. length: T. embed_dim, num_heads, key_dim: E, H, D̃k.
         what: ``train``, its time, or ``memory``, its peak.
     """
-    shape = Shape(embed_dim, num_heads, key_dim, site)
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         where: Any = {"device": options.device, "dtype": options.torch_dtype}
@@ -89,7 +88,7 @@ def layer_case(
 
             return step
 
-        found = contestants(shape, seed=options.seed)
+        found = contestants(embed_dim, num_heads, key_dim, cross=site == "cross", seed=options.seed)
         steps = {name: step_of(contestant) for name, contestant in found.items()}
         agree(found, steps)
         return [steps]
@@ -106,7 +105,7 @@ def decode_case(
         site: ``cross`` or ``decoder`` (self-attention). sentences, beams: R, the hypotheses, is their product.
         length: S of the source, or T of the targets with the new position. embed_dim, num_heads, key_dim: of the layer.
     """
-    shape, cross = Shape(embed_dim, num_heads, key_dim, site), site == "cross"
+    cross = site == "cross"
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         where, random = (options.device, options.torch_dtype), torch.Generator().manual_seed(options.seed)
@@ -143,7 +142,7 @@ def decode_case(
             """The last position of attention over everything at once."""
             return attend(contestant, torch.cat([queries[:-1, order], queries[-1:]]), None)[-1:]
 
-        found = contestants(shape, beams, options.seed)
+        found = contestants(embed_dim, num_heads, key_dim, cross=cross, beams=beams, seed=options.seed)
         steps = {name: step_of(contestant) for name, contestant in found.items()}
         agree(found, steps, whole)
         return [steps]

@@ -11,7 +11,7 @@ other rows are measured all the same.
 import logging
 import os
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
@@ -99,7 +99,7 @@ def full_table(record: Dict[str, Any]) -> str:
         f"{row} is missing: {part['missing']}" for row, part in record["parts"].items() if part and "missing" in part
     ]
     text = "Median; in brackets the ratio of ours to it."
-    return "\n\n".join([_table("row", rows_of(record), "values"), text, _about([record]), *missing]) + "\n"
+    return "\n\n".join([_table("row", rows_of(record), "values", _value), text, _about([record]), *missing]) + "\n"
 
 
 def ratio_table(
@@ -116,7 +116,7 @@ def ratio_table(
         f"[{record['name']}]({os.path.relpath(path, folder).replace(os.sep, '/')})"
         for record, path in zip(records, paths, strict=True)
     ]
-    table = _table("ours, compared with", rows, "ratios")
+    table = _table("ours, compared with", rows, "ratios", _ratio)
     return "\n\n".join([table, _about(records), f"Records: {', '.join(links)}."]) + "\n"
 
 
@@ -125,12 +125,11 @@ def rows_of(record: Dict[str, Any]) -> Dict[str, Any]:
     return {row: part for row, part in record["parts"].items() if part and "ratios" in part}
 
 
-def _table(title: str, rows: Dict[str, Any], field: str) -> str:
+def _table(title: str, rows: Dict[str, Any], field: str, cell: Callable[[Dict[str, Any], str], str]) -> str:
     present = {contestant for row in rows.values() for contestant in row[field]}
     shown = [name for name in NAMES if name in present]
     if field == "values":  # other ways to compute ours are no baselines
         shown += sorted(present - set(shown))
-    cell = _value if field == "values" else _ratio
     lines = [[name, *(cell(row, c) if c in row[field] else "–" for c in shown)] for name, row in rows.items()]
     return pages.table([[title, *(NAMES.get(name, name.replace("ours-", "ours, ")) for name in shown)], *lines])
 

@@ -60,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add("--compile", action="store_const", const=True,
                 help="layers through torch.compile, fairseq's own too (rows .../compiled)")  # fmt: skip
         if what == "decode":
-            add("--sentences", type=positive, help="to translate (default: 1000)")
+            add(
+                "--sentences",
+                action=Gone,
+                const="rows decode/translate are of 1,000; --rounds 1 --seconds 1 is the least",
+            )
         add("--quick", action="store_true", help="miniatures, to see that everything runs")
         add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
         add("--output", action=Renamed, const="--json")
