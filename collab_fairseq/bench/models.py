@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
+from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
 from .baselines import AuthorsAttention
 from .cases import Options
@@ -41,7 +42,7 @@ class Task:
 
 
 def build(
-    size: str, task: Any, key_dim: int, names: Sequence[str], options: Options, **flags: Any
+    size: str, task: Any, key_dim: int, names: Sequence[str], options: Options, **more: Any
 ) -> Dict[str, nn.Module]:
     """Models by name; standard heads have equal parameters in all of them, collaborative heads as well.
 
@@ -49,25 +50,26 @@ def build(
         size: of :data:`PRESETS`. task: with the dictionaries. key_dim: D̃k of ``ours`` and ``authors``.
         names: of ``fairseq``, ``fairseq-bf16`` (its transformer), ``none`` (ours with standard heads at the full key
             dim), ``ours``, ``authors`` (a mixed key of every head).
-        flags: more settings of ours.
+        more: flags of ours alone.
     """
-    sizes: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
+    flags: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
     if options.quick:
-        sizes.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
+        flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
     found: Dict[str, nn.Module] = {}
     for name in names:
         own = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
-        args = Namespace(arch=PRESETS[size], **sizes, **own, **flags)
+        args = Namespace(arch=PRESETS[size], **flags, **own, **more)
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name.startswith("fairseq"):
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)
-    for layer in list(found["authors"].modules()) if "authors" in found else ():
-        for name, module in layer.named_children():
-            if isinstance(module, IncrementalCollaborativeAttention):
-                sizes_of_it = (module.embed_dim, module.num_heads, module.key_dim)
-                setattr(layer, name, AuthorsAttention(*sizes_of_it, cross=module.cross, dropout=module.dropout))
+    for place, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
+        if isinstance(layer, IncrementalCollaborativeAttention):  # the same parameters, computed otherwise
+            authors = AuthorsAttention(
+                layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
+            )
+            found["authors"].set_submodule(parameter_prefix(place)[:-1], authors)
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())
