@@ -86,12 +86,12 @@ class Contestant:
     static: bool = True
 
     def __call__(
-        self, query: Tensor, key: Tensor, padding: Optional[Tensor] = None, mask: Optional[Tensor] = None,
-        state: Optional[Dict[str, Any]] = None, cross: bool = False,
+        self, query: Tensor, key: Tensor, padding: Optional[Tensor], state: Optional[Dict[str, Any]] = None,
+        cross: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S), causal mask (T, S)."""
+        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S)."""
         static = self.static if state is None else cross
-        output: Tensor = self.module(query, key, key, padding, state, False, static, mask)[0]
+        output: Tensor = self.module(query, key, key, padding, state, False, static)[0]
         return output
 
 

@@ -47,39 +47,33 @@ def agree(
             compare(f"{part} of {name}, compared with {reference},", got, wanted, got.dtype)
 
 
-def padding_mask(sentences: int, longest: int, options: Options, left: bool = True) -> Tensor:
-    """(N, S) boolean, True for padding, on the left as fairseq pads sources, or on the right."""
+def padding_mask(sentences: int, longest: int, options: Options) -> Tensor:
+    """(N, S) boolean, True for padding, which is on the left, as fairseq pads sources."""
     lengths = torch.tensor(draw(sentences, options.seed, longest), device=options.device)
     mask: Tensor = data_utils.lengths_to_padding_mask(lengths)
-    return mask.flip(1) if left else mask
+    return mask.flip(1)
 
 
-def layer_case(
-    site: str, sentences: int, length: int, key_dim: int, what: str, embed_dim: int = 512, num_heads: int = 8
-) -> Case:
-    """Forward and backward of a layer over N sentences of T positions; cross-attention has keys as long as its queries.
+def layer_case(sentences: int, length: int, key_dim: int, what: str, embed_dim: int = 512, num_heads: int = 8) -> Case:
+    """Forward and backward of self-attention over N sentences of T positions, as in an encoder.
 
     Args:
-        site: ``encoder``, ``cross`` or ``decoder``. sentences: N. length: T. embed_dim, num_heads, key_dim: E, H, D̃k.
-        what: ``train``, its time, or ``memory``, its peak.
+        sentences: N. length: T. what: ``train``, its time, or ``memory``, its peak. embed_dim, num_heads, key_dim: E,
+            H, D̃k.
     """
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         where: Any = {"device": options.device, "dtype": options.torch_dtype}
         random = torch.Generator().manual_seed(options.seed)
-        query, key, gradient = (
-            torch.randn(length, sentences, embed_dim, generator=random).to(**where).requires_grad_() for _ in range(3)
-        )
-        key = key if site == "cross" else query
-        padding, causal = padding_mask(sentences, length, options, left=site != "decoder"), None
-        if site == "decoder":
-            causal = torch.full((length, length), -torch.inf, **where).triu(1)
+        drawn = (torch.randn(length, sentences, embed_dim, generator=random) for _ in range(2))
+        query, gradient = (tensor.to(**where).requires_grad_() for tensor in drawn)
+        padding = padding_mask(sentences, length, options)
 
         def step_of(contestant: Contestant) -> Step:
-            leaves = [query, key, *contestant.module.to(**where).parameters()]
+            leaves = [query, *contestant.module.to(**where).parameters()]
 
             def step() -> Tuple[Tensor, Tensor]:
-                output = contestant(query, key, padding, causal)
+                output = contestant(query, query, padding)
                 output.backward(gradient)
                 found = query.grad
                 for leaf in leaves:
@@ -88,12 +82,12 @@ def layer_case(
 
             return step
 
-        found = contestants(embed_dim, num_heads, key_dim, cross=site == "cross", seed=options.seed)
+        found = contestants(embed_dim, num_heads, key_dim, cross=False, seed=options.seed)
         steps = {name: step_of(contestant) for name, contestant in found.items()}
         agree(found, steps)
         return [steps]
 
-    return Case(f"layer/{site}/{sentences}x{length}/dk{key_dim}/{what}", prepare, what == "memory")
+    return Case(f"layer/encoder/{sentences}x{length}/dk{key_dim}/{what}", prepare, what == "memory")
 
 
 def decode_case(
@@ -120,7 +114,7 @@ def decode_case(
         order = (torch.arange(sentences)[:, None] * beams + chosen).flatten().to(options.device)
 
         def attend(contestant: Contestant, query: Tensor, state: Optional[Dict[str, Any]]) -> Tensor:
-            return contestant(query, query if key is None else key, padding, None, state, cross)
+            return contestant(query, query if key is None else key, padding, state, cross)
 
         @torch.no_grad()
         def step_of(contestant: Contestant) -> Step:
@@ -153,14 +147,10 @@ def decode_case(
 
 def layer_cases(options: Options) -> List[Case]:
     """The rows of ``collab bench layer``."""
-    sizes, key_dims, shape = ((64, 32), (16, 128), (4, 512)), (64, 128, 256, 512), (512, 8)
     if options.quick:
-        sizes, key_dims, shape = ((3, 6),), (4,), (16, 2)  # type: ignore[assignment]
-    return [
-        layer_case(site, *size, key_dim, what, *shape)
-        for site in ("encoder", "cross", "decoder") for what in ("train", "memory") for size in sizes
-        for key_dim in key_dims if site == "encoder" or (what == "train" and key_dim in (4, 128))
-    ]  # fmt: skip
+        return [layer_case(3, 6, 4, what, 16, 2) for what in ("train", "memory")]
+    sizes, key_dims = ((64, 32), (16, 128), (4, 512)), (64, 128, 256, 512)
+    return [layer_case(*size, dim, what) for what in ("train", "memory") for size in sizes for dim in key_dims]
 
 
 def decode_cases(options: Options) -> List[Case]:

@@ -12,7 +12,7 @@ nothing.
 
 Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and S source positions, key dim D:
 
-    layer/SITE/NxT/dkD/train         forward and backward of a layer; memory: peak of both
+    layer/encoder/NxT/dkD/train      forward and backward of a layer; memory: peak of both
     decode/cross/NxBEAM/SS/dkD       step of one layer in beam search; decode/self/NxBEAM/TT/dkD: with reordered cache
     decode/translate/SIZE/N/dkD      beam search over N sentences; .../bf16: ours in bfloat16
     train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam; .../compiled: with --compile
