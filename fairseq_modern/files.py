@@ -1,10 +1,12 @@
-"""Writing a file whole or not at all, and its sum: the one way of this package and of collab_fairseq."""
+"""Writing a file whole or not at all, and its sum."""
 
 import contextlib
 import hashlib
 import io
 import os
 from typing import IO, Any, Iterator, Optional, Union
+
+PathLike = Union[str, "os.PathLike[str]"]
 
 
 class _File(io.FileIO):
@@ -52,7 +54,7 @@ def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
             os.close(directory)
 
 
-def sha256(path: Union[str, "os.PathLike[str]"]) -> str:
+def sha256(path: PathLike) -> str:
     """SHA-256 of a file, as `sha256sum` prints it."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:

@@ -13,6 +13,7 @@ from .grouped import GroupedAttention
 from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
 from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
+from .kinds import KINDS, SITES
 from .latent import LatentAttention
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
@@ -21,6 +22,8 @@ from .standard import StandardAttention
 __all__ = [
     "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
+    "KINDS",
+    "SITES",
     "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",

@@ -4,17 +4,18 @@ All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`col
 Contestants of one *function* hold the same parameters and must give the same output: :func:`.layers.agree`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from collab_fairseq.attention import KeyValue
-from collab_fairseq.attention.kernels import COLLABORATIVE
-from collab_fairseq.modules.attention import IncrementalCollaborativeAttention, IncrementalStandardAttention
+from collab_fairseq.attention import KINDS, CollaborativeAttention, KeyValue, StandardAttention
+from collab_fairseq.modules.attention import IncrementalAttention, incremental
 
+#: kinds of heads that a flag chooses
+_CHOSEN = [kind for kind in KINDS if kind.chosen_by is not None]
 #: what the contestants are called in tables, in this order
 NAMES = {
     # standard heads, fairseq's MultiheadAttention: its own batched products, as in cross-attention and decoding; its
@@ -32,11 +33,13 @@ NAMES = {
     # hypothesis; by einsum, or by a batched product
     "authors": "(d) authors, einsum",
     "authors-bmm": "(d) authors, bmm",
+    # other kinds at the full width, as they choose: (e) grouped, with a quarter of the heads' keys and values, …
+    **{kind.kind: f"({letter}) {kind.kind}" for letter, kind in zip("efghi", _CHOSEN, strict=False)},
     "ours": "ours",  # collaborative heads, with the kernel that the layer chooses; ours-KERNEL: with that one
 }
 
 
-class AuthorsAttention(IncrementalCollaborativeAttention):
+class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
     """Collaborative heads with the key mixed for every head, (N, H, S, D̃k), materialised and cached.
 
     scores_h = Q (K ⊙ m_h)ᵀ · scale. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, equation 6.
@@ -60,12 +63,12 @@ class AuthorsAttention(IncrementalCollaborativeAttention):
             weights = nn.functional.dropout(weights, p=dropout)
         return weights.matmul(entry.value), weights
 
-    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor) -> Any:
+    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor, *find: Any) -> Any:
         """As fairseq's: the beams of a sentence have equal rows in cross-attention, which stay where they are."""
         kept = self._get_input_buffer(incremental_state).get("prev_key")
         if self.cross and kept is not None and kept.size(0) == new_order.size(0):
             return incremental_state
-        return super().reorder_incremental_state(incremental_state, new_order)
+        return super().reorder_incremental_state(incremental_state, new_order, *find)
 
 
 class AuthorsBmmAttention(AuthorsAttention):
@@ -79,11 +82,16 @@ class AuthorsBmmAttention(AuthorsAttention):
 
 @dataclass(frozen=True)
 class Contestant:
-    """A module, what it computes, and fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way."""
+    """A module and what it computes.
+
+    ``static``: fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way. ``beams``: in decoding, of
+    so many rows of the source side by side the first is shown.
+    """
 
     module: nn.Module
     function: str
     static: bool = True
+    beams: int = 1
 
     def __call__(
         self, query: Tensor, key: Tensor, padding: Optional[Tensor], state: Optional[Dict[str, Any]] = None,
@@ -91,6 +99,8 @@ class Contestant:
     ) -> Tensor:  # fmt: skip
         """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S)."""
         static = self.static if state is None else cross
+        if state is not None and cross:
+            key, padding = key[:, :: self.beams], None if padding is None else padding[:: self.beams]
         output: Tensor = self.module(query, key, key, padding, state, False, static)[0]
         return output
 
@@ -109,33 +119,38 @@ def contestants(
     def stock() -> nn.Module:
         return MultiheadAttention(embed_dim, num_heads, self_attention=not cross, encoder_decoder_attention=cross)
 
-    def own(kind: Any, key_dim: int = key_dim, kernel: str = "auto") -> nn.Module:
-        return kind(embed_dim, num_heads, key_dim, cross=cross, kernel=kernel)  # type: ignore[no-any-return]
+    def own(kind: Any, key_dim: int = key_dim, kernel: str = "auto", **more: Any) -> nn.Module:
+        made = kind if issubclass(kind, IncrementalAttention) else incremental(kind)
+        return made(embed_dim, num_heads, key_dim, cross=cross, kernel=kernel, **more)  # type: ignore[no-any-return]
 
-    fairseq, ours = stock(), IncrementalCollaborativeAttention
+    fairseq, ours = stock(), CollaborativeAttention
     found = {"fairseq": Contestant(fairseq, "standard")}
     if beams > 1 and cross:
-        found["fairseq-sentence"] = Contestant(stock(), "standard")
+        found["fairseq-sentence"] = Contestant(sentence := stock(), "standard")
+        sentence.set_beam_size(beams)  # type: ignore[operator]
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, embed_dim, "sdpa"), "standard")
+    found["standard-sdpa"] = Contestant(own(StandardAttention, embed_dim, "sdpa"), "standard")
     if key_dim % num_heads == 0:
         function = "standard" if key_dim == embed_dim else "standard at the key dim"
-        found["standard"] = Contestant(own(IncrementalStandardAttention), function)
+        found["standard"] = Contestant(own(StandardAttention), function)
+    for kind in _CHOSEN:
+        shared = {flag.argument: flag.example(num_heads, key_dim) for flag in kind.flags if flag.example}
+        found[kind.kind] = Contestant(own(kind, embed_dim, **shared), kind.kind)
     for name, module in {
         "authors": own(AuthorsAttention), "authors-bmm": own(AuthorsBmmAttention), "ours": own(ours),
-        **{f"ours-{kernel}": own(ours, kernel=kernel) for kernel in COLLABORATIVE},
+        **{f"ours-{kernel}": own(ours, kernel=kernel) for kernel in ours.kernels},
     }.items():  # fmt: skip
         found[name] = Contestant(module, "collaborative")
 
     first: Dict[str, nn.Module] = {}
-    for name, contestant in found.items():
+    for name, contestant in list(found.items()):
         if contestant.function not in first:
             for parameter_name, parameter in contestant.module.named_parameters():
                 if parameter_name.endswith("bias"):  # not zero, so that a way which forgets one is noticed
                     nn.init.normal_(parameter, std=0.1)
         source = first.setdefault(contestant.function, contestant.module)
         contestant.module.load_state_dict(source.state_dict())
-        if beams > 1 and name not in ("fairseq", "authors", "authors-bmm"):
-            contestant.module.set_beam_size(beams)  # type: ignore[operator]
+        if cross and name not in ("fairseq", "fairseq-sentence", "authors", "authors-bmm"):
+            found[name] = replace(contestant, beams=beams)
     return found

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
-from collab_fairseq.models.beam_search import ShortlistGenerator
+from collab_fairseq.search.shortlist import ShortlistGenerator
 
 from .cases import Case, Options, Step, draw
 from .measure import MismatchError, compare
@@ -20,7 +20,7 @@ BEAM = 4
 def translate_case(size: str, key_dim: int, sentences: int, half: bool = False) -> Case:
     """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them.
 
-    Every model is searched as by fairseq-generate: ours over shortlists (:mod:`collab_fairseq.models.beam_search`).
+    Every model is searched as by fairseq-generate: ours over shortlists (:mod:`collab_fairseq.search.shortlist`).
 
     Args:
         half: ours in bfloat16, beside fairseq's in float32 and bfloat16.

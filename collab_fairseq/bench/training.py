@@ -16,9 +16,9 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.optim.adam import Adam
 from torch import nn
 
-from collab_fairseq.models.chunked_loss import ChunkedLabelSmoothedCrossEntropy
-from collab_fairseq.models.fused_adam import FusedAdam
 from collab_fairseq.modules.compiled import allow_graphs
+from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
+from collab_fairseq.training.fused_adam import FusedAdam
 
 from .cases import Case, Options, Step, draw
 from .measure import compare

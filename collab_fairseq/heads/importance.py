@@ -17,7 +17,7 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 import contextlib
 import logging
 import os
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -32,12 +32,16 @@ from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import Attended, Read, counts, frozen, multiplied, reading
+from .taps import Read, counts, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
 #: place → gradients of the heads' multipliers, and of those of shared key dimensions
 Gradients = Tuple[Dict[str, Tensor], Dict[str, Tensor]]
+
+#: what processes have summed, so that it is not gloo's threads that hold it last: to free a tensor they need the
+#: interpreter, which a process that closes its group keeps until they have ended (torch 2.6 waits for ever)
+_summed: List[Tensor] = []
 
 
 class Sums:
@@ -86,6 +90,7 @@ class Sums:
             moved = total.to(device) if dist.get_backend() == "nccl" else total
             dist.all_reduce(moved)
             total.copy_(moved)
+            _summed.append(moved)
 
 
 def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:
@@ -132,7 +137,7 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool 
         if isinstance(layer, CollaborativeAttention):
             deltas[place] = torch.ones(size[0], layer.key_dim, **like)
 
-    def scaled(place: str, read: Read, query: Tensor, *rest: Any) -> Attended:
+    def scaled(place: str, read: Callable[..., Read], query: Tensor, *rest: Any) -> Read:
         return read(query * deltas[place].unsqueeze(1), *rest)
 
     with contextlib.ExitStack() as stack:

@@ -4,10 +4,11 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 :class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
 """
 
+import functools
 import logging
 from argparse import ArgumentTypeError
 from contextlib import nullcontext
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -19,12 +20,13 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.modules.compiled import compile_layers
-from collab_fairseq.modules.dropout import FastDropout
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
+from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, moved
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
+from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config
+from collab_fairseq.search.shortlist import ShortlistGenerator
+from collab_fairseq.training.dropout import use_fast_dropout
 
 from .checks import check_kernel
 from .config import TransformerCollabConfig, resolve
@@ -44,16 +46,28 @@ STOCK_NAMES = {
     "TransformerCollabDecoder": "TransformerDecoder",
     "CollabEncoderLayer": "TransformerEncoderLayerBase",
     "CollabDecoderLayer": "TransformerDecoderLayerBase",
+    "CompiledEncoderLayer": "TransformerEncoderLayerBase",
+    "CompiledDecoderLayer": "TransformerDecoderLayerBase",
 }
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
-    """Activation checkpointing and parameter sharding, where the flags ask for them."""
+    """Activation checkpointing and parameter sharding, where the flags ask for them.
+
+    Raises:
+        ConfigurationError: ``--compile`` of a layer that is wrapped.
+    """
     smallest = cfg.min_params_to_wrap
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         smallest = 0  # a checkpointed layer is always its own shard
-    return fsdp_wrap(layer, min_num_params=smallest)
+    wrapped = fsdp_wrap(layer, min_num_params=smallest)
+    if cfg.compile and (cfg.checkpoint_activations or wrapped is not layer):
+        raise ConfigurationError(
+            "--compile is for plain layers, but they are wrapped; "
+            "leave out --checkpoint-activations and --ddp-backend fully_sharded, or --compile"
+        )
+    return wrapped
 
 
 class TransformerCollabEncoder(TransformerEncoderBase):
@@ -62,48 +76,31 @@ class TransformerCollabEncoder(TransformerEncoderBase):
     _built = 0  # fairseq does not tell build_encoder_layer which layer it is building
 
     def build_encoder_layer(self, cfg: TransformerCollabConfig) -> nn.Module:
-        layer = CollabEncoderLayer(cfg, self._built, return_fc=self.return_fc)
+        kind = CompiledEncoderLayer if cfg.compile else CollabEncoderLayer
+        layer = kind(cfg, self._built, return_fc=self.return_fc)
         self._built += 1
         return _wrap(layer, cfg)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
-        return_all_hiddens: bool = False,
-        token_embeddings: Optional[Tensor] = None,
-    ) -> Dict[str, List[Tensor]]:
-        """As in fairseq; the layers share one combination of the masks."""
-        if torch.jit.is_scripting():
-            return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        with combined_once():
-            return super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-
-    _reorder_encoder_out = TransformerEncoderBase.reorder_encoder_out
-
-    @torch.jit.export
-    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
+    def reorder_encoder_out(self, encoder_out: Dict[str, Any], new_order: Tensor) -> Dict[str, Any]:
         """Rows (R', ) of an encoder's output; as in fairseq, but nothing is copied where nothing changes.
 
         Beam search starts by repeating every sentence and reorders its hypotheses at every step. As long as these stay
-        with their sentence, each row becomes a copy of itself.
+        with their sentence, each row becomes a copy of itself. ``beams`` of the output tells how many rows side by side
+        are of one sentence.
         """
         rows, before = new_order.size(0), encoder_out["encoder_out"][0].size(1)
-        beams = 1  # rows of each sentence, side by side, before and after
+        beams = 1
         if "beams" in encoder_out:
-            beams = int(encoder_out["beams"][0].item())
-            together, unmoved = stay_together(new_order, beams, before // beams)
-            if unmoved:
+            found = moved(new_order, encoder_out["beams"], before // encoder_out["beams"])
+            if found is None:
                 return encoder_out
-            beams = beams if together else 1
+            beams = found[1]
         elif before > 0 and rows > before and rows % before == 0:
             own = torch.arange(before, device=new_order.device).repeat_interleave(rows // before)
             if torch.equal(own, new_order):
                 beams = rows // before
-        reordered = self._reorder_encoder_out(encoder_out, new_order)
-        if beams > 1:
-            reordered["beams"] = [torch.tensor(beams)]
-        return reordered
+        reordered: Dict[str, Any] = super().reorder_encoder_out(encoder_out, new_order)
+        return {**reordered, "beams": beams} if beams > 1 else reordered
 
 
 class TransformerCollabDecoder(TransformerDecoderBase):
@@ -112,25 +109,36 @@ class TransformerCollabDecoder(TransformerDecoderBase):
     _built = 0
 
     def build_decoder_layer(self, cfg: TransformerCollabConfig, no_encoder_attn: bool = False) -> nn.Module:
-        layer = CollabDecoderLayer(cfg, self._built, no_encoder_attn)
+        kind = CompiledDecoderLayer if cfg.compile else CollabDecoderLayer
+        layer = kind(cfg, self._built, no_encoder_attn)
         self._built += 1
         return _wrap(layer, cfg)
 
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Optional[Dict[str, List[Tensor]]],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        full_context_alignment: bool = False,
-        alignment_layer: Optional[int] = None,
-        alignment_heads: Optional[int] = None,
-    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-        """As in fairseq; the layers share one combination of the masks of each site."""
-        more = full_context_alignment, alignment_layer, alignment_heads
-        if torch.jit.is_scripting():
-            return self.extract_features_scriptable(prev_output_tokens, encoder_out, incremental_state, *more)
-        with combined_once():
-            return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *more)
+        encoder_out: Optional[Dict[str, Any]],
+        incremental_state: Optional[Dict[str, Any]] = None,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """As in fairseq; in decoding, cross-attention is shown each sentence once and keeps one row of it."""
+        if incremental_state is not None and encoder_out and "beams" in encoder_out and not self.cross_self_attention:
+            beams = encoder_out["beams"]
+            encoder_out = {
+                "encoder_out": [x[:, ::beams] for x in encoder_out["encoder_out"]],
+                "encoder_padding_mask": [x[::beams] for x in encoder_out["encoder_padding_mask"]],
+            }
+        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *more, **options)
+
+    def reorder_incremental_state_scripting(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+        """As in fairseq: hypothesis r becomes what ``new_order[r]`` was. The layers make a GPU wait once."""
+        find = functools.cache(moved)
+        for number in range(len(self.layers)):  # iterating would draw a random number for each layer
+            layer = self.layers[number]
+            for attention in (layer.self_attn, layer.encoder_attn):
+                if attention is not None:
+                    attention.reorder_incremental_state(incremental_state, new_order, find)
 
 
 @register_model("transformer_collab")
@@ -150,6 +158,8 @@ class TransformerCollabModel(TransformerModelBase):
         )
         model.translate(["A red dog runs."], beam=4, lenpen=0.6)  # ["Ein roter Hund läuft."]
     """
+
+    sequence_generator = ShortlistGenerator  # fairseq_modern lets fairseq's tasks translate with it
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -184,13 +194,11 @@ class TransformerCollabModel(TransformerModelBase):
                 setattr(args, name, getattr(cfg, name))
         for module in model.modules():
             if isinstance(module, FairseqDropout):
-                if cfg.fast_dropout:
-                    module.__class__ = FastDropout
                 module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
-        if cfg.compile:
-            compile_layers(model)
+        if cfg.fast_dropout:
+            use_fast_dropout(model)
         return model
 
     @classmethod
@@ -222,8 +230,8 @@ class TransformerCollabModel(TransformerModelBase):
             ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.
         """
         layers, parameters = attention_layers(self), state["model"]
-        numbers = head_counts(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {place: scale_of(state, place, heads) for place, heads in numbers.items()}
+        theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
+        scales = {place: layer.scale for place, layer in theirs.items()}
         others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
         was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if others and state.get("last_optimizer_state") and not reset_optimizer:
@@ -241,7 +249,3 @@ class TransformerCollabModel(TransformerModelBase):
             }
             for each in filter(None, (parameters, (state.get("extra_state") or {}).get("ema"))):
                 each.update((name, scale) for name, scale in told.items() if name[:-5] + "mixing" in each)
-
-    def set_beam_size(self, beam_size: int) -> None:
-        """Told by fairseq's sequence generator: cross-attention then keeps one row per sentence, not per beam."""
-        self.decoder.set_beam_size(beam_size)

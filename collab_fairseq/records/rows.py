@@ -14,7 +14,6 @@ from collab_fairseq.records.schema import validate
 
 logger = logging.getLogger(__name__)
 
-SITES = ("encoder", "cross", "decoder")
 MISSING = "–"
 #: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
 METRICS = {
@@ -29,13 +28,16 @@ NUMBERS = {
     "parameters": ("parameters", 0), "cache": ("cached numbers", 0), "valid_loss": ("validation loss", 3),
     "words_per_second": ("words/s", 0), "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
 }  # fmt: skip
-#: settings of heads that share more, in words
-SHARED = {"value_heads": "{} value head{s}", "kv_heads": "{} key and value head{s}", "kv_latent_dim": "latent {}"}
-#: what a layer's own shape says, and the flag for the whole model
-_OF_SHAPES = {"key_dim": "key_dim", "value_heads": "value_heads", "content_bias": "attention_content_bias"}
 OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
 
 Run = Dict[str, Any]
+
+
+def _kinds() -> Any:
+    """The table of kinds of heads; late, since that imports torch."""
+    from collab_fairseq.attention import kinds
+
+    return kinds
 
 
 def load_run(path: PathLike) -> Run:
@@ -53,10 +55,13 @@ def load_run(path: PathLike) -> Run:
     model = (run["config"] or {}).get("model") or {}
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
-        sites = "_".join(site for site in SITES if any(place.startswith(site) for place in model["attention_shapes"]))
+        kinds = _kinds()
+        places = tuple(model["attention_shapes"])
+        sites = "_".join(site for site in kinds.SITES if any(place.startswith(site) for place in places))
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
-        model.update({f"{site}_key_dim": None for site in SITES})
-        alike = [{flag: shape.get(field) for field, flag in _OF_SHAPES.items()} for shape in shapes]
+        model.update(dict.fromkeys(kinds.KEY_DIMS.values()))
+        named = {"key_dim": "key_dim", **{f.argument: f.name for f in kinds.CollaborativeAttention.flags if f.own}}
+        alike = [{flag: shape.get(field) for field, flag in named.items()} for shape in shapes]
         if all(flags == alike[0] for flags in alike):
             model.update(alike[0], attention_shapes={})
     return run
@@ -73,11 +78,12 @@ def lookup(run: Run, field: str) -> Any:
 def heads(run: Run) -> str:
     """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
     sites = lookup(run, "config.model.collaborative_heads")
-    named = [site for site in SITES if site in (sites or "none").split("_")]
+    kinds = _kinds()
+    named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
     if not named:
         kind = "standard" if sites else "standard (fairseq's transformer)"
     else:
-        kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+        kind = "collaborative" if len(named) == len(kinds.SITES) else f"collaborative in {', '.join(named)}"
         mixing = lookup(run, "config.model.mixing_init")
         kind += f", {mixing}" if mixing not in (None, "xavier") else ""
         rate = lookup(run, "config.model.mixing_lr_multiplier")
@@ -86,16 +92,16 @@ def heads(run: Run) -> str:
     shapes = list(((run["config"] or {}).get("model") or {}).get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
         kind += f", scores × {shapes[0]['scale']:.3g}"
-    for field, shared in SHARED.items():
-        number = lookup(run, f"config.model.{field}")
-        kind += "" if number is None else f", {shared.format(number, s='s' * (number != 1))}"
+    for field, flag in kinds.flags().items():
+        number = lookup(run, f"config.model.{field}") if flag.words else None
+        kind += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
     return f"{kind}, as published" if "published" in run else kind
 
 
 def keys(run: Run) -> Dict[str, Any]:
     """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
     model = (run["config"] or {}).get("model") or {}
-    dims = {site: key_dim(model, site) for site in SITES}
+    dims = {site: key_dim(model, site) for site in _kinds().SITES}
     alike = len(set(dims.values())) == 1
     shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
     return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
@@ -103,7 +109,7 @@ def keys(run: Run) -> Dict[str, Any]:
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
     """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
-    width = model.get(f"{'encoder' if site == 'encoder' else 'decoder'}_embed_dim") or model.get("encoder_embed_dim")
+    width = model.get(f"{_kinds().side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
@@ -117,16 +123,11 @@ def averaged(run: Run) -> Optional[str]:
 def cache(run: Run) -> Optional[int]:
     """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
     model = (run["config"] or {}).get("model") or {}
-    heads, width, latent = (model.get(f) for f in ("decoder_attention_heads", "decoder_embed_dim", "kv_latent_dim"))
-    if heads is None or width is None or model.get("attention_shapes"):
+    if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    if latent is not None:
-        return int(latent)
-    shares_keys = "decoder" in (model.get("collaborative_heads") or "none").split("_")
-    groups = model.get("value_heads" if shares_keys else "kv_heads") or heads
-    keys = key_dim(model, "decoder") * (heads if shares_keys else groups) // heads
-    bias = heads if shares_keys and model.get("attention_content_bias") else 0
-    return int(keys + width * groups // heads + bias)
+    from collab_fairseq.attention.cost import cache_numbers
+
+    return cache_numbers(_kinds().sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:

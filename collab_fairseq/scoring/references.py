@@ -7,8 +7,7 @@ import zlib
 from typing import List, NamedTuple, Optional, Sequence, Sized, Union
 
 from collab_fairseq.scoring import bleu, text
-
-PathLike = Union[str, "os.PathLike[str]"]
+from fairseq_modern.files import PathLike
 
 
 class ScoringError(ValueError):

@@ -8,7 +8,6 @@ import statistics
 
 import pytest
 
-from collab_fairseq.attention.cost import AttentionSize, cache_numbers
 from collab_fairseq.records import table
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
@@ -202,14 +201,15 @@ def test_converted_heads_stand_in_tables_like_others(tmp_path):
 @pytest.mark.parametrize("heads", [2, 4])
 def test_cached_numbers_are_those_of_the_layers(heads):
     sizes = {"decoder_attention_heads": heads, "decoder_embed_dim": 64}
-    for key_dim, sites, shared in [
-        (None, "none", {}), (16, "none", {}), (16, "decoder", {}), (16, "encoder_cross", {"kv_heads": 2}),
-        (32, "encoder_cross_decoder", {"value_heads": 1}), (None, "none", {"kv_heads": 1}),
-        (None, "none", {"kv_latent_dim": 24}),
+    for key_dim, sites, shared, expected in [
+        (None, "none", {}, 64 + 64), (16, "none", {}, 16 + 64), (16, "decoder", {}, 16 + 64),
+        (16, "encoder_cross", {"kv_heads": 2}, (16 + 64) * 2 // heads),
+        (32, "encoder_cross_decoder", {"value_heads": 1}, 32 + 64 // heads),
+        (None, "none", {"kv_heads": 1}, 128 // heads), (None, "none", {"kv_latent_dim": 24}, 24),
+        (32, "decoder", {"attention_content_bias": True, "mixing_init": "converted"}, 32 + 64 + heads),
     ]:  # fmt: skip
         model = {**sizes, "collaborative_heads": sites, "key_dim": key_dim, **shared}
-        size = AttentionSize(64, heads, key_dim or 64, "decoder" in sites, **shared)
-        assert cache({"config": {"model": model}}) == cache_numbers(size)
+        assert cache({"config": {"model": model}}) == expected
     narrow = {**sizes, "collaborative_heads": "decoder", "key_dim": 32, "decoder_key_dim": 8}
     assert cache({"config": {"model": narrow}}) == 8 + 64
     assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None

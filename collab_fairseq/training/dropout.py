@@ -14,15 +14,22 @@ BITS = 15
 
 
 class FastDropout(FairseqDropout):  # type: ignore[misc]
-    """fairseq's dropout module; on a GPU, and in TorchScript, what it computes is fairseq's too."""
+    """fairseq's dropout module; on a GPU what it computes is fairseq's too."""
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         """x, of any shape, with elements zeroed with probability p and the others scaled, while training."""
         if self.p <= 0 or not (self.training or self.apply_during_inference):
             return x
-        if torch.jit.is_scripting() or x.device.type != "cpu":  # type: ignore[attr-defined]
+        if x.device.type != "cpu":
             return nn.functional.dropout(x, p=self.p, training=True, inplace=inplace)
         return x * factors(x, self.p)
+
+
+def use_fast_dropout(model: nn.Module) -> None:
+    """Put a :class:`FastDropout` in the place of every dropout module of fairseq's, before a model is trained."""
+    for name, module in list(model.named_modules()):
+        if type(module) is FairseqDropout:
+            model.set_submodule(name, FastDropout(module.p, module.module_name))
 
 
 def factors(like: Tensor, p: float) -> Tensor:
