@@ -7,7 +7,7 @@
 >>> output, weights = attention(x, x, x)  # (2, 7, 512), (2, 7, 7)
 """
 
-from .cache import KeyValue, extend, select
+from .cache import KeyValue
 from .collaborative import CollaborativeAttention
 from .grouped import GroupedAttention
 from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
@@ -33,7 +33,5 @@ __all__ = [
     "LatentAttention",
     "StandardAttention",
     "block_mixing",
-    "extend",
     "initial_mixing",
-    "select",
 ]

@@ -53,18 +53,10 @@ def of_each_head(shared: Tensor, heads: int) -> Tensor:
     return shared if share == 1 else shared.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2)
 
 
-def extend(past: KeyValue, new: KeyValue) -> KeyValue:
-    """Append the key positions of ``new`` to those of ``past`` (same rows, same heads)."""
-    return _each(lambda *parts: torch.cat(parts, dim=-2), past, new)
-
-
-def select(entry: KeyValue, rows: Tensor) -> KeyValue:
-    """Pick rows (N', ) of a cache entry, as beam search does when it reorders its hypotheses."""
-    return _each(lambda part: part.index_select(0, rows), entry)
-
-
 class Cache(NamedTuple):
-    """Keys and values that decoding reads again at every step: a decoder's past, or the source. It is never changed.
+    """Keys and values that decoding reads again at every step: a decoder's past, or the source.
+
+    It is never written to, so copies of a search's state may diverge.
 
     Attributes:
         entry: of N rows.
@@ -85,9 +77,9 @@ class Cache(NamedTuple):
                 for mask, size in zip((self.padding, padding), sizes, strict=True)
             ]
             padding = torch.cat(masks, dim=1)
-        return Cache(extend(self.entry, new), padding, self.beams)
+        return Cache(_each(lambda *parts: torch.cat(parts, dim=-2), self.entry, new), padding, self.beams)
 
     def select(self, rows: Tensor, beams: int = 1) -> "Cache":
         """Rows (N', ), each of them read by ``beams`` hypotheses."""
         padding = self.padding.index_select(0, rows) if self.padding is not None else None
-        return Cache(select(self.entry, rows), padding, beams)
+        return Cache(_each(lambda part: part.index_select(0, rows), self.entry), padding, beams)

@@ -13,11 +13,11 @@ from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
+#: see :meth:`AttentionLayer.reset_parameters`
+INITS = ("default", "authors")
 #: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
 Read = Tuple[Tensor, Optional[Tensor]]
 
-#: see :meth:`AttentionLayer.reset_parameters`
-INITS = ("default", "authors")
 
 
 class AttentionLayer(WithoutFastPath, Kind, nn.Module):
@@ -210,11 +210,8 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         beams = query_rows // rows if rows > 0 else 1
         if beams * rows != query_rows:
             raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
-        mask = combine(
-            key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, queries.dtype,
-            query.device,
-        )  # fmt: skip
-        additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)
+        mask = combine(key_padding_mask, attn_mask, is_causal, (rows, self.num_heads, query_len, key_len), queries)
+        additive, hidden = (None, None) if mask is None else mask
         if beams > 1 and additive is not None and additive.size(2) > 1:
             raise ValueError(
                 "several beams per row of keys need one mask for all queries, but there is one for each of "

@@ -27,12 +27,8 @@ def combine(
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     is_causal: bool,
-    rows: int,
-    num_heads: int,
-    query_len: int,
-    key_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    shape: Tuple[int, int, int, int],
+    like: Tensor,
 ) -> Optional[AttentionMask]:
     """One mask for all that hides keys from queries, or None where every key is visible.
 
@@ -40,38 +36,39 @@ def combine(
         key_padding_mask: (N, S), boolean (True: padding) or additive.
         attn_mask: (T, S) or (N·H, T, S) or (N, H, T, S), boolean (True: not visible) or additive.
         is_causal: without ``attn_mask``: position t sees keys up to t. With ``attn_mask``: only a hint, as in torch.
-        rows, num_heads, query_len, key_len: N, H, T, S.
-        dtype: of the queries, and of the mask if all are boolean; a mask of numbers is float32 or wider, so that finite
-            fills such as −1e8 survive.
+        shape: (N, H, T, S).
+        like: queries, whose type the mask gets if all are boolean; a mask of numbers is float32 or wider, so that
+            finite fills such as −1e8 survive.
 
     Raises:
         ValueError: a mask of another shape or of an integer type; ``is_causal`` where T ≠ S.
     """
-    if key_padding_mask is None and attn_mask is None and not is_causal:
-        return None
-    whole, of_all = [rows, num_heads, query_len, key_len], [1, 1, query_len, key_len]
+    rows, heads, query_len, key_len = shape
+    of_all = (1, 1, query_len, key_len)
     # name, mask, the shape that it must have, and the one in which it broadcasts to (N, H, T, S)
-    given: List[Tuple[str, Tensor, List[int], List[int]]] = []
+    given: List[Tuple[str, Tensor, Tuple[int, ...], Tuple[int, ...]]] = []
     if attn_mask is not None:
-        shapes = {2: [query_len, key_len], 3: [rows * num_heads, query_len, key_len]}
-        expected = shapes.get(attn_mask.dim(), whole)
-        given.append(("attn_mask", attn_mask, expected, of_all if attn_mask.dim() == 2 else whole))
+        expected = {2: (query_len, key_len), 3: (rows * heads, query_len, key_len)}.get(attn_mask.dim(), shape)
+        given.append(("attn_mask", attn_mask, expected, of_all if attn_mask.dim() == 2 else shape))
     elif is_causal:
         if query_len != key_len:
             raise ValueError(
                 f"is_causal needs as many queries as keys, but there are {query_len} and {key_len}; pass an attn_mask"
             )
-        future = torch.ones(query_len, key_len, dtype=torch.bool, device=device).triu(1)
-        given.append(("is_causal", future, [query_len, key_len], of_all))
+        future = torch.ones(query_len, key_len, dtype=torch.bool, device=like.device).triu(1)
+        given.append(("is_causal", future, (query_len, key_len), of_all))
     if key_padding_mask is not None:
-        given.append(("key_padding_mask", key_padding_mask, [rows, key_len], [rows, 1, 1, key_len]))
+        given.append(("key_padding_mask", key_padding_mask, (rows, key_len), (rows, 1, 1, key_len)))
+    if not given:
+        return None
 
+    dtype = like.dtype
     if not all(mask.dtype == torch.bool for _, mask, _, _ in given):
         dtype = torch.promote_types(dtype, torch.float32)
     additive: List[Tensor] = []
     for name, mask, expected, view in given:
-        if list(mask.shape) != expected:
-            raise ValueError(f"{name} must have shape {tuple(expected)}, but is {list(mask.shape)}")
+        if mask.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, but is {list(mask.shape)}")
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
         elif not mask.is_floating_point():
@@ -80,7 +77,7 @@ def combine(
     combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
     hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
     # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
-    if device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
+    if like.device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
         return AttentionMask(combined, None)
     return AttentionMask(combined.masked_fill(hidden, 0.0), hidden)
 

@@ -20,8 +20,9 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
+from collab_fairseq.attention.beams import moved
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, moved
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config

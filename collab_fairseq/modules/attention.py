@@ -12,9 +12,8 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.beams import Moved, moved
-from collab_fairseq.attention.cache import Cache
+from collab_fairseq.attention.cache import Cache, KeyValue
 from collab_fairseq.attention.kinds import layer_at
 
 from .gates import HeadGates

@@ -5,13 +5,9 @@ from typing import Any, Dict
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
-from collab_fairseq.attention.beams import moved
-
 from .attention import IncrementalAttention, build_attention
 from .settings import ConfigurationError
 from .stock import SURPLUS
-
-__all__ = ["CollabDecoderLayer", "CollabEncoderLayer", "moved"]
 
 # fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
 # cannot run; it would translate with weights that were never trained

@@ -33,7 +33,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
 }
 
 #: what the layers may import besides torch
-STANDARD_LIBRARY = {"contextlib", "functools", "math", "threading", "typing", "weakref"}
+STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 
 #: what the project may import of fairseq_modern: the switch that turns survival on, the one list of what checkpoints
 #: may name, the one atomic writer and the sum of a file, what the CPU is
