@@ -6,13 +6,11 @@ tests=(test:test_2016_flickr test1:test_2017_flickr)
 blind=(blind_2017_mscoco blind_2018_flickr) # sources without references, translated where they are at hand
 blind_sources=${MULTI30K_DIR:-}
 
-# flags by name, for `--with NAME`: other attentions of equal cache, initial mixing matrices, how fast these learn
+# flags by name, for `--with NAME`: other attentions of equal cache, how the mixing matrix starts and learns
 declare -A with_flags=(
     [keys1]="--kv-heads 1" [keys2]="--kv-heads 2" [latent64]="--kv-latent-dim 64"
-    [blocks_content]="--mixing-init blocks --attention-content-bias")
-for name in blocks scaled_blocks noisy_blocks bands signs unit normal; do with_flags[$name]="--mixing-init $name"; done
-with_flags[xavier8]="--mixing-lr-multiplier 8"
-for rate in 3 8 24; do with_flags[blocks$rate]="--mixing-init blocks --mixing-lr-multiplier $rate"; done
+    [blocks]="--mixing-init blocks" [normal]="--mixing-init normal"
+    [blocks8]="--mixing-init blocks --mixing-lr-multiplier 8")
 for groups in 1 2; do with_flags[blocks8_values$groups]="${with_flags[blocks8]} --value-heads $groups"; done
 
 # HEADS:KEY_DIM[:NAME] of a sweep
