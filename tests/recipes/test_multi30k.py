@@ -5,9 +5,11 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import folders
 import pytest
 import toy
 
@@ -80,6 +82,16 @@ def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
     prepare(prepared, "--force")
     assert content(data) == before
     assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
+
+
+def test_two_preparations_of_one_output_take_turns(prepared):
+    data = prepared / "data" / "mini"
+    command = [PREPARE, "--source", prepared / "source", "--manifest", prepared / "manifest.tsv", "--output", data]
+    with folders.alone(data, pytest.fail):
+        second = subprocess.Popen([*map(str, command), "--vocab-size", "150"], stderr=subprocess.PIPE, text=True)
+        assert f"another preparation is at work on {data}; waiting" in second.stderr.readline()
+    assert "is complete, nothing to do" in second.communicate(timeout=100)[1]
+    assert [path.name for path in data.parent.iterdir()] == ["mini"]
 
 
 def test_what_fails_is_one_sentence_and_leaves_nothing(corpus):
