@@ -4,10 +4,11 @@ import argparse
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, NoReturn, Optional
+from typing import Dict, List, Optional
 
 import own
 import toy
+from runner.cli import Parser
 
 HERE = Path(__file__).resolve().parent
 
@@ -44,20 +45,7 @@ class DataSet:
     holds: str = ""
 
 
-class Parser(argparse.ArgumentParser):
-    """Refuses in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(1, f"{self.prog}: error: {message} (see --help)\n")
-
-    def read(self, argv: List[str]) -> argparse.Namespace:
-        args, unknown = self.parse_known_args(argv)
-        if unknown:
-            self.error(f"unknown argument '{unknown[0]}'")
-        return args
-
-
-def parser_of(name: str, data_set: DataSet) -> Parser:
+def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
     """The options of a data set; their defaults are its own, or those of environment variables."""
 
     def default(option: str, otherwise: str = "") -> str:

@@ -33,26 +33,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def languages(args: argparse.Namespace) -> Pair:
     """The languages to translate from and to."""
-    named, files = args.languages, args.source
-    if not named and len(files) == 2:
-        named = "-".join(path.suffix[1:] for path in files)
+    named, given = args.languages, args.source
+    if len(given) != 2 and not (len(given) == 1 and given[0].is_dir()):
+        got = " ".join(map(str, given)) or "nothing"
+        raise CorpusError(f"--source must name two text files or a folder, got {got}")
+    if not named and len(given) == 2:
+        named = "-".join(path.suffix[1:] for path in given)
     found = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", named)
     if not found or found[1] == found[2]:
-        why = f"got '{named}'" if named else f"{files[0]} does not tell which one to translate from"
+        why = f"got '{named}'" if named else f"{given[0]} does not tell which one to translate from"
         raise CorpusError(f"two languages are needed, such as --languages en-de: {why}")
     return found[1], found[2]
 
 
 def files(args: argparse.Namespace) -> Dict[str, List[Path]]:
     """Part → its two files; two files are all for training."""
-    named: List[Path] = args.source
-    if len(named) == 1 and named[0].is_dir():
-        found = {part: [named[0] / f"{part}.{lang}" for lang in languages(args)] for part in PARTS}
-    elif len(named) == 2:
-        found = {"train": named}
-    else:
-        got = " ".join(map(str, named)) or "nothing"
-        raise CorpusError(f"--source must name two text files or a folder, got {got}")
+    langs, given = languages(args), args.source
+    found = {"train": given}
+    if len(given) == 1:
+        found = {part: [given[0] / f"{part}.{lang}" for lang in langs] for part in PARTS}
     for path in (path for pair in found.values() for path in pair if not path.is_file()):
         raise CorpusError(f"there is no file {path}")
     return found

@@ -5,13 +5,13 @@ SET.tsv, its manifest (see unpack.py).
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, List
 
@@ -20,31 +20,16 @@ import toy
 import unpack
 from data_set import HERE, DataSet, parser_of
 from folders import alone, is_complete, new_folder, sha256
+from omegaconf import OmegaConf
+from runner.settings import PYTHON, RecipeError
 from unpack import CorpusError
-
-
-def use_python(argv: List[str]) -> str:
-    """The Python in use; another one that --python names takes the place of this process."""
-    given = argv[argv.index("--python") + 1] if "--python" in argv[:-1] else None
-    found = shutil.which(given or os.environ.get("PYTHON") or sys.executable)
-    if not found:
-        raise CorpusError(f"no Python '{given}'; name one with --python")
-    found = os.path.abspath(found)
-    if given and found not in (os.environ.get("PYTHON"), sys.executable):
-        os.environ["PYTHON"] = found
-        os.execv(found, [found, *sys.argv])
-    if not (find_spec("fairseq") and find_spec("sentencepiece")):
-        raise CorpusError(
-            f"'{found}' lacks fairseq or sentencepiece; install the project first (README.md) or name another --python"
-        )
-    return found
 
 
 class Preparation:
     """One data set with the options of this run."""
 
-    def __init__(self, name: str, data_set: DataSet, args: argparse.Namespace, python: str) -> None:
-        self.name, self.set, self.args, self.python = name, data_set, args, python
+    def __init__(self, name: str, data_set: DataSet, args: argparse.Namespace) -> None:
+        self.name, self.set, self.args = name, data_set, args
         self.languages = data_set.languages
         self.gzipped = not self.set.header
         if self.gzipped:
@@ -128,24 +113,28 @@ class Preparation:
         """The folder of the texts in pieces; sets aside what is left out or held out of training."""
         import pieces
 
-        os.chdir(work / "raw")  # SentencePiece's model stores the names that it is given
-        model, folder = "../sentencepiece.model", work / "pieces"
-        if self.args.__dict__.get("spm"):
+        raw, model, folder = work / "raw", work / "sentencepiece.model", work / "pieces"
+        if getattr(self.args, "spm", None):
             shutil.copyfile(self.args.spm, model)
         else:
             self.say(f"training SentencePiece BPE with {self.args.vocab_size} pieces")
-            pieces.train([f"train.{lang}" for lang in self.languages], model, self.args.vocab_size, self.set.lines)
+            texts, before = [f"train.{lang}" for lang in self.languages], Path.cwd()
+            os.chdir(raw)  # the model stores the names that SentencePiece is given
+            try:
+                pieces.train(texts, f"../{model.name}", self.args.vocab_size, self.set.lines)
+            finally:
+                os.chdir(before)
         self.say("encoding")
         folder.mkdir()
         for file in [f"{text}.{lang}" for text in splits.values() for lang in self.languages]:
-            pieces.encode(model, file, folder / file)
+            pieces.encode(model, raw / file, folder / file)
         if self.set.longest:
             limits = self.set.longest, self.set.ratio, self.set.every
             told = pieces.clean(folder / "train", folder / "clean", folder / "valid", self.languages, *limits)
             self.say(f"cleaning: {told}")
             splits["train"] = "clean"
             splits.setdefault("valid", "valid")
-            for path in Path().glob("train.*"):
+            for path in raw.glob("train.*"):
                 path.unlink()
         return folder
 
@@ -154,13 +143,13 @@ class Preparation:
         from fairseq_modern import processor
 
         self.say("binarising")
-        command = [self.python, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--destdir", "data-bin"]
+        command = [PYTHON, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--destdir", "data-bin"]
         command += ["--workers", str(self.args.workers or processor.usable_cores()), *self.set.flags]
         command += ["--source-lang", self.languages[0], "--target-lang", self.languages[1]]
         for kind in ("train", "valid", "test"):
             own = ",".join(f"{folder.name}/{text}" for split, text in splits.items() if split.startswith(kind))
             command += [f"--{kind}pref", own]
-        if self.args.__dict__.get("dict"):
+        if getattr(self.args, "dict", None):
             command += ["--srcdict", str(self.args.dict)]
         log = work / "preprocess.out"
         with open(log, "wb") as stream:
@@ -188,34 +177,44 @@ class Preparation:
         self.say(f"ready: {args.output}/data-bin ({words} types in the joint dictionary)")
 
 
-def main(name: str, argv: List[str]) -> int:
-    program = f"data_prep/{name}.sh"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        python = use_python(argv)
-        from omegaconf import OmegaConf
+def load(name: str) -> DataSet:
+    """What NAME.yaml says."""
+    described = OmegaConf.merge(OmegaConf.structured(DataSet), OmegaConf.load(HERE / f"{name}.yaml"))
+    return OmegaConf.to_object(described)
 
-        described = OmegaConf.merge(OmegaConf.structured(DataSet), OmegaConf.load(HERE / f"{name}.yaml"))
-        data_set: DataSet = OmegaConf.to_object(described)
-        args = parser_of(name, data_set).read(argv)
+
+def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
+    """Prepare a data set as the options say.
+
+    Raises:
+        CorpusError: what is wrong, in one sentence; nothing was prepared.
+    """
+    parent = args.output.absolute().parent
+    made = not parent.exists()
+    try:
         if getattr(args, "given", None) and args.url:
             raise CorpusError(f"{data_set.option} and --url exclude each other")
         for option in ("given", "spm", "dict", "output"):  # steps run in other folders
             if getattr(args, option, None):
                 setattr(args, option, Path(getattr(args, option)).absolute())
-        preparation = Preparation(name, data_set, args, python)
-        args.output.parent.mkdir(parents=True, exist_ok=True)
+        preparation = Preparation(name, data_set, args)
+        parent.mkdir(parents=True, exist_ok=True)
         waiting = f"another preparation is at work on {args.output}; waiting for its end"
         with alone(args.output, lambda: preparation.say(waiting)):
             preparation.run()
-    except KeyboardInterrupt:
-        return 130
     except (CorpusError, OSError, ValueError, RuntimeError) as error:
-        # SentencePiece's messages span lines and start with its own source position
-        sys.stderr.write(f"{program}: error: {' '.join(str(error).split())}; nothing was prepared\n")
-        return 1
-    return 0
+        if made:
+            with contextlib.suppress(OSError):  # it holds something, such as downloads
+                parent.rmdir()
+        # SentencePiece's messages span lines
+        raise CorpusError(f"{' '.join(str(error).split())}; nothing was prepared") from error
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).stem, sys.argv[2:]))
+def main() -> None:
+    name = Path(sys.argv[0]).stem
+    data_set = load(name)
+    args, unknown = parser_of(name, data_set).parse_known_args(sys.argv[1:])
+    if unknown:
+        raise RecipeError(f"unknown argument '{unknown[0]}' (see --help)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    prepare(name, data_set, args)

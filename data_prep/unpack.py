@@ -38,7 +38,9 @@ _SEGMENT = re.compile(rb"<seg.*?>(.*)</seg>")
 
 
 class CorpusError(Exception):
-    """The corpus on disk is not the one that the manifest describes."""
+    """The corpus on disk is not what it should be."""
+
+    user_error = True
 
 
 def read_manifest(path: Path) -> Rows:
