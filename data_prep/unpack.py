@@ -10,8 +10,8 @@ The manifest is a tab-separated text file; lines that start with `#` are comment
 
 Members that become one text follow one another in it, in the manifest's order. Of `.sgm` and `.xml` members the text
 of the `<seg>` elements is taken, as sacrebleu takes it; of `train.tags.*` the lines outside and the titles and
-descriptions within tags. Lengths of references are for recipes/lib/evaluate.sh: they tell that the right test set was
-scored.
+descriptions within tags. Lengths of references are for recipes/runner/evaluation.py: they tell that the right test set
+was scored.
 
     unpack.py archives MANIFEST                  `NAME<tab>URL` per archive
     unpack.py check    MANIFEST NAME PATH        the archive's sum, where it is known
