@@ -123,6 +123,7 @@ def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture
 def slurm(tmp_path):
     return played_slurm.job(tmp_path)
