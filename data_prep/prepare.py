@@ -21,7 +21,7 @@ import unpack
 from data_set import HERE, DataSet, parser_of
 from folders import alone, is_complete, new_folder, sha256
 from omegaconf import OmegaConf
-from runner.settings import PYTHON, RecipeError
+from runner.settings import PYTHON
 from unpack import CorpusError
 
 
@@ -213,8 +213,6 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
 def main() -> None:
     name = Path(sys.argv[0]).stem
     data_set = load(name)
-    args, unknown = parser_of(name, data_set).parse_known_args(sys.argv[1:])
-    if unknown:
-        raise RecipeError(f"unknown argument '{unknown[0]}' (see --help)")
+    args = parser_of(name, data_set).parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare(name, data_set, args)

@@ -62,7 +62,7 @@ AFTER = {
         "survival.stopping.patch_trainer",
         "survival.memory.patch",
     ),
-    "fairseq_cli.hydra_train": ("errors.patch_hydra_train",),
+    "fairseq_cli.hydra_train": ("sections.patch", "errors.patch_hydra_train"),
     "fairseq_cli.train": ("train.patch", "survival.stopping.patch_train"),
     "fairseq.data.data_utils": ("numpy_names.patch",),
     "fairseq.data.language_pair_dataset": ("numpy_names.patch",),

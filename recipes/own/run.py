@@ -38,6 +38,8 @@ def main() -> None:
     described = prepare.load("own")
     words = [word for word in argv if re.match(r"\w+(\.\w+)+=", word)]  # no file of --source
     args, rest = data_set.parser_of("own", described).parse_known_args([word for word in argv if word not in words])
+    cfg = settings.load("own")
+    updates = cli.resolve(cfg, *cli.build_parser(SCRIPT, cfg).parse_known_args([*rest, *words])).optimization.max_update
     languages = own.languages(args)
     name = f"{Path(args.source[0]).stem}-{'-'.join(languages)}"
     output = args.output.absolute() if "--output" in argv else ROOT / "runs" / "own" / name
@@ -47,9 +49,6 @@ def main() -> None:
     if "--dry-run" in rest:
         cli.main(SCRIPT, rest)
         return
-    cfg = settings.load("own")
-    wanted, words = cli.build_parser(SCRIPT, cfg).parse_known_args(rest)
-    updates = cli.resolve(cfg, wanted, words).optimization.max_update
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare.prepare("own", described, args)
     kept = open(output / "messages.txt", "a", encoding="utf-8")  # noqa: SIM115  (closed below)
