@@ -31,18 +31,18 @@ def main() -> None:
         parser.description, parser.conflict_handler = ABOUT, "resolve"
         group = parser.add_argument_group("your text")
         own.add_options(group)
-        group.add_argument(
-            "--output", metavar="DIR", help="data/, run/, model/ and summary.md (default: runs/own/<text>)"
-        )
+        text = "where data/, run/, model/ and summary.md go (default: runs/own/<text>)"
+        group.add_argument("--output", metavar="DIR", help=text)
         parser.parse_args(["--help"])
     described = prepare.load("own")
     words = [word for word in argv if re.match(r"\w+(\.\w+)+=", word)]  # no file of --source
-    args, rest = data_set.parser_of("own", described).parse_known_args([word for word in argv if word not in words])
-    cfg = settings.load("own")
-    updates = cli.resolve(cfg, *cli.build_parser(SCRIPT, cfg).parse_known_args([*rest, *words])).optimization.max_update
+    parser = data_set.parser_of("own", described)
+    parser.set_defaults(output=None)
+    args, rest = parser.parse_known_args([word for word in argv if word not in words])
+    cfg, _ = cli.read(SCRIPT, [*rest, *words])
     languages = own.languages(args)
     name = f"{Path(args.source[0]).stem}-{'-'.join(languages)}"
-    output = args.output.absolute() if "--output" in argv else ROOT / "runs" / "own" / name
+    output = args.output.absolute() if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     rest += [f"task.{side}_lang={lang}" for side, lang in zip(("source", "target"), languages, strict=True)]
@@ -52,7 +52,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare.prepare("own", described, args)
     kept = open(output / "messages.txt", "a", encoding="utf-8")  # noqa: SIM115  (closed below)
-    with kept, contextlib.redirect_stdout(kept), shown("own", updates, [run]):
+    with kept, contextlib.redirect_stdout(kept), shown("own", cfg.optimization.max_update, [run]):
         cli.main(SCRIPT, rest)
         if not model.is_dir():
             export = ["export", run / "averaged.pt", "--to", "folder", "--half", "--output", model]

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -210,17 +210,22 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
     return cfg
 
 
+def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
+    """The settings of a run and the options of a step of a recipe, as the command line says."""
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", default=os.environ.get("RECIPE_CONFIG"))
+    cfg = settings.load(script.parent.name, first.parse_known_args(argv)[0].config)
+    args, words = build_parser(script, cfg).parse_known_args(argv)
+    return resolve(cfg, args, words), args
+
+
 def main(script: Path, argv: List[str]) -> Optional[int]:
     """Do a step of a recipe: what the folder and the name of the script say."""
     step, recipe = script.stem, script.parent.name
     logging.basicConfig(level=logging.WARNING, format=f"{recipe}: %(message)s", stream=sys.stderr)
     logging.getLogger("recipe").setLevel(logging.INFO)
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", default=os.environ.get("RECIPE_CONFIG"))
-    cfg = settings.load(recipe, first.parse_known_args(argv)[0].config)
-    args, words = build_parser(script, cfg).parse_known_args(argv)
+    cfg, args = read(script, argv)
     if step == "sweep":
-        cfg = resolve(cfg, args, words)
         for run in (runs := args.runs or list(cfg.recipe.runs)):
             settings.variant(cfg, parse(run)[2])
         passed = sweep_parser(recipe, cfg, add_help=False).parse_known_args(argv)[1]
@@ -230,7 +235,6 @@ def main(script: Path, argv: List[str]) -> Optional[int]:
         sweep(plan, runs, args.seeds or [cfg.common.seed], args.table)
         return 0
 
-    cfg = resolve(cfg, args, words)
     own, common = cfg.recipe, cfg.common
     machine = Machine(
         own.device, own.gpus or 0, args.nodes, args.node_rank, args.master, args.threads or processor.usable_cores(),
