@@ -28,13 +28,8 @@ FAST = ["--criterion", "label_smoothed_cross_entropy_chunked", "--optimizer", "f
 PAGE = 20
 
 
-class Refused(Exception):
-    """What was asked for cannot be."""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message} (see --help)")
+def die(text: str) -> NoReturn:
+    sys.exit(f"recipes/gpu/run.sh: error: {text}")
 
 
 def say(text: str) -> None:
@@ -72,9 +67,7 @@ class Card:
         self.scripts = self.ask("import sysconfig; print(sysconfig.get_path('scripts'))")
         for tool in ("fairseq-train", "collab"):
             if not os.access(f"{self.scripts}/{tool}", os.X_OK):
-                raise Refused(
-                    f"'{python}' has no {tool}; install the project first (README.md), or name --python or --wheels"
-                )
+                die(f"'{python}' has no {tool}; install the project first (README.md) or name another --python")
         self.device = args.device
         if self.device == "auto":
             self.device = "gpu" if self.ask("import torch; print(torch.cuda.is_available())") == "True" else "cpu"
@@ -87,7 +80,7 @@ class Card:
         """What a line of Python prints."""
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Refused(f"'{self.python}' fails: {done.stderr.strip().rpartition(chr(10))[2] or code}")
+            die(f"'{self.python}' fails: {done.stderr.strip().rpartition(chr(10))[2] or code}")
         return done.stdout.strip()
 
     def left(self) -> float:
@@ -143,10 +136,8 @@ class Card:
             script = ROOT / "data_prep" / "multi30k.sh"
             self.step("data", 200, script, "--output", args.data, *source, "--python", self.python)
         self.step("probe", 90, self.python, ROOT / "recipes" / "gpu" / "probe.py", "--device", self.name)
-        chosen = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "cuda"]
-        self.step(
-            "tests", 150, self.python, "-m", "pytest", *chosen, ROOT / "tests" / "unit", ROOT / "tests" / "fairseq"
-        )
+        tests = ["-m", "not slow", "-k", "cuda", ROOT / "tests" / "unit", ROOT / "tests" / "fairseq"]
+        self.step("tests", 150, self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
         half = ["--bf16"] if self.device == "gpu" else []
         self.base("adam", *half)
         self.base("fast", *half, *FAST)
@@ -186,10 +177,9 @@ class Card:
         text, records = f"# {self.ask(name)}\n\n", self.output / "records"
         for step in self.steps:
             state, log = (self.output / "logs" / f"{step}{end}" for end in (".state", ".log"))
-            told = re.findall(
-                '"loss": "[^"]*".*"wps": "[^"]*"', log.read_text(errors="replace") if log.exists() else ""
-            )
-            text += f"- {step}: {state.read_text() if state.exists() else 'not begun'} {''.join(told[-1:])}\n"
+            said = log.read_text(errors="replace") if log.exists() else ""
+            told = "".join(re.findall('"loss": "[^"]*".*"wps": "[^"]*"', said)[-1:])
+            text += f"- {step}: {state.read_text() if state.exists() else 'not begun'} {told}\n"
         for file in sorted(self.output.glob("runs/*/*/record.json")):
             shutil.copy(file, records / f"{file.parts[-3]}-{file.parts[-2]}.json")
         curve = sorted(records.glob("curve-*.json"))
@@ -204,19 +194,18 @@ class Card:
 def install(wheels: Path, output: Path, python: str) -> str:
     """The Python of OUTPUT/venv, which has the wheels and, of the machine's packages, what they lack."""
     if not sorted(wheels.rglob("*.whl")):
-        raise Refused(f"--wheels: there are no wheels in {wheels}")
+        die(f"--wheels: there are no wheels in {wheels}")
     own, done = output / "venv" / "bin" / "python", output / ".done" / "install"
     if not done.exists():
         say("installing the wheels")
         shutil.rmtree(output / "venv", ignore_errors=True)
-        subprocess.run(
-            [python, "-m", "venv", "--without-pip", output / "venv"], check=True
-        )  # which would need ensurepip
+        # with pip it would need ensurepip
+        subprocess.run([python, "-m", "venv", "--without-pip", output / "venv"], check=True)
         # not --system-site-packages: the machine's Python may be of a virtual environment itself
         code = "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))"
         asked = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
         if asked.returncode:
-            raise Refused(f"'{python}' has no torch")
+            die(f"'{python}' has no torch")
         (folder,) = (output / "venv" / "lib").glob("python3*/site-packages")
         (folder / "machine.pth").write_text(asked.stdout, encoding="utf-8")
         pip = [python, "-m", "pip", "--python", own, "install", "--quiet", "--no-index", "--no-deps"]
@@ -228,17 +217,16 @@ def install(wheels: Path, output: Path, python: str) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="recipes/gpu/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.error = lambda message: die(f"{message} (see --help)")  # type: ignore[method-assign]
     add = parser.add_argument
     add("--call", metavar="NAME", default="all", help="truth, speed, learning, or all in this order (default: all)")
     add("--minutes", metavar="R", type=int, help="stop in time for this (default: those of the call)")
-    text = (
-        "without internet: a folder of wheels (docs/install.md) to install from, into OUTPUT/venv; torch and what else "
-    )
-    add("--wheels", metavar="DIR", type=Path, help=f"{text}is missing there are those of the machine")
+    text = "without internet: a folder of wheels (docs/install.md) to install from, into OUTPUT/venv; torch and what "
+    add("--wheels", metavar="DIR", type=Path, help=text + "else is missing there are those of the machine")
     text = "Multi30k as data_prep/multi30k.sh made it (default: data/multi30k; made where it does not exist)"
     add("--data", metavar="DIR", type=Path, default=ROOT / "data" / "multi30k", help=text)
     add("--source", metavar="DIR", type=Path, help="the corpus as downloaded, for that script")
@@ -253,10 +241,10 @@ def parse() -> argparse.Namespace:
     if unknown:
         parser.error(f"unknown argument '{unknown[0]}'")
     if args.call not in (*SHARE, "all"):
-        raise Refused(f"--call must be truth, speed, learning or all, got '{args.call}'")
+        die(f"--call must be truth, speed, learning or all, got '{args.call}'")
     python = shutil.which(args.python)
     if not python:
-        raise Refused(f"no Python '{args.python}'; name one with --python")
+        die(f"no Python '{args.python}'; name one with --python")
     args.python = os.path.abspath(python)
     for name in ("wheels", "data", "source", "output"):  # steps run in other folders
         setattr(args, name, getattr(args, name) and getattr(args, name).absolute())
@@ -287,7 +275,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (Refused, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"recipes/gpu/run.sh: error: {error}")
+    except (OSError, subprocess.CalledProcessError) as error:
+        die(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
