@@ -63,7 +63,7 @@ setup(
     license="MIT",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["collab_fairseq*", "fairseq_modern*"]),
-    package_data={"collab_fairseq": ["py.typed", "*.yaml", "**/*.yaml"], "fairseq_modern": [HOOK.name, "README.md"]},
+    package_data={"collab_fairseq": ["py.typed"], "fairseq_modern": [HOOK.name, "README.md"]},
     # fairseq is installed beside, without its dependencies: its metadata asks for versions that cannot be installed.
     install_requires=[
         "torch>=2.6",

@@ -7,7 +7,7 @@ alone pulls in neither torch nor fairseq, so that `collab --help` is quick and f
 from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
-    from collab_fairseq.export.open import Translator
+    from collab_fairseq.translation import Translator
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,11 @@ def load(
     Raises:
         TranslationError, CheckpointError: the folder is no model's, or damaged.
     """
-    from collab_fairseq.export.open import open_folder
+    from collab_fairseq.translation.open import open_folder
 
-    return open_folder(folder, engine=engine, device=device, precision=precision, threads=threads)
+    def convert(model: str, output: str) -> None:
+        from collab_fairseq.export import ctranslate2, source
+
+        ctranslate2.export(source.read_source(model), output)
+
+    return open_folder(folder, engine=engine, device=device, precision=precision, convert=convert, threads=threads)

@@ -14,6 +14,7 @@
 """
 
 import gc
+import inspect
 import os
 from types import ModuleType
 from typing import Any, List, Optional
@@ -110,7 +111,7 @@ def started_by_torchrun() -> bool:
 def refuse_several_validators(cfg: Any, main: Any) -> None:
     """Raise UserError if fairseq-validate is to run in more than one process."""
     # Run as `python -m fairseq_cli.validate`, the function belongs to a module called __main__: its file tells.
-    code: Optional[Any] = getattr(main, "__code__", None)
+    code: Optional[Any] = getattr(inspect.unwrap(main), "__code__", None)
     if code is None or os.path.normpath(code.co_filename).split(os.sep)[-2:] != ["fairseq_cli", "validate.py"]:
         return
     workers = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1

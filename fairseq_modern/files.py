@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, and its sum: the one way of this package and of collab_fairseq."""
+"""Writing a file whole or not at all, and its sum."""
 
 import contextlib
 import hashlib

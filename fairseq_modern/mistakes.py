@@ -1,123 +1,85 @@
 """Says in one sentence what the commonest mistakes of fairseq's users are, where fairseq ends in a traceback.
 
-A rule knows a mistake by the exception that ends the program, by those that led to it and by the functions of fairseq
-that they passed. `errors` asks the rules only where it shows errors as one line, when the program is about to end: no
-program runs differently, and what no rule knows keeps its traceback.
+The functions of fairseq that fail say why: what they raise stays what it is, and carries a sentence made of their
+positional arguments. What says enough itself is put into other words (`SAID`). `errors` asks for the sentence only
+where it shows errors as one line, when the program is about to end: no program runs differently, and what is not known
+here keeps its traceback.
 """
 
 import argparse
+import contextlib
+import functools
 import os
 import re
 import traceback
-from types import FrameType
-from typing import Any, Callable, List, Optional, Tuple
+from types import ModuleType
+from typing import Any, Callable, Iterator, List, Optional
 
-USER_DIR = 'add --user-dir "$(collab user-dir)" (common.user_dir under Hydra)'
-OURS = re.compile(r"transformer_collab\w*|label_smoothed_cross_entropy_with_gates")
-
-# What fairseq and its libraries say -> what is said instead; {0} is the first group, {flag} the last one as a flag.
+# What fairseq and its libraries say -> what is said instead; {0} is the first group.
 SAID = (
     (r"^\w+: Model file not found: (.*)", "expected a checkpoint, but there is no file {0}."),
-    (r"^ConfigCompositionException: Error merging override (\w+)\.(\w+)=null", "{flag} is missing, which --{0} needs."),
     (r"^MissingMandatoryValue: Missing mandatory value: (?:\w+\.)*(\w+)", "{flag} is missing."),
-    (r"^ConfigKeyError: Key '(\w+)' not in '(\w+)'", "{0} is not among the settings of {1}."),
     (
-        "^ValueError: (MultilingualTranslationTask) requires",
+        "^ValueError: MultilingualTranslationTask requires",
         "--task multilingual_translation needs a model for it, such as --arch multilingual_transformer.",
     ),
     (
         r"^RuntimeError: .*DefaultCPUAllocator: .*tried to allocate (\d+) bytes",
-        "this machine has no memory for a tensor of {0} bytes; make the model smaller (--key-dim and others), or the "
-        "batches (--max-tokens).",
+        "this machine has no memory for a tensor of {0} bytes; make the model smaller, or the batches (--max-tokens).",
+    ),
+    (  # fairseq then looks for the first NaN, where today's torch fails on the encoder's outputs (StopIteration)
+        "^FloatingPointError: .*(gradients are Nan/Inf|Minimum loss scale reached)",
+        "the training diverged ({0}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm).",
     ),
 )
+TOLD = "fairseq_modern_told"  # the attribute of an exception that has its sentence
 
 
-class Failure:
-    """An exception that ends a program, with those that led to it and the functions of fairseq that they passed."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-        self.errors: List[BaseException] = []  # the error, what it came from, what that came from, …
-        cause: Optional[BaseException] = error
-        while cause is not None and cause not in self.errors:
-            self.errors.append(cause)
-            cause = cause.__cause__ or cause.__context__
-        frames = [f for e in self.errors for f, _ in traceback.walk_tb(e.__traceback__)]
-        self.frames = [f for f in frames if _is_fairseqs(f)]
-
-    def value(self, function: str, variable: str) -> Any:
-        """What the variable was in the innermost function of that name that has it, or None."""
-        found = [f for f in self.frames if f.f_code.co_name == function and variable in f.f_locals]
-        return found[-1].f_locals[variable] if found else None
-
-    def passed(self, function: str) -> bool:
-        return any(f.f_code.co_name == function for f in self.frames)
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it came from, what that came from, …"""
+    seen: List[BaseException] = []
+    cause: Optional[BaseException] = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
-def _is_fairseqs(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__"))
-    return module.partition(".")[0] in ("fairseq", "fairseq_cli", "__main__")  # the last: python -m fairseq_cli.train
-
-
-def no_user_dir(failure: Failure) -> Optional[str]:
-    """A model that is registered by nobody; fairseq fails while it formats that."""
-    name = failure.value("build_model", "model_type")
-    if not isinstance(name, str) or failure.value("build_model", "model") is not None:
+def sentence(error: BaseException) -> Optional[str]:
+    """What to tell the user in place of the traceback, or None for an error that is no mistake known here."""
+    if not isinstance(error, Exception):  # Ctrl-C
         return None
-    return f"fairseq has no model {name}; {USER_DIR if OURS.fullmatch(name) else 'add the --user-dir that brings it'}."
+    for each in chain(error):
+        if hasattr(each, TOLD):
+            return str(getattr(each, TOLD))
+        for pattern, said in SAID:
+            match = re.search(pattern, f"{type(each).__name__}: {each}")
+            if match is not None:
+                return said.format(*match.groups(), flag="--" + "".join(match.groups()).replace("_", "-"))
+    # what fairseq refuses in the words of the command line already
+    raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    names_a_flag = isinstance(error, (AssertionError, ValueError)) and re.search(r"--[a-z]{2}", str(error))
+    theirs = [name for name in raised_in if name.partition(".")[0] in ("fairseq", "fairseq_cli", "__main__")]
+    return str(error) if names_a_flag and theirs else None
 
 
-def no_path(failure: Failure) -> Optional[str]:
-    if failure.passed("parse_args_and_arch") and repr(failure.error) == "KeyError(None)":
-        return "--path is missing, the checkpoint to load, whose task is taken unless --task names one."
-    for frame in failure.frames:
-        tool = os.path.splitext(os.path.basename(frame.f_code.co_filename))[0]
-        if frame.f_code.co_name == "main" and tool in ("generate", "interactive", "validate"):
-            given = getattr(frame.f_locals.get("cfg"), "common_eval", None)
-            if given is not None and given.path is None:
-                return f"--path is missing, the checkpoint that fairseq-{tool} is to load."
+# --- why a function of fairseq has failed, from the error and its arguments; None: for another reason --------------
+
+
+def build_model(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+    name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+    if isinstance(name, str) and name not in ARCH_MODEL_REGISTRY and name not in MODEL_DATACLASS_REGISTRY:
+        return f"fairseq has no model {name}; add the --user-dir that brings it (common.user_dir under Hydra)."
+    if getattr(cfg, "base_layers", 0) and "process group" in str(error):
+        return "--base-layers needs several processes, among which it divides experts; use torchrun, or leave it out."
     return None
 
 
-def path_is_no_file(failure: Failure) -> Optional[str]:
-    path = failure.value("load_checkpoint_to_cpu", "path")
-    if path is not None and isinstance(failure.error, FileNotFoundError):
-        return f"expected a checkpoint, but there is no file {path}."
-    if path is None or not isinstance(failure.error, IsADirectoryError):
-        return None
-    present = sorted(name for name in os.listdir(path) if name.endswith(".pt"))
-    among = f", which holds {', '.join(present[:3])}{' …' * (len(present) > 3)}" if present else ""
-    return f"expected a checkpoint, but {path} is a folder{among}."
-
-
-def save_dir(failure: Failure) -> Optional[str]:
-    folder = failure.value("verify_checkpoint_directory", "save_dir")
-    if folder is None or not isinstance(failure.error, OSError):
-        return None
-    return f"--save-dir {folder} cannot be written to ({failure.error.strerror})."
-
-
-def user_dir(failure: Failure) -> Optional[str]:
-    folder = failure.value("import_user_module", "module_path")
-    if folder is None or os.path.exists(folder):
-        return None
-    return f"--user-dir must be a folder with code, but there is no {folder}."
-
-
-def data(failure: Failure) -> Optional[str]:
-    """No data folder, nothing in it, not the split that is asked for."""
-    error = failure.error
-    absent = re.match(r"Dataset not found: (\S+) \((.*)\)", str(error))
-    if absent is not None:
-        split, folder = absent.groups()
-        present = sorted({name.split(".")[0] for name in os.listdir(folder) if name.endswith(".idx")})
-        return f"{folder} has no split {split!r}, its splits are {', '.join(present) or 'none'}."
-    if not failure.passed("setup_task"):
-        return None
+def setup_task(error: Exception, cfg: Any) -> Optional[str]:
     if str(error).startswith("Could not infer language pair"):
-        paths = failure.value("setup_task", "paths")
-        return f"{paths[0]} holds no binarised data; give the folder that fairseq-preprocess wrote (its --destdir)."
+        return f"{cfg.data} holds no binarised data; give the folder that fairseq-preprocess wrote (its --destdir)."
     if not isinstance(error, OSError) or error.filename is None:
         return None
     return (
@@ -126,36 +88,80 @@ def data(failure: Failure) -> Optional[str]:
     )
 
 
-def other_shapes(failure: Failure) -> Optional[str]:
-    """A checkpoint of another model than the one that is built."""
-    text = next((str(e) for e in failure.errors if str(e).startswith("Error(s) in loading state_dict")), None)
+def load_dataset(error: Exception, task: Any, split: str, *_: Any) -> Optional[str]:
+    absent = re.match(r"Dataset not found: \S+ \((.*)\)", str(error))
+    if absent is None:
+        return None
+    present = sorted({name.split(".")[0] for name in os.listdir(absent[1]) if name.endswith(".idx")})
+    return f"{absent[1]} has no split {split!r}, its splits are {', '.join(present) or 'none'}."
+
+
+def parse_args_and_arch(error: Exception, *_: Any) -> Optional[str]:
+    missing = "--path is missing, the checkpoint to load, whose task is taken unless --task names one."
+    return missing if repr(error) == "KeyError(None)" else None
+
+
+def main(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
+    absent = getattr(cfg, "common_eval", cfg).path is None
+    return "--path is missing, the checkpoint to load." if absent else None
+
+
+def import_user_module(error: Exception, args: Any) -> Optional[str]:
+    folder = os.path.abspath(args.user_dir)
+    return None if os.path.exists(folder) else f"--user-dir must be a folder with code, but there is no {folder}."
+
+
+def verify_checkpoint_directory(error: Exception, save_dir: str) -> Optional[str]:
+    return f"--save-dir {save_dir} cannot be written to ({error.strerror})." if isinstance(error, OSError) else None
+
+
+def load_checkpoint_to_cpu(error: Exception, path: str, *_: Any) -> Optional[str]:
+    if isinstance(error, FileNotFoundError):
+        return f"expected a checkpoint, but there is no file {path}."
+    if not isinstance(error, IsADirectoryError):
+        return None
+    present = sorted(name for name in os.listdir(path) if name.endswith(".pt"))
+    among = f", which holds {', '.join(present[:3])}{' …' * (len(present) > 3)}" if present else ""
+    return f"expected a checkpoint, but {path} is a folder{among}."
+
+
+def load_model_ensemble_and_task(error: Exception, filenames: List[str], *_: Any) -> Optional[str]:
+    return misfit(error, ", ".join(filenames), lambda: "give the data folder (its dictionaries)")
+
+
+def load_checkpoint(error: Exception, trainer: Any, filename: str, *_: Any) -> Optional[str]:
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu as load
+
+    return misfit(error, filename, lambda: other_settings(load(filename)["cfg"]["model"], trainer.cfg.model))
+
+
+def train_step(error: Exception, trainer: Any, *_: Any) -> Optional[str]:
+    decoder = getattr(trainer.get_model(), "decoder", None)
+    if getattr(decoder, "adaptive_softmax", None) is None or "inplace" not in str(error):
+        return None
+    criterion = type(trainer.get_criterion()).__name__
+    return f"--adaptive-softmax-cutoff goes with --criterion adaptive_loss, but that is {criterion}."
+
+
+def misfit(error: Exception, path: str, advice: Callable[[], str]) -> Optional[str]:
+    """How parameters of a checkpoint differ from those of the model that was to take them, and what to do."""
+    text = next((str(e) for e in chain(error) if str(e).startswith("Error(s) in loading state_dict")), None)
     if text is None:
         return None
     size = r"torch\.Size\(\[([\d, ]*)\]\)"
     shapes = re.findall(rf"mismatch for (\S+): copying a param with shape {size} from .* model is {size}", text)
-    keys = {which: re.search(rf"{which} key\(s\) in state_dict: (.*)", text) for which in ("Missing", "Unexpected")}
-    here, there = (re.findall('"(.*?)"', found[1]) if found else [] for found in keys.values())
     differences = [f"{name} is ({was}) in the file, ({now}) in the model" for name, was, now in shapes]
-    differences += [f"{name} is only in the model" for name in here] + [f"{name} is only in the file" for name in there]
-    path = failure.value("load_checkpoint", "filename") or failure.value("load_model_ensemble_and_task", "filename")
+    for which, where in (("Missing", "model"), ("Unexpected", "file")):
+        found = re.search(rf"{which} key\(s\) in state_dict: (.*)", text)
+        differences += [f"{name} is only in the {where}" for name in re.findall('"(.*?)"', found[1] if found else "")]
     more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-    return (
-        f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {_advice(failure, shapes)}, as in its "
-        "training."
-    )
+    return f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {advice()}, as in its training."
 
 
-def _advice(failure: Failure, shapes: List[Tuple[str, str, str]]) -> str:
-    """What makes the model that of the checkpoint, as far as their settings tell."""
-    for name, there, here in shapes:
-        if name.endswith("embed_tokens.weight") and there.split(", ")[0] != here.split(", ")[0]:
-            return "give the data folder (its dictionaries)"
-    state, trainer = (failure.value("load_checkpoint", name) for name in ("state", "self"))
-    if state is None or trainer is None:
-        return "give the --arch and sizes"
+def other_settings(*models: Any) -> str:
+    """The flags that make a model of the second settings one of the first, as far as these tell."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    models = state["cfg"]["model"], trainer.cfg.model
     was, now = (dict(vars(model) if isinstance(model, argparse.Namespace) else model) for model in models)
     arch = was.get("arch") or was.get("_name")
     if arch != (now.get("arch") or now.get("_name")) or arch not in ARCH_MODEL_REGISTRY:
@@ -163,60 +169,44 @@ def _advice(failure: Failure, shapes: List[Tuple[str, str, str]]) -> str:
     parser = argparse.ArgumentParser(add_help=False)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     found = []
-    for flag, before in ((action.option_strings[0], was.get(action.dest)) for action in parser._actions):
-        if before != now.get(flag[2:].replace("-", "_"), before) and not isinstance(before, float):
-            given = f"give {flag} {before}".removesuffix(" True")
-            found.append(f"leave out {flag}" if before in (None, False) else given)
-    return ", ".join(found[:3]) or "give the --arch and sizes"
+    for flag, value in ((action.option_strings[0], was.get(action.dest)) for action in parser._actions):
+        if value != now.get(flag[2:].replace("-", "_"), value) and not isinstance(value, float):
+            given = f"give {flag} {value}".removesuffix(" True")
+            found.append(f"leave out {flag}" if value in (None, False) else given)
+    return ", ".join(found[:3]) or "give the data folder (its dictionaries)"
 
 
-def diverged(failure: Failure) -> Optional[str]:
-    """fairseq then looks for the first NaN, where today's torch fails on the encoder's outputs (StopIteration)."""
-    errors = [str(error) for error in failure.errors if isinstance(error, FloatingPointError)]
-    found = re.search("gradients are Nan/Inf|Minimum loss scale reached", "\n".join(errors))
-    if found is None:
-        return None
-    return f"the training diverged ({found[0]}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm)."
+EXPLAINED = {
+    "fairseq.checkpoint_utils": (load_checkpoint_to_cpu, load_model_ensemble_and_task, verify_checkpoint_directory),
+    "fairseq.models": (build_model,),
+    "fairseq.options": (parse_args_and_arch,),
+    "fairseq.tasks": (setup_task,),
+    "fairseq.tasks.translation": (load_dataset,),
+    "fairseq.trainer": (load_checkpoint, train_step),
+    "fairseq.utils": (import_user_module,),
+}
+OWNERS = {"fairseq.tasks.translation": "TranslationTask", "fairseq.trainer": "Trainer"}  # else the module itself
 
 
-def parts_that_do_not_go_together(failure: Failure) -> Optional[str]:
-    said, cfg = str(failure.error), failure.value("build_output_projection", "cfg")
-    if getattr(cfg, "base_layers", 0) and "process group" in said:
-        return "--base-layers needs several processes, among which it divides experts; use torchrun, or leave it out."
-    model, criterion = (failure.value("train_step", name) for name in ("model", "criterion"))
-    if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None and "inplace" in said:
-        return f"--adaptive-softmax-cutoff goes with --criterion adaptive_loss, but that is {type(criterion).__name__}."
-    return None
+def patch(module: ModuleType) -> None:
+    """Let the functions of the module say why they have failed, each in the words of the one of its name above."""
+    owner: Any = getattr(module, OWNERS[module.__name__]) if module.__name__ in OWNERS else module
+    for say in EXPLAINED.get(module.__name__, (main,)):
+        setattr(owner, say.__name__, explained(getattr(owner, say.__name__), say))
 
 
-def in_other_words(failure: Failure) -> Optional[str]:
-    for pattern, sentence in SAID:
-        match = re.search(pattern, f"{type(failure.error).__name__}: {failure.error}")
-        if match is not None:
-            return sentence.format(*match.groups(), flag="--" + match.groups()[-1].replace("_", "-"))
-    return None
+def explained(function: Callable[..., Any], say: Callable[..., Optional[str]]) -> Callable[..., Any]:
+    """The function, whose exceptions carry what `say` makes of them and of its positional arguments."""
 
+    @functools.wraps(function)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            with contextlib.suppress(Exception):  # what is wrong with an explanation must not hide the error
+                told = say(error, *args)
+                if told is not None:
+                    setattr(error, TOLD, told)
+            raise
 
-def names_a_flag(failure: Failure) -> Optional[str]:
-    """What fairseq refuses in the words of the command line already."""
-    *_, (raised_in, _) = traceback.walk_tb(failure.error.__traceback__)
-    known = isinstance(failure.error, (AssertionError, ValueError)) and re.search(r"--[a-z]{2}", str(failure.error))
-    return str(failure.error) if known and _is_fairseqs(raised_in) else None
-
-
-RULES: Tuple[Callable[[Failure], Optional[str]], ...] = (
-    no_user_dir, no_path, path_is_no_file, save_dir, user_dir, data, other_shapes, diverged,
-    parts_that_do_not_go_together, in_other_words, names_a_flag,
-)  # fmt: skip
-
-
-def sentence(error: BaseException) -> Optional[str]:
-    """What to tell the user in place of the traceback, or None for an error that is no mistake known here."""
-    if not isinstance(error, Exception):  # Ctrl-C
-        return None
-    try:
-        failure = Failure(error)
-        found = (rule(failure) for rule in RULES)
-        return next((told for told in found if told is not None), None)
-    except Exception:  # whatever is wrong here must not hide the error that it is about
-        return None
+    return wrapper

@@ -2,18 +2,17 @@
 
 As published, `--bf16` is taken for `--tpu`, so that training in bfloat16 looks for torch_xla, on a GPU as well: here
 only `--tpu` means a TPU. `--help` beside `--arch` shows the flags of that model, too. `fairseq-validate` without
-`--task` takes that of the checkpoint, and a model or criterion of this project that no one has registered is an error
-that names `--user-dir`.
+`--task` takes that of the checkpoint, and a name that no one has registered is an error that names `--user-dir`.
 """
 
 import argparse
 import functools
+import re
 import sys
 from types import ModuleType
 from typing import Any, Optional, Sequence
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.mistakes import OURS, USER_DIR
 from fairseq_modern.patching import wrap
 
 
@@ -65,11 +64,9 @@ def patch(module: ModuleType) -> None:
         original_error = parser.error
 
         def error(message: str) -> None:
-            from fairseq.models import ARCH_MODEL_REGISTRY
-
-            chosen = OURS.search(message.partition("(choose from")[0])
-            if chosen is not None and "transformer_collab" not in ARCH_MODEL_REGISTRY:
-                raise UserError(f"fairseq has no {chosen[0]}; {USER_DIR}.")
+            absent = re.match(r"argument (?:-a/)?(--(?:arch|task|criterion|optimizer))\b.* choice: '(\S+)'", message)
+            if absent is not None:
+                raise UserError(f"fairseq has no {absent[1]} {absent[2]}; add the --user-dir that brings it.")
             original_error(message)
 
         parser.error = error

@@ -1,8 +1,10 @@
-"""Lets the classes that a `--user-dir` brings have a say where fairseq's trainer goes by settings and names alone.
+"""Lets the classes that a `--user-dir` brings have a say where fairseq goes by settings and names alone.
 
 - `check_training(trainer)` of a model or criterion is called as soon as there is a trainer, and may refuse its `cfg`.
 - `adapt_checkpoint(state, filename, reset_optimizer)` of a model is called with every checkpoint that a training takes
   up, as it was read, and may change it: fairseq compares parameters, not the settings that give them a meaning.
+- `sequence_generator` of models is the class that translates with them, where a task would take fairseq's own
+  `SequenceGenerator`; it is made with the same arguments.
 - `state_of` of an optimizer or criterion names the class whose state it has. As published, a checkpoint is refused
   unless it was made by a class of the same name.
 """
@@ -56,3 +58,16 @@ def patch(module: ModuleType) -> None:
             return original(self, filename, reset_optimizer, *args, **options)
         finally:
             module.checkpoint_utils = utils  # type: ignore[attr-defined]
+
+
+def patch_task(module: ModuleType) -> None:
+    """Wrap how `fairseq.tasks.FairseqTask` chooses what translates."""
+
+    @wrap(module.FairseqTask)
+    def build_generator(
+        original: Any, self: Any, models: Any, args: Any, seq_gen_cls: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        own = {getattr(model, "sequence_generator", None) for model in models}
+        if seq_gen_cls is None and len(own) == 1 and not getattr(args, "print_alignment", False):
+            (seq_gen_cls,) = own
+        return original(self, models, args, seq_gen_cls, *rest, **options)

@@ -1,7 +1,7 @@
 """What collaborative and standard heads have in common: values, output, masks, beams, and the two public steps."""
 
 import math
-from typing import Iterable, Optional, Tuple
+from typing import Callable, Iterable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from .kernels import check_name
 from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
+
+#: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
+Read = Tuple[Tensor, Optional[Tensor]]
 
 
 class AttentionLayer(WithoutFastPath, nn.Module):
@@ -24,16 +27,19 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         num_heads: H.
         key_dim: D̃k for collaborative heads, H · dk for standard heads: width of ``q_proj`` and ``k_proj``; default E.
         kdim, vdim: widths of the key and value inputs, as in torch; default E.
-        head_dim: dv, value width of one head; default E / H.
+        head_dim: dv, value width of one head; default E / H. dropout: probability of dropping a weight in training.
         value_heads: G, heads of the value projection, each read by H / G neighbouring heads; default H.
         key_heads: the same of the key projection, of standard heads; default H.
-        dropout: probability of dropping an attention weight in training.
         scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
         init: ``default``, or ``authors``, as in the code of Cordonnier, Loukas, Jaggi (2020): see
             :meth:`reset_parameters`.
         bias: default of the four biases below.
         query_bias, key_bias, value_bias, out_bias: whether that projection has a bias. The key bias never changes the
             output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
+
+    Attributes:
+        tap: None, or a function through which heads read, for analyses: ``tap(read, query, entry, mask, dropout,
+            need_weights)`` gives the result, as ``read``, the layer's own, makes it of the rest; it is not saved.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -67,10 +73,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             )
         if head_dim is None:
             if embed_dim % num_heads != 0:
-                raise ValueError(
-                    "embed_dim must be divisible by num_heads, "
-                    f"but embed_dim is {embed_dim} and num_heads is {num_heads}"
-                )
+                raise ValueError(f"embed_dim must be divisible by num_heads, but they are {embed_dim} and {num_heads}")
             head_dim = embed_dim // num_heads
         value_heads = num_heads if value_heads is None else value_heads
         key_heads = num_heads if key_heads is None else key_heads
@@ -88,6 +91,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             raise ValueError(f"init must be default or authors, but is {init!r}")
         self.init = init
         self.scale = float(head_dim**-0.5 if scale is None else scale)
+        self.tap: Optional[Callable[..., Read]] = None
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
         keys = key_dim * key_heads // num_heads
@@ -161,8 +165,8 @@ class AttentionLayer(WithoutFastPath, nn.Module):
 
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Contexts of heads (N, H, T, dv) and weights (N, H, T, S) or None, from projected queries (N, T, key_dim)."""
+    ) -> Read:
+        """From projected queries (N, T, key_dim) and an additive mask, with weights if asked for."""
         raise NotImplementedError
 
     def attend(
@@ -228,7 +232,10 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             dropout = self.dropout if self.training else 0.0
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
         folded = queries.reshape(rows, beams * query_len, self.key_dim)
-        context, weights = self._contexts(folded, entry, additive, dropout, need_weights)
+        if self.tap is None:
+            context, weights = self._contexts(folded, entry, additive, dropout, need_weights)
+        else:
+            context, weights = self.tap(self._contexts, folded, entry, additive, dropout, need_weights)
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
 

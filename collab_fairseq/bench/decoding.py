@@ -10,7 +10,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from collab_fairseq.models.beam_search import ShortlistGenerator
+from collab_fairseq.search.shortlist import ShortlistGenerator
 
 from .cases import Case, Options, Step, draw
 from .checks import MismatchError, compare
@@ -32,7 +32,7 @@ def _translators(size: str, task: Any, key_dim: int, options: Options, half: boo
 def translate_case(size: str, key_dim: int, sentences: int, half: bool = False) -> Case:
     """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them.
 
-    Every model is searched as by fairseq-generate: ours over shortlists (:mod:`collab_fairseq.models.beam_search`).
+    Every model is searched as by fairseq-generate: ours over shortlists (:mod:`collab_fairseq.search.shortlist`).
 
     Args:
         half: ours in bfloat16, beside fairseq's in float32 and bfloat16.

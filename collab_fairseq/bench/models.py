@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
+from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
 from .baselines import AuthorsAttention
 from .cases import Options
@@ -40,13 +41,16 @@ class Task:
         return [sentence.index_fill(0, torch.tensor(len(sentence) - 1), known.eos()) for sentence in drawn]
 
 
-def build(size: str, task: Any, key_dim: int, names: Sequence[str], options: Options) -> Dict[str, nn.Module]:
+def build(
+    size: str, task: Any, key_dim: int, names: Sequence[str], options: Options, **more: Any
+) -> Dict[str, nn.Module]:
     """Models by name; standard heads have equal parameters in all of them, collaborative heads as well.
 
     Args:
         size: of :data:`PRESETS`. task: with the dictionaries. key_dim: D̃k of ``ours`` and ``authors``.
         names: of ``fairseq``, ``fairseq-bf16`` (its transformer), ``none`` (ours with standard heads at the full key
             dim), ``ours``, ``authors`` (a mixed key of every head).
+        more: flags of ours alone.
     """
     flags: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
     if options.quick:
@@ -54,15 +58,18 @@ def build(size: str, task: Any, key_dim: int, names: Sequence[str], options: Opt
     found: Dict[str, nn.Module] = {}
     for name in names:
         own = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
-        args = Namespace(arch=PRESETS[size], **flags, **own)
+        args = Namespace(arch=PRESETS[size], **flags, **own, **more)
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name.startswith("fairseq"):
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)
-    for module in found["authors"].modules() if "authors" in found else ():
-        if isinstance(module, IncrementalCollaborativeAttention):
-            module.__class__ = AuthorsAttention  # the same parameters, computed otherwise
+    for place, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
+        if isinstance(layer, IncrementalCollaborativeAttention):  # the same parameters, computed otherwise
+            authors = AuthorsAttention(
+                layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
+            )
+            found["authors"].set_submodule(parameter_prefix(place)[:-1], authors)
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())

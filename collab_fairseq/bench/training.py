@@ -13,14 +13,12 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.modules import FairseqDropout
 from fairseq.optim.adam import Adam
 from torch import nn
 
-from collab_fairseq.models.chunked_loss import ChunkedLabelSmoothedCrossEntropy
-from collab_fairseq.models.fused_adam import FusedAdam
-from collab_fairseq.modules.compiled import allow_graphs, compile_layers
-from collab_fairseq.modules.dropout import FastDropout
+from collab_fairseq.modules.compiled import allow_graphs
+from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
+from collab_fairseq.training.fused_adam import FusedAdam
 
 from .cases import Case, Options, Step, draw
 from .checks import compare
@@ -42,7 +40,7 @@ def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: b
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         task = Task(options, size)
-        found = build(size, task, key_dim, ("fairseq", "none", "ours", "authors"), options)
+        found = build(size, task, key_dim, ("fairseq", "none", "ours", "authors"), options, compile=compiled)
         criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
         lengths = draw("multi30k" if size == "tiny" else "newstest2014", sentences, options.seed, length)
         batch, small = _batches(task, lengths, options)
@@ -56,9 +54,7 @@ def train_case(size: str, sentences: int, length: int, key_dim: int, compiled: b
             allow_graphs()
         for name, model in found.items():
             model.train()
-            if compiled and name != "fairseq":
-                compile_layers(model)
-            elif compiled:
+            if compiled and name == "fairseq":
                 for layer in [*model.encoder.layers, *model.decoder.layers]:  # type: ignore[union-attr,misc]
                     layer.compile(dynamic=True)
         half = options.torch_dtype if options.torch_dtype.itemsize < 4 else None
@@ -74,7 +70,7 @@ def fast_case(size: str, sentences: int, length: int, key_dim: int, kind: str) -
 
     def prepare(options: Options) -> List[Dict[str, Step]]:
         task = Task(options, size)
-        models = build(size, task, key_dim, names, options)
+        models = build(size, task, key_dim, names, options, fast_dropout=True)
         theirs, ours = (
             criterion(task, sentence_avg=False, label_smoothing=0.1)
             for criterion in (LabelSmoothedCrossEntropyCriterion, ChunkedLabelSmoothedCrossEntropy)
@@ -85,9 +81,7 @@ def fast_case(size: str, sentences: int, length: int, key_dim: int, kind: str) -
         fast = models.pop("ours")
         got, expected = (criterion(fast.eval(), small)[0].detach() for criterion in (ours, theirs))
         compare("loss in chunks, compared with fairseq's,", got, expected, torch.float32)
-        for module in fast.train().modules():
-            if isinstance(module, FairseqDropout):
-                module.__class__ = FastDropout
+        fast.train()
         steps = {
             name: _step(model, theirs, Adam, batch, half if name.endswith("bf16") else None)
             for name, model in models.items()

@@ -22,6 +22,7 @@ command resumes the run, and checkpoints of the run can be used like any others.
 import argparse
 import logging
 import sys
+from dataclasses import fields
 
 from collab_fairseq.records.files import check_targets, write_json
 
@@ -75,18 +76,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.budget:
         options.refuse(args, ("multiple",), "needs --budget")
     args.device = options.choose_device(args)
-    from collab_fairseq.reparam.pipeline import convert_model, table
+    from collab_fairseq.reparam.pipeline import Settings, convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    names = (
-        "key_dim", "budget", "multiple", "sites", "calibration", "data", "evaluate", "seed", "threads",
-        "device", "max_tokens",
-    )  # fmt: skip
-    record = convert_model(
-        args.checkpoint, args.output, references=dict(args.reference),
-        distill_steps=args.distill, distill_text=args.distill_text, distill_rate=args.distill_rate,
-        **{name: getattr(args, name) for name in names},
-    )  # fmt: skip
+    named = {each.name: getattr(args, each.name) for each in fields(Settings) if each.name != "references"}
+    record = convert_model(args.checkpoint, args.output, Settings(**named, references=dict(args.reference)))
     if args.json:
         write_json(record.content, args.json)
     sys.stdout.write(table(record.parts))

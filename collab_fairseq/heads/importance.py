@@ -17,7 +17,7 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 import contextlib
 import logging
 import os
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import Attended, Read, counts, frozen, multiplied, reading
+from .taps import Read, counts, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool 
         if isinstance(layer, CollaborativeAttention):
             deltas[place] = torch.ones(size[0], layer.key_dim, **like)
 
-    def scaled(place: str, read: Read, query: Tensor, *rest: Any) -> Attended:
+    def scaled(place: str, read: Callable[..., Read], query: Tensor, *rest: Any) -> Read:
         return read(query * deltas[place].unsqueeze(1), *rest)
 
     with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ layer, and averaged over generation steps and sentences. The decoder reads the r
 import contextlib
 import logging
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Attended, Layers, Read, frozen, multiplied, reading
+from .taps import Layers, Read, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 def _values_only(
-    layers: Layers, place: str, read: Read, query: Tensor, entry: KeyValue, mask: Optional[Tensor], *_: Any
-) -> Attended:
+    layers: Layers, place: str, read: Callable[..., Read], query: Tensor, entry: KeyValue, mask: Any, *_: Any
+) -> Read:
     with torch.no_grad():
         weights = read(query, entry, mask, 0.0, True)[1]
     assert weights is not None

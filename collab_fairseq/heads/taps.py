@@ -2,12 +2,12 @@
 
 import contextlib
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from collab_fairseq.attention import AttentionLayer, KeyValue
+from collab_fairseq.attention.layer import AttentionLayer, Read
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
 from collab_fairseq.modules.settings import SITES, parse_sites
@@ -16,9 +16,6 @@ from collab_fairseq.translation import load_model as load  # noqa: F401  (what a
 from . import HeadsError
 
 Layers = Mapping[str, IncrementalAttention]
-Attended = Tuple[Tensor, Optional[Tensor]]
-#: ``_contexts`` of a layer: query, entry, mask, dropout, need_weights → context, weights
-Read = Callable[[Tensor, KeyValue, Optional[Tensor], float, bool], Attended]
 
 
 def sites(flag: str) -> List[str]:
@@ -70,12 +67,12 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
-    """Let every layer's ``_contexts`` go through a function of place, the layer's own ``_contexts``, and arguments."""
+def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Read]) -> Iterator[None]:
+    """Let all heads read through a function of the place and of what :class:`.AttentionLayer` gives its tap."""
     with contextlib.ExitStack() as stack:
         for place, layer in layers.items():
-            stack.callback(delattr, layer, "_contexts")
-            layer._contexts = partial(through, place, layer._contexts)  # type: ignore[method-assign]
+            stack.callback(setattr, layer, "tap", layer.tap)
+            layer.tap = partial(through, place)
         yield
 
 

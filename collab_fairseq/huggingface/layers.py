@@ -98,6 +98,19 @@ class CollaborativeHeads(nn.Module):
     mixing: nn.Parameter
     content_bias: Optional[nn.Parameter]
 
+    def __init__(self, standard: Any, shape: Shape) -> None:
+        """Untrained heads of this shape, with all other parts of a layer of the other base."""
+        nn.Module.__init__(self)
+        vars(self).update({**vars(standard), "_modules": {**standard._modules}, "_parameters": {}})
+        names, like = self.names, getattr(self, self.names.key).weight
+        heads, width = getattr(self, names.heads), like.size(1)
+        for name, bias in ((names.query, shape.query_bias), (names.key, False)):
+            setattr(self, name, nn.Linear(width, shape.key_dim, bias=bias, device=like.device, dtype=like.dtype))
+        self.mixing = nn.Parameter(like.new_empty(heads, shape.key_dim))
+        nn.init.xavier_uniform_(self.mixing)
+        self.content_bias = nn.Parameter(like.new_zeros(heads, width)) if shape.content_bias else None
+        self.scaling = shape.scale
+
     def entry(self, states: Tensor, cache: Optional[Cache], from_source: bool) -> KeyValue:
         """Keys and values of (N, S, D), with those that are cached, and cached themselves.
 
@@ -217,17 +230,3 @@ def names_of(layer: nn.Module) -> Optional[Names]:
     """What an attention layer calls its parts; None for modules that are not an attention layer known here."""
     kind = type(layer) if isinstance(layer, CollaborativeHeads) else COLLABORATIVE.get(type(layer))
     return None if kind is None else kind.names  # type: ignore[attr-defined]
-
-
-def replace_heads(layer: Any, shape: Shape) -> None:
-    """Turn an attention layer of transformers, in place, into the collaborative one of this shape, not yet trained."""
-    # its constructor's arguments are not all to be had any more; the class and these parts are all that differs
-    layer.__class__ = COLLABORATIVE[type(layer)]
-    names, like = layer.names, getattr(layer, layer.names.key).weight
-    heads, width = getattr(layer, names.heads), like.size(1)
-    for name, bias in ((names.query, shape.query_bias), (names.key, False)):
-        setattr(layer, name, nn.Linear(width, shape.key_dim, bias=bias, device=like.device, dtype=like.dtype))
-    layer.mixing = nn.Parameter(like.new_empty(heads, shape.key_dim))
-    nn.init.xavier_uniform_(layer.mixing)
-    layer.content_bias = nn.Parameter(like.new_zeros(heads, width)) if shape.content_bias else None
-    layer.scaling = shape.scale

@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
 
-from .layers import CollaborativeHeads, Shape, names_of, replace_heads
+from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of
 
 Shapes = Dict[str, Dict[str, Any]]
 
@@ -101,7 +101,8 @@ class CollaborativeModel(PreTrainedModel):
         for name, fields in (config.attention_shapes or {}).items():
             if name not in layers:
                 raise ReparamError(f"attention_shapes: expected one of {', '.join(layers)}, but got {name}")
-            replace_heads(layers[name], Shape.read(name, fields))
+            standard, shape = layers[name], Shape.read(name, fields)
+            self.base_model.set_submodule(name, COLLABORATIVE[type(standard)](standard, shape))
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:

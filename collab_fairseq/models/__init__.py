@@ -1,16 +1,20 @@
-"""What ``--user-dir`` imports: registers ``transformer_collab``, its presets and criterions with fairseq.
+"""What ``--user-dir`` imports, and all that importing it switches on.
 
-fairseq imports every file here by itself; whoever uses the model without ``--user-dir`` imports this package.
+fairseq imports every file here by itself; a program without ``--user-dir`` imports this package.
+
+- Registered with fairseq: the model ``transformer_collab`` with its presets, the optimizer ``fused_adam``, and the
+  criterions ``label_smoothed_cross_entropy_chunked`` and ``label_smoothed_cross_entropy_with_gates``.
+- Models of this kind are translated with a beam search of their own, ``TransformerCollabModel.sequence_generator``.
+- Trainings survive being stopped and killed: fairseq_modern/README.md says how, and how to leave that off.
 """
 
 from collab_fairseq.modules.stock import as_transformer_collab
+from collab_fairseq.training import chunked_loss, fused_adam, gated_loss  # noqa: F401  (registered)
 from fairseq_modern import survival
 
-from . import chunked_loss, criterions, presets  # noqa: F401  (registers the model, then the presets)
-from .beam_search import use_for_our_models
+from . import presets  # noqa: F401  (the model, then its presets)
 from .transformer_collab import TransformerCollabModel
 
 __all__ = ["TransformerCollabModel", "as_transformer_collab"]
 
-use_for_our_models()
-survival.enable()  # trainings with this --user-dir resume and stop as fairseq_modern/README.md says
+survival.enable()

@@ -19,12 +19,15 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.modules.compiled import compile_layers
-from collab_fairseq.modules.dropout import FastDropout
-from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer, combined_once, stay_together
+from collab_fairseq.attention.beams import stay_together
+from collab_fairseq.attention.masks import combined_once
+from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
+from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
 from collab_fairseq.modules.stock import model_config
+from collab_fairseq.search.shortlist import ShortlistGenerator
+from collab_fairseq.training.dropout import use_fast_dropout
 
 from .checks import check_kernel
 from .config import TransformerCollabConfig, resolve
@@ -44,16 +47,28 @@ STOCK_NAMES = {
     "TransformerCollabDecoder": "TransformerDecoder",
     "CollabEncoderLayer": "TransformerEncoderLayerBase",
     "CollabDecoderLayer": "TransformerDecoderLayerBase",
+    "CompiledEncoderLayer": "TransformerEncoderLayerBase",
+    "CompiledDecoderLayer": "TransformerDecoderLayerBase",
 }
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
-    """Activation checkpointing and parameter sharding, where the flags ask for them."""
+    """Activation checkpointing and parameter sharding, where the flags ask for them.
+
+    Raises:
+        ConfigurationError: ``--compile`` of a layer that is wrapped.
+    """
     smallest = cfg.min_params_to_wrap
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         smallest = 0  # a checkpointed layer is always its own shard
-    return fsdp_wrap(layer, min_num_params=smallest)
+    wrapped = fsdp_wrap(layer, min_num_params=smallest)
+    if cfg.compile and (cfg.checkpoint_activations or wrapped is not layer):
+        raise ConfigurationError(
+            "--compile is for plain layers, but they are wrapped; "
+            "leave out --checkpoint-activations and --ddp-backend fully_sharded, or --compile"
+        )
+    return wrapped
 
 
 class TransformerCollabEncoder(TransformerEncoderBase):
@@ -62,7 +77,8 @@ class TransformerCollabEncoder(TransformerEncoderBase):
     _built = 0  # fairseq does not tell build_encoder_layer which layer it is building
 
     def build_encoder_layer(self, cfg: TransformerCollabConfig) -> nn.Module:
-        layer = CollabEncoderLayer(cfg, self._built, return_fc=self.return_fc)
+        kind = CompiledEncoderLayer if cfg.compile else CollabEncoderLayer
+        layer = kind(cfg, self._built, return_fc=self.return_fc)
         self._built += 1
         return _wrap(layer, cfg)
 
@@ -112,7 +128,8 @@ class TransformerCollabDecoder(TransformerDecoderBase):
     _built = 0
 
     def build_decoder_layer(self, cfg: TransformerCollabConfig, no_encoder_attn: bool = False) -> nn.Module:
-        layer = CollabDecoderLayer(cfg, self._built, no_encoder_attn)
+        kind = CompiledDecoderLayer if cfg.compile else CollabDecoderLayer
+        layer = kind(cfg, self._built, no_encoder_attn)
         self._built += 1
         return _wrap(layer, cfg)
 
@@ -151,6 +168,8 @@ class TransformerCollabModel(TransformerModelBase):
         model.translate(["A red dog runs."], beam=4, lenpen=0.6)  # ["Ein roter Hund läuft."]
     """
 
+    sequence_generator = ShortlistGenerator  # fairseq_modern lets fairseq's tasks translate with it
+
     @classmethod
     def add_args(cls, parser: Any) -> None:
         """The flags of fairseq's transformer and those of :class:`.TransformerCollabConfig`."""
@@ -184,13 +203,11 @@ class TransformerCollabModel(TransformerModelBase):
                 setattr(args, name, getattr(cfg, name))
         for module in model.modules():
             if isinstance(module, FairseqDropout):
-                if cfg.fast_dropout:
-                    module.__class__ = FastDropout
                 module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
-        if cfg.compile:
-            compile_layers(model)
+        if cfg.fast_dropout:
+            use_fast_dropout(model)
         return model
 
     @classmethod

@@ -18,14 +18,14 @@ from .settings import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+#: of ``torch.compile``
+BACKEND: Any = "inductor"
 #: graphs of one function before torch gives up; layers of different shapes (``attention_shapes``) have their own
 GRAPHS = 64
 
 
 class CompiledEncoderLayer(CollabEncoderLayer):
-    """An encoder layer whose training calls are compiled by ``backend``."""
-
-    backend: Any = "inductor"
+    """An encoder layer whose training calls are compiled, from the first batch on."""
 
     def __call__(
         self, x: Tensor, encoder_padding_mask: Optional[Tensor] = None, attn_mask: Optional[Tensor] = None
@@ -33,14 +33,12 @@ class CompiledEncoderLayer(CollabEncoderLayer):
         """x (S, N, E); encoder_padding_mask (N, S), True for padding; as :meth:`forward`."""
         if attn_mask is not None or not _trains(self, x):
             return super().__call__(x, encoder_padding_mask, attn_mask)
-        call = _compiled(self.backend, x.device.type)
+        call = _compiled(x.device.type)
         return call(self, x.contiguous(), _padding(encoder_padding_mask, x))
 
 
 class CompiledDecoderLayer(CollabDecoderLayer):
-    """A decoder layer whose training calls are compiled by ``backend``."""
-
-    backend: Any = "inductor"
+    """A decoder layer whose training calls are compiled, from the first batch on."""
 
     def __call__(
         self,
@@ -61,7 +59,7 @@ class CompiledDecoderLayer(CollabDecoderLayer):
             if self_attn_mask is not None:
                 # a slice of fairseq's buffer, to torch another thing than the whole of it
                 self_attn_mask = self_attn_mask.clone(memory_format=torch.contiguous_format)
-            call = functools.partial(_compiled(self.backend, x.device.type), self)
+            call = functools.partial(_compiled(x.device.type), self)
             x, self_attn_padding_mask = x.contiguous(), _padding(self_attn_padding_mask, x)
         else:
             call = super().__call__
@@ -69,32 +67,6 @@ class CompiledDecoderLayer(CollabDecoderLayer):
             x, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask=self_attn_mask,
             self_attn_padding_mask=self_attn_padding_mask, **rest,
         )  # fmt: skip
-
-
-def compile_layers(model: Any, backend: Any = "inductor") -> None:
-    """Make the layers of a ``transformer_collab`` train compiled, in place; names of parameters stay.
-
-    Nothing is compiled before the first batch.
-
-    Args:
-        backend: of ``torch.compile``.
-
-    Raises:
-        ConfigurationError: layers that are wrapped: sharded, or with checkpointed activations.
-    """
-    for stack, plain, compiled in (
-        (model.encoder, CollabEncoderLayer, CompiledEncoderLayer),
-        (model.decoder, CollabDecoderLayer, CompiledDecoderLayer),
-    ):
-        for number in range(len(stack.layers)):  # iterating would skip layers where layers are dropped
-            layer = stack.layers[number]
-            if not isinstance(layer, plain) or "forward" in vars(layer):
-                raise ConfigurationError(
-                    "--compile is for plain layers, but they are wrapped; "
-                    "leave out --checkpoint-activations and --ddp-backend fully_sharded, or --compile"
-                )
-            layer.__class__ = compiled
-            layer.backend = backend
 
 
 def _trains(layer: nn.Module, *tensors: Tensor) -> bool:
@@ -127,28 +99,28 @@ def allow_graphs() -> None:
 
 
 @functools.cache
-def _compiled(backend: Any, device: str) -> Callable[..., Any]:
+def _compiled(device: str) -> Callable[..., Any]:
     """The compiled call of a layer, one for all layers and models.
 
     Raises:
         ConfigurationError: the compiler does not work on the device.
     """
-    _try(backend, device)
+    _try(device)
     allow_graphs()
-    compiled: Callable[..., Any] = torch.compile(_forward, dynamic=True, backend=backend)
+    compiled: Callable[..., Any] = torch.compile(_forward, dynamic=True, backend=BACKEND)
     return compiled
 
 
-def _try(backend: Any, device: str) -> None:
+def _try(device: str) -> None:
     """Compile one addition: what a compiler lacks (Triton, C++, Python's headers) shows in seconds."""
     x = torch.ones(3, device=device)
     try:
-        torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(x)
+        torch.compile(lambda x: torch.relu(x) + 1, backend=BACKEND)(x)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         needed = "a C++ compiler" if device == "cpu" else "Triton and a C compiler"
         raise ConfigurationError(
             f"--compile needs {needed} that torch.compile can use for {device} devices, but a trial failed: {reason}"
         ) from error
-    if device == "cpu" and backend == "inductor":
+    if device == "cpu" and BACKEND == "inductor":
         logger.warning("--compile brings nothing on a CPU, and compiling takes minutes: better leave it out there")

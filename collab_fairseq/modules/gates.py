@@ -12,7 +12,7 @@ from typing import Any, Dict, Final
 import torch
 from torch import Tensor, nn
 
-#: what fairseq calls the criterion with a penalty on open gates (``models/criterions.py``)
+#: what fairseq calls the criterion with a penalty on open gates (``training/gated_loss.py``)
 CRITERION = "label_smoothed_cross_entropy_with_gates"
 
 

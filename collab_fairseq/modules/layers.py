@@ -5,14 +5,9 @@ from typing import Any, Dict
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
-from collab_fairseq.attention.beams import stay_together
-from collab_fairseq.attention.masks import combined_once
-
 from .attention import IncrementalAttention, build_attention
 from .settings import ConfigurationError
 from .stock import SURPLUS
-
-__all__ = ["CollabDecoderLayer", "CollabEncoderLayer", "combined_once", "stay_together"]
 
 # fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
 # cannot run; it would translate with weights that were never trained

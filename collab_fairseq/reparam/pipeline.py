@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional
 
 import torch
@@ -28,43 +29,68 @@ logger = logging.getLogger(__name__)
 _MEASURED = 100
 
 
-def convert_model(
-    checkpoint: PathLike,
-    output: PathLike,
-    *,
-    key_dim: Optional[int] = None,
-    budget: Optional[str] = None,
-    multiple: Optional[int] = None,
-    sites: str = "encoder_cross_decoder",
-    calibration: Optional[str] = None,
-    data: Optional[PathLike] = None,
-    distill_steps: Optional[int] = None,
-    distill_text: Optional[str] = None,
-    distill_rate: Optional[float] = None,
-    evaluate: bool = False,
-    references: Optional[Mapping[str, PathLike]] = None,
-    seed: int = 1,
-    threads: Optional[int] = None,
-    device: str = "cpu",
-    max_tokens: int = 4000,
-) -> Record:
-    """Convert a trained translation model of fairseq, as `collab reparam` does.
+@dataclass(frozen=True)
+class Settings:
+    """How a model is converted.
 
-    Args:
-        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: where the new one goes, whole or
-            not at all.
+    Attributes:
         key_dim: D̃k of every converted layer; or else budget: ``mean:N`` or ``parameters:N``, spread over the layers in
             multiples of ``multiple``; None: 8, for half types, where ``device`` is a GPU, else 1.
         sites: which attention, written as in ``--collaborative-heads``.
         calibration: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
-        distill_steps: of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
-            run that was killed goes on from ``output`` with ``.distilling`` at its end.
+        distill: steps of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
+            run that was killed resumes from the output with ``.distilling`` at its end.
         distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
         distill_rate: learning rate; None: that of :func:`.distill`.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
         references: test split → file of raw references, for ``evaluate``.
         seed: of random starts and batches. threads: of the CPU; None: torch's. max_tokens: per batch.
+
+    Raises:
+        ReparamError: settings that do not go together.
+    """
+
+    key_dim: Optional[int] = None
+    budget: Optional[str] = None
+    multiple: Optional[int] = None
+    sites: str = "encoder_cross_decoder"
+    calibration: Optional[str] = None
+    data: Optional[PathLike] = None
+    distill: Optional[int] = None
+    distill_text: Optional[str] = None
+    distill_rate: Optional[float] = None
+    evaluate: bool = False
+    references: Mapping[str, PathLike] = field(default_factory=dict)
+    seed: int = 1
+    threads: Optional[int] = None
+    device: str = "cpu"
+    max_tokens: int = 4000
+
+    def __post_init__(self) -> None:
+        for name in ("key_dim", "multiple", "distill", "threads", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if (self.key_dim is None) == (self.budget is None):
+            raise ReparamError("either a key dim or a budget is needed, and not both")
+        for name in ("budget", "distill"):
+            if getattr(self, name) and not self.calibration:
+                raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
+        if self.distill_rate is not None and not self.distill_rate > 0:
+            raise ReparamError(f"--distill-rate must be above 0, got {self.distill_rate:g}")
+        if (self.distill_text or self.distill_rate) and not self.distill:
+            raise ReparamError("--distill-text and --distill-rate need --distill")
+        if self.references and not self.evaluate:
+            raise ReparamError("--reference needs --evaluate")
+
+
+def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Record:
+    """Convert a trained translation model of fairseq, as `collab reparam` does.
+
+    Args:
+        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: where the new one goes, whole or
+            not at all.
 
     Returns:
         A record of kind ``conversion`` for :func:`table`. Its parts: ``output`` (file and sum), ``layers`` (a list),
@@ -72,33 +98,32 @@ def convert_model(
         before, after and on the way), ``seconds`` (of all but the evaluation) and ``evaluation`` (by name).
 
     Raises:
-        ReparamError: settings that do not go together, or a model that they do not fit. TargetError: ``output`` cannot
-        be written. CheckpointError, TranslationError, ConfigurationError: as of :func:`.load_model`.
+        ReparamError: a model that the settings do not fit. TargetError: ``output`` cannot be written. CheckpointError,
+        TranslationError, ConfigurationError: as of :func:`.load_model`.
     """
-    references = references or {}
-    settings: Dict[str, Any] = {"key_dim": key_dim, "budget": budget, "sites": sites, "distill": distill_steps}
-    settings.update(seed=seed, distill_text=distill_text, distill_rate=distill_rate)
-    sizes = {"multiple": multiple, "threads": threads, "max_tokens": max_tokens}
-    _check({**settings, **sizes}, calibration, evaluate, references)
+    recorded = ("key_dim", "budget", "sites", "distill", "seed", "distill_text", "distill_rate")
+    settings: Dict[str, Any] = {name: getattr(given, name) for name in recorded}
+    device, seed, multiple, calibration = given.device, given.seed, given.multiple, given.calibration
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
-    if threads:
-        torch.set_num_threads(threads)
-    spending = allocation.Budget.parse(budget) if budget else None
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    spending = allocation.Budget.parse(given.budget) if given.budget else None
     began = time.perf_counter()
-    trained = translation.load_model(checkpoint, data, device=device, seed=seed, text=bool(calibration or evaluate))
-    names = fairseq.places(trained, sites)
+    text_wanted = bool(calibration or given.evaluate)
+    trained = translation.load_model(checkpoint, given.data, device=device, seed=seed, text=text_wanted)
+    names = fairseq.places(trained, given.sites)
     if spending:
         settings["multiple"] = multiple = multiple or (8 if device.startswith("cuda") else 1)
         allocation.check_budget(trained, names, spending, multiple)
-    if evaluate:
-        translation.test_splits(trained, references)
+    if given.evaluate:
+        translation.test_splits(trained, given.references)
 
     text = calibrations = curves = distilled = None
-    tokens: Dict[str, Any] = {"max_tokens": max_tokens}
+    tokens: Dict[str, Any] = {"max_tokens": given.max_tokens}
     if calibration:
-        split, text = text_of(calibration, trained, max_tokens)
+        split, text = text_of(calibration, trained, given.max_tokens)
         some = min(_MEASURED, text["sentences"])
         logger.info("calibrating on %s", text["text"])
         calibrations = fairseq.calibrate(trained, split, names, sentences=text["sentences"], **tokens)
@@ -107,19 +132,19 @@ def convert_model(
             "no --calibration: the fit counts all inputs alike and loses more than one to which text shows the queries "
             "and keys that occur; a few hundred sentences do, such as --calibration train:400"
         )
-    key_dims: Any = dict.fromkeys(names, key_dim)
+    key_dims: Any = dict.fromkeys(names, given.key_dim)
     if spending and text:
         measured = {**tokens, "sentences": some, "seed": seed}
         curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
         key_dims = allocation.spend(trained, curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
-    if distill_steps and calibration:
-        unlabelled = distill_text or calibration
-        own, settings["distill_text"] = text_of(unlabelled, trained, max_tokens, option="--distill-text", seed=seed)
+    if given.distill and calibration:
+        unlabelled = given.distill_text or calibration
+        own, settings["distill_text"] = text_of(unlabelled, trained, **tokens, option="--distill-text", seed=seed)
         weights = {name: fit.weights for name, fit in fits.items()}
         kept = f"{os.fspath(output)}.distilling"
         weights, distilled = distill(
-            trained, weights, own, distill_steps, rate=distill_rate, seed=seed, kept=kept
+            trained, weights, own, given.distill, rate=given.distill_rate, seed=seed, kept=kept
         )  # fmt: skip
         state = fairseq.converted(trained, weights)
     seconds = time.perf_counter() - began
@@ -129,15 +154,15 @@ def convert_model(
     record = Record(
         "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]),
         {**settings, "checkpoint": file_setting(checkpoint), "calibration": text},
-        device="gpu" if device.startswith("cuda") else "cpu", threads=threads,
+        device="gpu" if device.startswith("cuda") else "cpu", threads=given.threads,
     )  # fmt: skip
     errors, evaluation = {}, {}
-    after = translation.with_state(trained, state) if text or evaluate else trained
+    after = translation.with_state(trained, state) if text or given.evaluate else trained
     if text:
         errors = fairseq.output_errors(trained, after, split, names, sentences=some, **tokens)
-    if evaluate:
+    if given.evaluate:
         logger.info("evaluating on valid and the test splits")
-        evaluation = _compare(*(translation.evaluate(model, references, **tokens) for model in (trained, after)))
+        evaluation = _compare(*(translation.evaluate(model, given.references, **tokens) for model in (trained, after)))
     record.parts.update(
         output=file_setting(output), layers=[
             _layer(name, source, fits[name], errors.get(name), trained.state, state)
@@ -147,25 +172,6 @@ def convert_model(
         distillation=distilled, seconds=seconds, evaluation=evaluation,
     )  # fmt: skip
     return record
-
-
-def _check(settings: Mapping[str, Any], calibration: Optional[str], evaluate: bool, references: Any) -> None:
-    """What would otherwise come to light only after minutes."""
-    for name in ("key_dim", "multiple", "distill", "threads", "max_tokens"):
-        if settings[name] is not None and settings[name] < 1:
-            raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
-    if (settings["key_dim"] is None) == (settings["budget"] is None):
-        raise ReparamError("either a key dim or a budget is needed, and not both")
-    for name in ("budget", "distill"):
-        if settings[name] and not calibration:
-            raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
-    rate = settings["distill_rate"]
-    if rate is not None and not rate > 0:
-        raise ReparamError(f"--distill-rate must be above 0, got {rate:g}")
-    if (settings["distill_text"] or rate) and not settings["distill"]:
-        raise ReparamError("--distill-text and --distill-rate need --distill")
-    if references and not evaluate:
-        raise ReparamError("--reference needs --evaluate")
 
 
 def _layer(

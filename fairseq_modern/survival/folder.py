@@ -1,13 +1,11 @@
-"""The checkpoint folder of a training: it is that training's alone, has room, and holds nothing half-written."""
+"""The checkpoint folder of a training: it is that training's alone, and holds nothing half-written."""
 
 import errno
 import logging
 import os
 import re
 import time
-from typing import Any, List
-
-import torch
+from typing import List
 
 from fairseq_modern.errors import UserError
 
@@ -64,61 +62,3 @@ def unlock() -> None:
     """Let other trainings in."""
     while _locks:
         os.close(_locks.pop())
-
-
-def number_of_files(cfg: Any) -> int:
-    """How many checkpoints a training keeps at the same time, the one being written included.
-
-    Args:
-        cfg: fairseq's configuration. Those kept without end count once.
-    """
-    keep, saved = cfg.checkpoint, 1
-    if not keep.no_last_checkpoints:
-        saved += 1
-    if not cfg.dataset.disable_validation:
-        saved += 1 + max(0, keep.keep_best_checkpoints)
-    if not keep.no_epoch_checkpoints:
-        saved += max(1, keep.keep_last_epochs)
-    if keep.save_interval_updates > 0:
-        saved += max(1, keep.keep_interval_updates)
-    return saved
-
-
-def checkpoint_size(cfg: Any, model: torch.nn.Module) -> int:
-    """Bytes of a checkpoint with the state of Adam, of which no optimizer of fairseq has more.
-
-    fairseq writes parameters in fp32, whatever they are; under `--fp16` and `--bf16` the optimizer has them once more.
-    One with several names, such as a shared embedding, is written once for each where it is cast or copied for that.
-    """
-    half = (cfg.common.fp16 or cfg.common.bf16) and not (
-        cfg.common.memory_efficient_fp16 or cfg.common.memory_efficient_bf16
-    )
-    size, seen = 0, set()
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        new, number = parameter not in seen, parameter.numel()
-        if new or parameter.is_cuda or parameter.element_size() < 4:
-            size += number * max(4, parameter.element_size())
-        if new and parameter.requires_grad:
-            size += number * (8 + 4 * half)
-        seen.add(parameter)
-    return size
-
-
-def check_space(cfg: Any, model: torch.nn.Module) -> None:
-    """Raise UserError if the disk has no room for the checkpoints of a training that is about to begin.
-
-    One takes what the largest present one takes, else its `checkpoint_size`. A quota is not seen.
-    """
-    directory = cfg.checkpoint.save_dir
-    present = [
-        os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)
-    ]
-    size = max(present, default=checkpoint_size(cfg, model))
-    number = max(1, number_of_files(cfg) - len(present))
-    system = os.statvfs(directory)
-    free = system.f_bavail * system.f_frsize
-    if free < number * size:
-        raise UserError(
-            f"{directory} has {free / 1e6:,.1f} MB free, but this training will write {number} more "
-            f"checkpoint{'s' * (number > 1)} of {size / 1e6:,.1f} MB there; make room or give another --save-dir."
-        )

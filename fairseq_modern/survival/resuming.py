@@ -3,7 +3,7 @@
 As published, fairseq looks at `checkpoint_last.pt` only, and starts from scratch where that or a --restore-file is not
 there. Here, before a training loads anything, the first process
 
-- waits until no other training works in the folder, removes unfinished files and looks for room (`folder`);
+- waits until no other training works in the folder, and removes unfinished files (`folder`);
 - where `checkpoint_last.pt` is missing or damaged, puts the newest whole checkpoint of the folder in its place. A whole
   `checkpoint_last.pt` is what training goes on from, however it came there: somebody may have put it there.
 
@@ -27,7 +27,7 @@ from fairseq_modern import survival
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.loading import check_sums, unpickle
 from fairseq_modern.patching import wrap
-from fairseq_modern.survival.folder import CHECKPOINT, check_space, lock, remove_left_overs
+from fairseq_modern.survival.folder import CHECKPOINT, lock, remove_left_overs
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,6 @@ def prepare(cfg: Any, trainer: Any, copy: Any) -> None:
     remove_left_overs(directory)
     if cfg.restore_file == LAST and not cfg.no_last_checkpoints and not trainer.checkpoint_suffix:
         complete(directory, copy)
-    check_space(trainer.cfg, trainer.get_model())
 
 
 def patch(module: ModuleType) -> None:

@@ -9,8 +9,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
-from collab_fairseq.models import beam_search
-from collab_fairseq.models.beam_search import Shortlist, ShortlistGenerator
+from collab_fairseq.search import shortlist
+from collab_fairseq.search.shortlist import Shortlist, ShortlistGenerator
 from tests.fairseq.models import KINDS, SMALL, Task, batch, build, model_of
 
 DICTIONARY = Task().target_dictionary
@@ -18,7 +18,7 @@ DICTIONARY = Task().target_dictionary
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(beam_search, "BLOCK", 3)
+    monkeypatch.setattr(shortlist, "BLOCK", 3)
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel
 
 from collab_fairseq.bench.measure import peak_bytes
-from collab_fairseq.models import chunked_loss
-from collab_fairseq.models.chunked_loss import (
+from collab_fairseq.modules.settings import ConfigurationError
+from collab_fairseq.training import chunked_loss
+from collab_fairseq.training.chunked_loss import (
     CRITERION,
     ChunkedLabelSmoothedCrossEntropy,
     chunks,
     label_smoothed,
     tokens,
 )
-from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import run
 from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build

@@ -14,7 +14,6 @@ from collab_fairseq import checkpoints
 from collab_fairseq.bench.cases import Options, draw
 from collab_fairseq.bench.models import Task, make_batch
 from collab_fairseq.modules import compiled
-from collab_fairseq.modules.compiled import compile_layers
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import FLOAT32, run
 from tests.fairseq.commands import train_command
@@ -43,6 +42,7 @@ def compiler(monkeypatch):
     counters.clear()
     backend = Backend()
     compiled._compiled.cache_clear()
+    monkeypatch.setattr(compiled, "BACKEND", backend)
     monkeypatch.setattr(compiled, "_try", lambda *_: None)  # would be one more graph
     yield backend
     compiled._compiled.cache_clear()
@@ -66,8 +66,7 @@ def real_batches(number, seed=3):
 @pytest.mark.slow
 def test_two_hundred_batches_take_three_graphs(compiler):
     six = {"encoder_layers": 6, "decoder_layers": 6}
-    model = build(**{**SMALL, **six}, vocabulary=TYPES, key_dim=6, dropout=0.1).train()
-    compile_layers(model, compiler)
+    model = build(**{**SMALL, **six}, vocabulary=TYPES, key_dim=6, dropout=0.1, compile=True).train()
     for compiler.now, given in enumerate(real_batches(200)):
         model(**given)[0].logsumexp(-1).mean().backward()
     assert len(compiler.batches) == 3
@@ -78,8 +77,7 @@ def test_two_hundred_batches_take_three_graphs(compiler):
 
 def test_the_first_batch_may_have_equal_sizes(compiler):
     """Sizes that are equal by chance are not taken for one size; neither does a batch of one sentence count."""
-    model = build(**ONE, vocabulary=TYPES, key_dim=6, dropout=0.0).train()
-    compile_layers(model, compiler)
+    model = build(**ONE, vocabulary=TYPES, key_dim=6, dropout=0.0, compile=True).train()
     for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
         assert torch.isfinite(model(**batch_of([source] * rows, [target] * rows))[0]).all()
     assert compiler.batches == [0, 0]
@@ -90,8 +88,7 @@ def test_graphs_stay_whole_where_processes_average_their_gradients(compiler, tmp
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 1000)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = build(**SMALL, vocabulary=TYPES, key_dim=6, dropout=0.0).train()
-        compile_layers(model, compiler)
+        model = build(**SMALL, vocabulary=TYPES, key_dim=6, dropout=0.0, compile=True).train()
         parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
         for compiler.now, given in enumerate(real_batches(4)):
             parallel(**given)[0].logsumexp(-1).mean().backward()
@@ -107,8 +104,7 @@ SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("standard"
 def test_compiled_layers_give_the_same_numbers(kind, compiler):
     """The loss and all gradients; not compiled: without gradients, where hooks look at a layer, in evaluation."""
     flags = {**SMALL, **KINDS[kind], "dropout": 0.0}
-    plain, fast = (build(**flags).train() for _ in range(2))
-    compile_layers(fast, compiler)
+    plain, fast = (build(**flags, compile=flag).train() for flag in (False, True))
     assert list(fast.state_dict()) == list(plain.state_dict())
     results = []
     for model in (plain, fast):
@@ -134,7 +130,7 @@ def test_compiled_layers_give_the_same_numbers(kind, compiler):
 def test_the_flag_reaches_the_layers_and_is_refused_where_they_are_wrapped():
     layers = [*(model := build(**SMALL, key_dim=6, compile=True)).encoder.layers, *model.decoder.layers]
     assert {type(layer).__name__ for layer in layers} == {"CompiledEncoderLayer", "CompiledDecoderLayer"}
-    assert all(layer.backend == "inductor" for layer in layers)
+    assert compiled.BACKEND == "inductor"
     scripted = torch.jit.script(model.eval())
     assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
     with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:

@@ -9,11 +9,10 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
 
-from collab_fairseq.models import chunked_loss
-from collab_fairseq.models.beam_search import ShortlistGenerator
-from collab_fairseq.models.chunked_loss import ChunkedLabelSmoothedCrossEntropy
-from collab_fairseq.models.fused_adam import FusedAdam
-from collab_fairseq.modules.compiled import compile_layers
+from collab_fairseq.search.shortlist import ShortlistGenerator
+from collab_fairseq.training import chunked_loss
+from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
+from collab_fairseq.training.fused_adam import FusedAdam
 from tests.common import run
 from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, batch, build, model_of
@@ -83,8 +82,7 @@ def test_the_search_over_shortlists(kind):
 @pytest.mark.parametrize("kind", [{}, {"collaborative_heads": "none"}])
 def test_compiled_layers(kind):
     flags = {**SMALL, "key_dim": 8, "dropout": 0.0, **kind}
-    plain, fast = build(**flags).train().double(), build(**flags).train().to(CARD)
-    compile_layers(fast)
+    plain, fast = build(**flags).train().double(), build(**flags, compile=True).train().to(CARD)
     results = []
     for model, given in ((plain, batch()), (fast, [x.to(CARD) for x in batch()])):
         logits = model(*given)[0]

@@ -10,8 +10,8 @@ from fairseq.modules import FairseqDropout
 from fairseq.optim.adam import Adam
 from torch import nn
 
-from collab_fairseq.models.fused_adam import FusedAdam
-from collab_fairseq.modules.dropout import FastDropout, factors
+from collab_fairseq.training.dropout import FastDropout, factors
+from collab_fairseq.training.fused_adam import FusedAdam
 from tests.fairseq.models import SMALL, batch, build
 
 

@@ -58,11 +58,14 @@ def scene(tiny_data, tmp_path_factory):
     )  # fmt: skip
 
 
-NO_USER_DIR = r'fairseq has no (model )?transformer_collab; add --user-dir "\$\(collab user-dir\)" .*'
+NO_USER_DIR = r"fairseq has no model transformer_collab; add the --user-dir that brings it .*"
 #: mistake -> the command that makes it, and the sentence
 MISTAKES = {
     "generate without --user-dir": (lambda s: s.without_user_dir(s.load("fairseq-generate")), NO_USER_DIR),
     "Hydra without user_dir": (lambda s: s.hydra("common.user_dir=null"), NO_USER_DIR),
+    "train without --user-dir": (
+        lambda s: s.without_user_dir(s.train()), "fairseq has no --arch transformer_collab; add the --user-dir that .*",
+    ),
     "--user-dir not there": (lambda s: [*s.without_user_dir(s.train()), "--user-dir", "no"], "--user-dir .* no .*/no."),
     "generate without --path": (lambda s: s.load("fairseq-generate", path=None), "--path is missing, .*"),
     "--path not there": (lambda s: s.load("fairseq-generate", path="no.pt"), "expected a .* there is no file no.pt."),
@@ -167,14 +170,15 @@ def test_a_mistake_is_one_sentence(scene, mistake):
     ids=repr,
 )  # fmt: skip
 def test_other_errors_keep_their_traceback(error):
-    """Also where a function of somebody else's is called as one of fairseq's."""
+    """Also where what is to explain them fails itself."""
 
-    def build_model(model_type, model=None, path="x", module_path="x"):
+    def failing(error, *_):
         raise error
 
-    with pytest.raises(type(error)) as raised:
-        build_model("x")
-    assert mistakes.sentence(raised.value) is None
+    for say in (mistakes.build_model, failing):
+        with pytest.raises(type(error)) as raised:
+            mistakes.explained(failing, say)(error)
+        assert mistakes.sentence(raised.value) is None
 
 
 def test_divergence_in_half_precision_is_told_like_any_other():

@@ -1,4 +1,4 @@
-"""Where training goes on: in a folder that is its own and has room, at a position that still holds."""
+"""Where training goes on: in a folder that is its own, at a position that still holds."""
 
 import logging
 import os
@@ -9,13 +9,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
-from fairseq.trainer import Trainer
 
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import whole_or_not_at_all
 from fairseq_modern.survival import folder, position
-from tests.fairseq import forked, models
+from tests.fairseq import forked
 
 # --- the folder ----------------------------------------------------------------------------------------------------
 
@@ -54,60 +52,6 @@ def test_one_training_at_a_time(tmp_path, monkeypatch):
         folder.unlock()
         assert other.stdout.readline() == b"\n"
         other.kill()
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, 4),  # of the epoch, best, last, and the one being written
-        ({"no_epoch_checkpoints": True}, 3),
-        ({"no_epoch_checkpoints": True, "no_last_checkpoints": True}, 2),
-        ({"no_epoch_checkpoints": True, "save_interval_updates": 100}, 4),
-        ({"keep_last_epochs": 10, "save_interval_updates": 100, "keep_interval_updates": 5}, 18),
-        ({"keep_best_checkpoints": 2}, 6),
-    ],
-)
-def test_space_is_needed_for_as_many_files_as_are_kept(tmp_path, options, expected):
-    assert folder.number_of_files(forked.training_config(tmp_path, **options)) == expected
-
-
-def test_too_little_space_is_refused_before_training(tmp_path, monkeypatch):
-    model = torch.nn.Linear(999, 1000)  # a million parameters: 12 MB with Adam
-    free = SimpleNamespace(f_bavail=47_999, f_frsize=1000)
-    monkeypatch.setattr(os, "statvfs", lambda path: free)
-    with pytest.raises(UserError, match=r"has 48\.0 MB free, .* 4 more checkpoints of 12\.0 MB"):
-        folder.check_space(forked.training_config(tmp_path), model)
-    free.f_bavail = 48_000
-    folder.check_space(forked.training_config(tmp_path), model)
-    # three files of 2 kB are there: room is needed for the one that is being written
-    for name in ("checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
-        (tmp_path / name).write_bytes(bytes(2000))
-    free.f_bavail = 2
-    folder.check_space(forked.training_config(tmp_path), model)
-    free.f_bavail = 1
-    with pytest.raises(UserError, match="1 more checkpoint of 0"):
-        folder.check_space(forked.training_config(tmp_path), model)
-
-
-@pytest.mark.parametrize(
-    ("common", "bytes_each"),  # of a shared embedding, which nearly all parameters are
-    [({}, 12), ({"bf16": True}, 24), ({"bf16": True, "memory_efficient_bf16": True}, 20)],
-    ids=["fp32", "bf16", "memory-efficient"],
-)
-def test_a_checkpoint_is_as_large_as_expected(common, bytes_each, tmp_path):
-    cfg, model = forked.training_config(tmp_path), models.build(vocabulary=9000, **models.SMALL)
-    cfg.common.update(cpu=True, **common)
-    cfg.optimizer = {"_name": "adam", "lr": [0.1], "adam_betas": "(0.9, 0.98)", "weight_decay": 0.0}
-    cfg.model, cfg.task, cfg.criterion = {}, {}, {}
-    cfg.lr_scheduler, cfg.distributed_training.distributed_world_size = {"_name": "fixed"}, 1
-    trainer = Trainer(cfg, SimpleNamespace(state_dict=dict), model, torch.nn.Module())
-    trainer.optimizer.backward(sum(parameter.sum() for parameter in model.parameters()))
-    trainer.optimizer.step()
-    trainer.consolidate_optimizer()
-    trainer.save_checkpoint(str(tmp_path / "checkpoint1.pt"), {"train_iterator": {"epoch": 1}})
-    expected, written = folder.checkpoint_size(cfg, model), (tmp_path / "checkpoint1.pt").stat().st_size
-    assert 0 < written - expected < 130_000 < expected / 10  # settings, names, the heads of files
-    assert expected / sum(p.numel() for p in model.parameters()) == pytest.approx(bytes_each, rel=0.05)
 
 
 # --- another number of processes -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fairseq import tasks
 from fairseq.optim import AMPOptimizer, FP16Optimizer
 from omegaconf import OmegaConf
 
-import collab_fairseq.models.fused_adam  # noqa: F401  (registers it)
+import collab_fairseq.training.fused_adam  # noqa: F401  (registers it)
 from collab_fairseq import checkpoints
 from fairseq_modern import flat, processor
 from fairseq_modern.errors import UserError

@@ -14,9 +14,9 @@ from collab_fairseq.bench.baselines import Shape, contestants
 from collab_fairseq.bench.cases import LENGTHS, Case, Options, draw, padding_mask
 from collab_fairseq.bench.checks import MismatchError, check, make_inputs
 from collab_fairseq.bench.measure import interleave, peak_bytes, ratio, spread
-from collab_fairseq.models import chunked_loss
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import RecordError, load
+from collab_fairseq.training import chunked_loss
 from tests.common import Waiting
 
 QUICK = Options(rounds=2, seconds=1.0, least=1, quick=True)
@@ -127,8 +127,8 @@ def test_a_decoding_step_with_a_spoilt_cache_is_noticed(monkeypatch):
 
 
 def test_models_whose_parameters_differ_are_noticed(monkeypatch):
-    def build(*args):
-        found = models.build(*args)
+    def build(*args, **more):
+        found = models.build(*args, **more)
         torch.nn.init.normal_(next(found["none"].parameters()))
         return found
 

@@ -49,8 +49,9 @@ def test_attention_weights_hidden_states_and_gradients_are_those_of_the_source(c
 def collaborative(case, name, dtype=torch.float64):
     """A layer of shared, not factored heads of an odd key dim with random weights, in a model."""
     model = make(case, dtype=dtype)
-    layer = dict(hf.attention_layers(model))[name]
-    layers.replace_heads(layer, hf.Shape(11, 0.37, True, True))
+    standard = dict(hf.attention_layers(model))[name]
+    layer = layers.COLLABORATIVE[type(standard)](standard, hf.Shape(11, 0.37, True, True))
+    model.base_model.set_submodule(name, layer)
     with torch.no_grad():
         for part in (layer.mixing, layer.content_bias):
             part.normal_()

@@ -25,6 +25,13 @@ class FastDropout(FairseqDropout):  # type: ignore[misc]
         return x * factors(x, self.p)
 
 
+def use_fast_dropout(model: nn.Module) -> None:
+    """Put a :class:`FastDropout` in the place of every dropout module of fairseq's, before a model is trained."""
+    for name, module in list(model.named_modules()):
+        if type(module) is FairseqDropout:
+            model.set_submodule(name, FastDropout(module.p, module.module_name))
+
+
 def factors(like: Tensor, p: float) -> Tensor:
     """0 with probability p, else 1 / (1 − p), for p rounded to a multiple of 2⁻¹⁵; shape and type as ``like``."""
     words = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_()  # 63 random bits

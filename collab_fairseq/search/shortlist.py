@@ -10,18 +10,14 @@ n-grams, a language model) gets the whole vocabulary, as in fairseq.
 """
 
 import copy
-import functools
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
-from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from collab_fairseq.modules.layers import stay_together
-
-from .transformer_collab import TransformerCollabModel
+from collab_fairseq.attention.beams import stay_together
 
 #: <s>, <pad>, </s>, <unk>
 SPECIAL = 4
@@ -35,7 +31,7 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
     """Models that tell, of each of R hypotheses, the log-probabilities of 4 + K types only.
 
     Args:
-        models: one or several ``transformer_collab``. size: K. beams: hypotheses of a sentence.
+        models: one or several transformers. size: K. beams: hypotheses of a sentence.
 
     Attributes:
         types: (R, 4 + K), the numbers of these types, of the last step.
@@ -129,7 +125,7 @@ class ShortlistSearch(BeamSearch):  # type: ignore[misc]
 
 
 class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
-    """See the top of this file."""
+    """See the top of this file. Models: ``transformer_collab``, or fairseq's ``transformer``."""
 
     def _generate(
         self,
@@ -142,32 +138,10 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
         plain = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
         forced = prefix_tokens is not None or constraints is not None or self.token_indices_to_suppress is not None
         special = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
-        if forced or not (plain and special and all_ours(models)):
+        if forced or not (plain and special):
             return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
         shown = copy.copy(self)  # several threads may share the generator
         shown._modules = dict(self._modules)
         shown.model = Shortlist(models, size, self.beam_size).eval()
         shown.search, shown.vocab_size = ShortlistSearch(self.search, shown.model), SPECIAL + size
         return SequenceGenerator._generate(shown, sample, bos_token=bos_token)  # type: ignore[no-any-return]
-
-
-def all_ours(models: Iterable[nn.Module]) -> bool:
-    """Whether all are ``transformer_collab``, whose decoder is known here."""
-    return all(isinstance(model, TransformerCollabModel) for model in models)
-
-
-def use_for_our_models(task: Any = FairseqTask) -> None:
-    """Let fairseq's tasks, and so fairseq-generate and --eval-bleu, translate with it where all models are ours."""
-    original = task.build_generator
-    if getattr(original, "makes_shortlists", False):
-        return
-
-    @functools.wraps(original)
-    def build_generator(self: Any, models: Any, *args: Any, **options: Any) -> Any:
-        made = original(self, models, *args, **options)
-        if type(made) is SequenceGenerator and all_ours(made.model.models):
-            made.__class__ = ShortlistGenerator
-        return made
-
-    build_generator.makes_shortlists = True  # type: ignore[attr-defined]
-    task.build_generator = build_generator
