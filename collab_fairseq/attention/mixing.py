@@ -22,7 +22,8 @@ def block_mixing(sizes: Sequence[int]) -> Tensor:
     """
     if not sizes or min(sizes) < 1:
         raise ValueError(f"every head needs at least one key dimension, but the block sizes are {list(sizes)}")
-    return torch.eye(len(sizes)).repeat_interleave(torch.tensor(sizes), dim=1)
+    owners = torch.tensor([head for head, size in enumerate(sizes) for _ in range(size)])
+    return (torch.arange(len(sizes))[:, None] == owners).float()
 
 
 def _blocks(num_heads: int, key_dim: int) -> Tensor:

@@ -14,7 +14,7 @@ from collab_fairseq.search.shortlist import ShortlistGenerator
 
 from .cases import Case, Options, Step, draw
 from .checks import MismatchError, compare
-from .layers import fresh, new_order
+from .layers import follower, fresh, new_order
 from .models import Task, build, make_batch
 
 BEAM = 4
@@ -90,16 +90,14 @@ def beam_step_case(size: str, sentences: int, length: int, source_len: int, key_
     def prepare(options: Options) -> List[Dict[str, Step]]:
         task, shape = Task(options, size), (sentences * BEAM, length)
         batch = make_batch(task.sentences([source_len] * sentences, options.seed), None, task, options.device)
-        source = {name: tensor.repeat_interleave(BEAM, dim=0) for name, tensor in batch["net_input"].items()}
         random, known = torch.Generator().manual_seed(options.seed), task.target_dictionary
         tokens = torch.randint(known.nspecial, len(known), shape, generator=random).to(options.device)
         order = new_order(sentences, BEAM, random).to(options.device)
         steps: Dict[str, Step] = {}
         for name, model in _translators(size, task, key_dim, options).items():
-            if hasattr(model, "set_beam_size"):
-                model.set_beam_size(BEAM)
-            with torch.no_grad():
-                encoder_out = model.encoder(**source)
+            rows = torch.arange(sentences, device=options.device).repeat_interleave(BEAM)
+            with torch.no_grad():  # as the search begins
+                encoder_out = model.encoder.reorder_encoder_out(model.encoder(**batch["net_input"]), rows)
             step, layers, expected = _decoder_steps(model.decoder, encoder_out, tokens, order)
             compare(f"decoder step of {name}", step(), expected, options.torch_dtype)
             steps[name] = layers if graph else step
@@ -118,7 +116,7 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
             decoder.forward(tokens[:, :t], encoder_out=encoder_out, incremental_state=state)
         expected = decoder.forward(everything, encoder_out=encoder_out)[0][:, -1:]
     source = encoder_out["encoder_out"][0]
-    x = torch.randn_like(source[:1])
+    x, follow = torch.randn_like(source[:1]), follower(order)
 
     @torch.no_grad()
     def step() -> Tensor:
@@ -132,7 +130,7 @@ def _decoder_steps(decoder: Any, encoder_out: Any, tokens: Tensor, order: Tensor
         now, output = fresh(state), x
         for layer in decoder.layers:
             for attention in (layer.self_attn, layer.encoder_attn):
-                attention.reorder_incremental_state(now, order)
+                follow(attention, now)
             output = layer(output, source, None, now)[0]
         return output
 

@@ -5,10 +5,14 @@ attend from one new position per hypothesis. The cache before the step has been 
 """
 
 import copy
+import functools
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import Tensor
+
+from collab_fairseq.attention.beams import moved
+from collab_fairseq.modules.attention import IncrementalAttention
 
 from .baselines import Contestant, Shape, contestants
 from .cases import Case, Options, Step, draw, padding_mask
@@ -117,6 +121,17 @@ def fresh(state: Dict[str, Any]) -> Dict[str, Any]:
     return {key: copy.copy(kept) for key, kept in state.items()}
 
 
+def follower(order: Tensor) -> Callable[[Any, Dict[str, Any]], None]:
+    """Reorders the cache of a layer in a state; for ours the host looks at the order in the first step alone."""
+    find = functools.cache(moved)
+
+    def follow(attention: Any, state: Dict[str, Any]) -> None:
+        known = (find,) if isinstance(attention, IncrementalAttention) else ()
+        attention.reorder_incremental_state(state, order, *known)
+
+    return follow
+
+
 def _decoding_step(
     contestant: Contestant, queries: Tensor, key: Optional[Tensor], padding: Optional[Tensor], order: Tensor
 ) -> Callable[[], Tensor]:
@@ -127,6 +142,7 @@ def _decoding_step(
         order: see :func:`new_order`.
     """
     state: Dict[str, Any] = {}
+    follow = follower(order)
 
     def attend(query: Tensor, now: Dict[str, Any]) -> Tensor:
         return contestant(query, query if key is None else key, padding, None, now, cross=key is not None)
@@ -134,7 +150,7 @@ def _decoding_step(
     def step() -> Tensor:
         now = fresh(state)
         with torch.no_grad():
-            contestant.module.reorder_incremental_state(now, order)  # type: ignore[operator]
+            follow(contestant.module, now)
             return attend(queries[-1:], now)
 
     with torch.no_grad():

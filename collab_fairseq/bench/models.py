@@ -11,7 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
-from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
+from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
 from .baselines import AuthorsAttention
@@ -65,7 +65,7 @@ def build(
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)
     for place, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
-        if isinstance(layer, IncrementalCollaborativeAttention):  # the same parameters, computed otherwise
+        if isinstance(layer, CollaborativeAttention):  # the same parameters, computed otherwise
             authors = AuthorsAttention(
                 layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
             )

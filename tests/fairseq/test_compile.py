@@ -131,8 +131,6 @@ def test_the_flag_reaches_the_layers_and_is_refused_where_they_are_wrapped():
     layers = [*(model := build(**SMALL, key_dim=6, compile=True)).encoder.layers, *model.decoder.layers]
     assert {type(layer).__name__ for layer in layers} == {"CompiledEncoderLayer", "CompiledDecoderLayer"}
     assert compiled.BACKEND == "inductor"
-    scripted = torch.jit.script(model.eval())
-    assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
     with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:
         build(**SMALL, compile=True, checkpoint_activations=True)
     assert error.value.user_error
