@@ -36,7 +36,10 @@ def summarise(folder: Path, texts: Path, languages: Tuple[str, str], runs: List[
         texts: the folder of the raw test set. languages: of its source and its references. runs: folders of runs.
     """
     records = [load_run(run / "record.json") for run in runs]
-    shown, compared = table.markdown_table(records, columns=COLUMNS), examples(texts, languages, runs)
+    shown, compared = (
+        table.markdown_table(records, columns=COLUMNS, folder=str(folder)),
+        examples(texts, languages, runs),
+    )
     text = f"{shown}\nTranslations of the test set:\n\n{compared}\n"
     page, drawing = folder / "summary.md", folder / "validation.svg"
     if not (page.is_file() and page.read_text(encoding="utf-8") == text and drawing.is_file()):
