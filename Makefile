@@ -2,6 +2,8 @@
 # make test    setup, then lint, types and the tests that are not slow
 # make test-all   the same with the slow ones
 # make demo    setup, then three small models on a generated corpus, compared; SEED=2 for another corpus and training
+# make tables  every table of the pages, from the records; CHECK=--check only sees whether they are up to date
+# make figures    every figure in results/
 # make clean   remove what the two made
 
 PYTHON ?= python3
@@ -11,7 +13,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo test test-all lint tables figures clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -48,6 +50,59 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+COLLAB = $(BIN)/collab
+TABLE = @$(COLLAB) table $(CHECK)
+RUNS := results/runs
+PUBLISHED := results/published/wmt14_en_de-*.json
+
+tables:
+	$(TABLE) $(RUNS)/multi30k-none-*-u4000.json $(RUNS)/multi30k-*-blocks8*-u4000.json --output README.md --marker results \
+	    --group-by heads,key_dim --columns heads,key_dim,parameters,cache,valid_loss,sacrebleu
+	$(TABLE) $(RUNS)/multi30k-*-u4000.json --output recipes/multi30k/README.md --marker table --group-by heads,key_dim \
+	    --columns heads,key_dim,seeds,parameters,cache,valid_loss,sacrebleu,chrf \
+	    --baseline multi30k-none-dk128-s1-u4000 --baseline multi30k-none-dk32-s1-u4000
+	$(TABLE) $(RUNS)/multi30k-none-dk128-keys2-*-u4000.json $(RUNS)/multi30k-*-blocks8_values2-*-u4000.json \
+	    --output recipes/multi30k/README.md --marker cache128 --group-by heads,key_dim \
+	    --columns heads,key_dim,parameters,cache,valid_loss,sacrebleu,chrf --baseline multi30k-none-dk128-keys2-s1-u4000
+	$(TABLE) $(RUNS)/multi30k-none-dk128-keys1-*-u4000.json $(RUNS)/multi30k-none-dk128-latent64-*-u4000.json \
+	    $(RUNS)/multi30k-*-blocks8_values1-*-u4000.json --output recipes/multi30k/README.md --marker cache64 \
+	    --group-by heads,key_dim --columns heads,key_dim,parameters,cache,valid_loss,sacrebleu,chrf \
+	    --baseline multi30k-none-dk128-keys1-s1-u4000 --baseline multi30k-none-dk128-latent64-s1-u4000
+	$(TABLE) $(RUNS)/multi30k-*-u800.json --output recipes/multi30k/README.md --marker mixing \
+	    --group-by heads,key_dim --columns heads,key_dim,parameters,valid_loss,sacrebleu
+	$(TABLE) $(RUNS)/multi30k-*-u2500.json --output recipes/multi30k/README.md --marker results \
+	    --group-by heads,key_dim --baseline multi30k-none-s1-u2500
+	$(TABLE) $(RUNS)/curve-*-s11-u600.json --output recipes/curve/README.md --marker rates \
+	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,nll
+	$(TABLE) $(RUNS)/micro_wmt-*-u6000.json --output recipes/micro_wmt/README.md --marker table --group-by heads,key_dim \
+	    --columns heads,key_dim,parameters,cache,valid_loss,sacrebleu,chrf \
+	    --baseline micro_wmt-none-dk128-s1-u6000 --baseline micro_wmt-none-dk32-s1-u6000
+	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
+	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,valid_loss,sacrebleu
+	$(TABLE) $(RUNS)/multi30k-*-blocks*-u1500.json --output docs/speed.md --marker precision \
+	    --group-by config.common.amp --columns config.common.amp,seeds,valid_loss,sacrebleu
+	$(TABLE) $(RUNS)/toy-*.json --output recipes/demo/README.md --marker demo --baseline toy-none-dk16-s1-u1500 \
+	    --columns heads,key_dim,updates,seeds,parameters,valid_loss,sacrebleu
+	$(TABLE) $(PUBLISHED) --output recipes/wmt14_en_de/README.md --marker published \
+	    --columns heads,key_dim,parameters,compound_split,wall_time --group-by key_dim,heads
+	@$(COLLAB) bench table results/bench/layer.json results/bench/decode.json results/bench/train.json $(CHECK) \
+	    --rows 'layer/encoder/*/dk128/train' --rows 'layer/encoder/64x32/dk512/train' \
+	    --rows 'layer/encoder/64x32/dk128/memory' --rows 'layer/encoder/64x32/dk512/memory' --rows 'decode/cross/*/dk128' \
+	    --rows 'decode/self/*/dk128' --rows 'train/base/*' --output docs/speed.md --marker speed
+	@$(COLLAB) bench table results/bench/train-fast.json results/bench/decode-fast.json \
+	    results/bench/decode-fast-base.json $(CHECK) --output docs/speed.md --marker fast
+
+figures:
+	$(TABLE) $(RUNS)/multi30k-none-dk128-s?-u4000.json $(RUNS)/multi30k-*-dk32-s?-u4000.json \
+	    $(RUNS)/multi30k-*-blocks-s?-u4000.json $(RUNS)/multi30k-*-blocks8-s?-u4000.json \
+	    --figure results/multi30k-table.svg --x updates --group-by heads,key_dim
+	$(TABLE) $(RUNS)/multi30k-none-s1-u2500.json $(RUNS)/multi30k-*-dk[13]?-s1-u2500.json \
+	    --figure results/multi30k-curves.svg --x updates
+	$(TABLE) $(PUBLISHED) --figure results/wmt14-parameters.svg --x parameters --y compound_split
+	$(TABLE) $(PUBLISHED) --figure results/wmt14-time.svg --x wall_time --y compound_split
+	@set -- $(RUNS)/curve-*-u2000.json; [ ! -e "$$1" ] || \
+	    $(COLLAB) table "$$@" $(PUBLISHED) --figure results/curve.svg --x width
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

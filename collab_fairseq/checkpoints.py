@@ -10,18 +10,17 @@ import hashlib
 import logging
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from fairseq_modern import loading
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.files import sha256
+from fairseq_modern.files import PathLike, sha256
 from fairseq_modern.saving import checkpoint_file
 
 logger = logging.getLogger(__name__)
 
-PathLike = Union[str, "os.PathLike[str]"]
 Report = List[Dict[str, Any]]
 
 _NAMES = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_(\d+)_(\d+)\.pt")}

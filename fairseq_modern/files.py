@@ -6,6 +6,8 @@ import io
 import os
 from typing import IO, Any, Iterator, Optional, Union
 
+PathLike = Union[str, "os.PathLike[str]"]
+
 
 class _File(io.FileIO):
     """Remembers the system's error: torch reports a full disk as something else."""
@@ -52,7 +54,7 @@ def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
             os.close(directory)
 
 
-def sha256(path: Union[str, "os.PathLike[str]"]) -> str:
+def sha256(path: PathLike) -> str:
     """SHA-256 of a file, as `sha256sum` prints it."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:

@@ -7,21 +7,23 @@
 >>> output, weights = attention(x, x, x)  # (2, 7, 512), (2, 7, 7)
 """
 
-from .cache import KeyValue, extend, select
+from .cache import KeyValue
 from .collaborative import CollaborativeAttention
 from .grouped import GroupedAttention
 from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
 from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
+from .kinds import KINDS, SITES
 from .latent import LatentAttention
 from .layer import AttentionLayer
-from .mixing import INITIAL_MIXING, MIXING_WITH_BLOCKS, block_mixing, initial_mixing
+from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
 from .standard import StandardAttention
 
 __all__ = [
     "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
-    "MIXING_WITH_BLOCKS",
+    "KINDS",
+    "SITES",
     "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",
@@ -31,7 +33,5 @@ __all__ = [
     "LatentAttention",
     "StandardAttention",
     "block_mixing",
-    "extend",
     "initial_mixing",
-    "select",
 ]

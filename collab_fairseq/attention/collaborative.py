@@ -5,15 +5,18 @@ https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 
 well, in groups as those of grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
 """
 
-from typing import Any, Dict, Optional, Tuple, Union
+import math
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue, of_each_head
+from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
 from .kernels import COLLABORATIVE, choose, packed_bmm
+from .kind import Flag, quarter
 from .layer import AttentionLayer
-from .mixing import initial_mixing
+from .mixing import INITIAL_MIXING, initial_mixing
 
 
 class CollaborativeAttention(AttentionLayer):
@@ -58,6 +61,30 @@ class CollaborativeAttention(AttentionLayer):
         ValueError: sizes that do not fit, an unknown mixing or kernel.
     """
 
+    kind, collaborative = "collaborative", True
+    kernels = tuple(COLLABORATIVE)
+    flags = (
+        Flag(
+            "value_heads", "value_heads",
+            "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
+            "fewer numbers (default: every head has values of its own)",
+            words="{} value head{s}", example=quarter,
+        ),
+        Flag(
+            "mixing_init", "mixing", "initial mixing matrix of collaborative heads",
+            default="xavier", choices=tuple(INITIAL_MIXING), own=False, lasting=False,
+        ),
+        Flag(
+            "mixing_lr_multiplier", "mixing_lr_multiplier",
+            "under Adam the mixing matrix learns this many times as fast as the other parameters",
+            type=float, default=1.0, own=False,
+        ),
+        Flag(
+            "attention_content_bias", "content_bias",
+            "collaborative heads have a content bias (eq. 13 of the paper)", type=bool, default=False,
+        ),
+    )  # fmt: skip
+
     content_bias: Optional[Tensor]
 
     def __init__(
@@ -77,14 +104,22 @@ class CollaborativeAttention(AttentionLayer):
         if "mixing_init" in options:  # the flag's name
             raise TypeError("the argument is called mixing, got mixing_init")
         super().__init__(embed_dim, num_heads, key_dim, **options)
-        if not mixing_lr_multiplier > 0:
+        if self.init == "authors" and isinstance(mixing, str) and mixing != "xavier":
+            raise ValueError(f"init authors goes with mixing xavier, as in their code, but that is {mixing}")
+        if not 0 < mixing_lr_multiplier < math.inf:
             raise ValueError(f"mixing_lr_multiplier must be positive, but is {mixing_lr_multiplier}")
         self.scale *= mixing_lr_multiplier
         self._initial_mixing, self._mixing_lr_multiplier = mixing, mixing_lr_multiplier
         self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
         # not a parameter that is None: fairseq takes those of several layers for one shared parameter
         self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim)) if content_bias else None
-        self._finish(kernel, COLLABORATIVE, device, dtype)
+        self._finish(kernel, device, dtype)
+
+    @classmethod
+    def arguments(cls, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, Any]:
+        given = super().arguments(settings, own)
+        # a scale of the layer's own is that of the mixing matrix as it is stored
+        return {**given, "mixing_lr_multiplier": 1.0} if "scale" in own else given
 
     def reset_parameters(self) -> None:
         """Xavier projections, the chosen mixing matrix, content bias zero."""
@@ -93,8 +128,9 @@ class CollaborativeAttention(AttentionLayer):
         matrix = initial_mixing(start, self.num_heads, self.key_dim) if isinstance(start, str) else start
         if matrix.shape != self.mixing.shape:
             raise ValueError(f"mixing must have shape {tuple(self.mixing.shape)}, but is {tuple(matrix.shape)}")
-        with torch.no_grad():
-            self.mixing.copy_(matrix / self._mixing_lr_multiplier)
+        if not self.mixing.is_meta:  # where there are numbers
+            with torch.no_grad():
+                self.mixing.copy_(matrix / self._mixing_lr_multiplier)
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
 
@@ -104,6 +140,26 @@ class CollaborativeAttention(AttentionLayer):
             if name in state_dict:
                 state_dict[name] = state_dict[name] * (float(scale) / self.scale)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def summary(self) -> str:
+        content = " and content biases" if self.content_bias is not None else ""
+        shared = f"a shared key dim of {self.key_dim}{content}{self._in_groups()}"
+        return f"{self.num_heads} collaborative heads with {shared}"
+
+    def head_maps(self) -> HeadMaps:
+        """Queries W_Q diag(m_i) and copies of the keys; a content bias takes one more dimension, whose query is 1."""
+        query, key = self.mixing.double()[..., None] * affine(self.q_proj), self._head_map(self.k_proj, 1)
+        if self.content_bias is not None:
+            one = torch.zeros_like(query[:, :1])
+            one[:, :, -1] = 1
+            content = nn.functional.pad(self.content_bias.double()[:, None], [0, 1])
+            query, key = torch.cat([query, one], dim=1), torch.cat([key, content], dim=1)
+        return HeadMaps(query, key, self._head_map(self.v_proj, self.value_heads))
+
+    def score_weights(self) -> ScoreWeights:
+        heads = HeadFactors(self.q_proj.weight.detach(), self.k_proj.weight.detach(), self.mixing.detach())
+        biases = (None if bias is None else bias.detach() for bias in (self.q_proj.bias, self.content_bias))
+        return ScoreWeights(heads, self.scale, *biases)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Shared keys (N, S, D̃k), values (N, G, S, dv), content scores (N, H, S)."""
@@ -116,8 +172,6 @@ class CollaborativeAttention(AttentionLayer):
     def _contexts(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return packed_bmm.attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)
         attend = choose(self.kernel, query, self.mixing, entry, mask, need_weights)
         if attend is not packed_bmm.attend:  # the others want values of every head
             entry = KeyValue(entry.key, of_each_head(entry.value, self.num_heads), entry.content)

@@ -13,7 +13,7 @@ import math
 from typing import Dict, NamedTuple, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .mixing import block_mixing
 
@@ -22,6 +22,24 @@ class ReparamError(ValueError):
     """Heads, sizes or statistics that cannot be used. The message is one sentence."""
 
     user_error = True  # shown to users without a traceback
+
+
+class HeadMaps(NamedTuple):
+    """A layer as standard heads, with their biases behind the weights, as of an input that is 1; float64.
+
+    Attributes:
+        query: (H, w, E + 1). key: (H, w, kdim + 1). value: (H, dv, vdim + 1). w: query and key dimensions of a head.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def affine(projection: nn.Linear) -> Tensor:
+    """(outputs, inputs + 1) in float64: the weight, and the bias behind it, as of an input that is 1."""
+    weight, bias = projection.weight.double(), projection.bias
+    return torch.cat([weight, weight.new_zeros(len(weight), 1) if bias is None else bias.double()[:, None]], dim=1)
 
 
 class HeadFactors(NamedTuple):

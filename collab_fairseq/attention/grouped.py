@@ -5,6 +5,7 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; one group: Shazeer (201
 
 from typing import Any, Optional
 
+from .kind import Flag, quarter
 from .standard import StandardAttention
 
 
@@ -23,6 +24,16 @@ class GroupedAttention(StandardAttention):
     Raises:
         ValueError: sizes that do not fit, an unknown kernel.
     """
+
+    kind, chosen_by = "grouped", "kv_heads"
+    flags = (
+        Flag(
+            "kv_heads", "kv_heads",
+            "standard heads share keys and values in this many groups of neighbouring heads: grouped-query attention; "
+            "1: multi-query attention (default: every head has its own)",
+            words="{} key and value head{s}", example=quarter,
+        ),
+    )  # fmt: skip
 
     def __init__(
         self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any

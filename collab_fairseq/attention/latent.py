@@ -3,12 +3,14 @@
 DeepSeek-AI (2024), "DeepSeek-V2", https://arxiv.org/abs/2405.04434, section 2.1; queries are not compressed.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue
+from .factors import ReparamError, ScoreWeights
+from .kind import Flag
 from .projections import linear
 from .standard import StandardAttention
 from .transforms import is_tracing
@@ -24,7 +26,7 @@ class LatentAttention(StandardAttention):
     queries, expanding is cheaper; see :mod:`.cost`.
 
     Args:
-        latent_dim: L. The others: as of :class:`.StandardAttention`.
+        kv_latent_dim: L. The others: as of :class:`.StandardAttention`.
         kdim, vdim: width of the inputs Y; keys and values have the same inputs, hence one width.
 
     Parameters: ``q_proj`` (H·dk, E), ``latent_proj`` (L, kdim) without bias, ``k_proj`` (H·dk, L), ``v_proj``
@@ -34,30 +36,30 @@ class LatentAttention(StandardAttention):
         ValueError: sizes that do not fit, an unknown kernel; in a call: a value that is not the key.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        key_dim: Optional[int] = None,
-        *,
-        latent_dim: int,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
-        **options: Any,
-    ) -> None:
-        width = embed_dim if kdim is None else kdim
-        if latent_dim < 1:
-            raise ValueError(f"latent_dim must be positive, but is {latent_dim}")
-        if (embed_dim if vdim is None else vdim) != width:
-            raise ValueError(f"latent heads make keys and values of one input, but kdim is {kdim} and vdim is {vdim}")
-        self.latent_dim = latent_dim  # plain attributes may precede Module.__init__
-        self._input_width = width
-        super().__init__(embed_dim, num_heads, key_dim, kdim=latent_dim, vdim=latent_dim, **options)
+    kind, chosen_by = "latent", "kv_latent_dim"
+    flags = (
+        Flag(
+            "kv_latent_dim", "kv_latent_dim",
+            "standard heads make keys and values from a latent of this width for each position, which is all that "
+            "decoding caches: multi-head latent attention (default: no latents)",
+            words="latent {}", example=lambda num_heads, key_dim: key_dim,
+        ),
+    )  # fmt: skip
 
-    def _finish(self, *arguments: Any) -> None:
-        self.kdim = self.vdim = self._input_width
+    def __init__(
+        self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_latent_dim: int, **options: Any
+    ) -> None:
+        if kv_latent_dim < 1:
+            raise ValueError(f"kv_latent_dim must be positive, but is {kv_latent_dim}")
+        super().__init__(embed_dim, num_heads, key_dim, source_dim=kv_latent_dim, **options)
+
+    def _build(self) -> None:
+        if self.kdim != self.vdim:
+            raise ValueError(
+                f"latent heads make keys and values of one input, but kdim is {self.kdim} and vdim is {self.vdim}"
+            )
+        self.latent_dim = self.k_proj.in_features
         self.latent_proj = nn.Linear(self.kdim, self.latent_dim, bias=False)
-        super()._finish(*arguments)
 
     def reset_parameters(self) -> None:
         """Xavier projections, as of standard heads."""
@@ -66,24 +68,34 @@ class LatentAttention(StandardAttention):
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """The latents of the key inputs (N, S, kdim), which must be the value inputs, too: what decoding caches."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self._latents(self.latent_proj(key))
         if value is not key:
             raise ValueError("latent heads make keys and values of one input: value must be key, but is another tensor")
         return self._latents(linear(key, self.latent_proj)[0])
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, KeyValue]:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self.q_proj(query), self.project(key, value)
         if query is key and value is key:
             queries, latent = linear(query, self.q_proj, self.latent_proj)
             return queries, self._latents(latent)
         (queries,) = linear(query, self.q_proj)
         return queries, self.project(key, value)
 
-    @torch.jit.unused
     def head_values(self, entry: KeyValue) -> Tensor:
         return self.split_heads(self.v_proj(entry.value.squeeze(1)))
+
+    def shared(self) -> List[str]:
+        return ["keys", "values"]
+
+    def summary(self) -> str:
+        return f"{super().summary()}, keys and values from latents of {self.latent_dim}"
+
+    def _head_map(self, projection: nn.Linear, groups: int) -> Tensor:
+        made = super()._head_map(projection, groups)
+        if projection is self.q_proj:
+            return made
+        return torch.cat([made[..., :-1] @ self.latent_proj.weight.double(), made[..., -1:]], dim=-1)
+
+    def score_weights(self) -> ScoreWeights:
+        raise ReparamError(f"{type(self).__name__} cannot be converted: latents make its values, too")
 
     def _latents(self, latent: Tensor) -> KeyValue:
         """The entry of latents (N, S, L)."""
@@ -94,10 +106,7 @@ class LatentAttention(StandardAttention):
     ) -> Tuple[Tensor, Optional[Tensor]]:
         latent = entry.value.squeeze(1)
         if not self._absorbs(query.size(1), latent.size(1), dropout):
-            if torch.jit.is_scripting():  # type: ignore[attr-defined]
-                keys, values = self.k_proj(latent), self.v_proj(latent)
-            else:
-                keys, values = linear(latent, self.k_proj, self.v_proj)
+            keys, values = linear(latent, self.k_proj, self.v_proj)
             expanded = KeyValue(self.split_heads(keys), self.split_heads(values), None)
             return self._attend_heads(self.split_heads(query), expanded, mask, dropout, need_weights)
         up_keys, up_values = (x.weight.view(self.num_heads, -1, self.latent_dim) for x in (self.k_proj, self.v_proj))

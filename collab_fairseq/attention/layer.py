@@ -1,26 +1,30 @@
 """What collaborative and standard heads have in common: values, output, masks, beams, and the two public steps."""
 
 import math
-from typing import Callable, Iterable, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from .cache import KeyValue, of_each_head
 from .kernels import check_name
+from .kind import Kind
 from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
 
+#: see :meth:`AttentionLayer.reset_parameters`
+INITS = ("default", "authors")
 #: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
 Read = Tuple[Tensor, Optional[Tensor]]
 
 
-class AttentionLayer(WithoutFastPath, nn.Module):
-    """Base of :class:`.CollaborativeAttention` and :class:`.StandardAttention`.
+
+class AttentionLayer(WithoutFastPath, Kind, nn.Module):
+    """Base of all kinds of heads, which stand in :data:`.kinds.KINDS`.
 
     ``forward`` is :meth:`project`, then :meth:`attend`; decoding calls the two. A subclass says what is cached of
-    projected keys and values (``_entry``) and what its heads make of that (``_contexts``).
+    projected keys and values (``_entry``), what its heads make of that (``_contexts``), and what :class:`.Kind` asks.
 
     Args (those up to ``scale`` are attributes too):
         embed_dim: E, width of queries and of the output.
@@ -30,6 +34,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         head_dim: dv, value width of one head; default E / H. dropout: probability of dropping a weight in training.
         value_heads: G, heads of the value projection, each read by H / G neighbouring heads; default H.
         key_heads: the same of the key projection, of standard heads; default H.
+        source_dim: width of what keys and values are projected from, where that is not the inputs; default None.
         scale: factor on the scores, stored; default dv^-0.5 = (E/H)^-0.5, whatever the key dim.
         init: ``default``, or ``authors``, as in the code of Cordonnier, Loukas, Jaggi (2020): see
             :meth:`reset_parameters`.
@@ -56,6 +61,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         head_dim: Optional[int] = None,
         value_heads: Optional[int] = None,
         key_heads: Optional[int] = None,
+        source_dim: Optional[int] = None,
         dropout: float = 0.0,
         bias: bool = True,
         query_bias: Optional[bool] = None,
@@ -67,10 +73,9 @@ class AttentionLayer(WithoutFastPath, nn.Module):
     ) -> None:
         super().__init__()
         key_dim = embed_dim if key_dim is None else key_dim
-        if min(embed_dim, num_heads, key_dim) < 1:
-            raise ValueError(
-                f"embed_dim, num_heads and key_dim must be positive, but are {embed_dim}, {num_heads} and {key_dim}"
-            )
+        for name, number in (("embed_dim", embed_dim), ("num_heads", num_heads), ("key_dim", key_dim)):
+            if number < 1:
+                raise ValueError(f"{name} must be positive, but is {number}")
         if head_dim is None:
             if embed_dim % num_heads != 0:
                 raise ValueError(f"embed_dim must be divisible by num_heads, but they are {embed_dim} and {num_heads}")
@@ -87,16 +92,16 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout = dropout
-        if init not in ("default", "authors"):
-            raise ValueError(f"init must be default or authors, but is {init!r}")
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, but is {init!r}")
         self.init = init
         self.scale = float(head_dim**-0.5 if scale is None else scale)
         self.tap: Optional[Callable[..., Read]] = None
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
-        keys = key_dim * key_heads // num_heads
-        self.k_proj = nn.Linear(self.kdim, keys, bias=bias if key_bias is None else key_bias)
-        self.v_proj = nn.Linear(self.vdim, value_heads * head_dim, bias=bias if value_bias is None else value_bias)
+        keys, values = key_dim * key_heads // num_heads, value_heads * head_dim
+        self.k_proj = nn.Linear(source_dim or self.kdim, keys, bias=bias if key_bias is None else key_bias)
+        self.v_proj = nn.Linear(source_dim or self.vdim, values, bias=bias if value_bias is None else value_bias)
         self.q_proj = nn.Linear(embed_dim, key_dim, bias=bias if query_bias is None else query_bias)
         self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias)
 
@@ -113,11 +118,9 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
 
-    def _finish(
-        self, kernel: str, known: Iterable[str], device: Optional[torch.device], dtype: Optional[torch.dtype]
-    ) -> None:
+    def _finish(self, kernel: str, device: Optional[torch.device], dtype: Optional[torch.dtype]) -> None:
         """The end of a subclass's ``__init__``: all parameters are there, and may be set and moved."""
-        check_name(kernel, known)
+        check_name(kernel, self.kernels)
         self.kernel = kernel
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
@@ -127,7 +130,6 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         number = self.num_heads if heads is None else heads
         return joined.view(joined.size(0), joined.size(1), number, joined.size(2) // number).transpose(1, 2)
 
-    @torch.jit.unused
     def head_values(self, entry: KeyValue) -> Tensor:
         """The values of every head, (N, H, S, dv), that an entry of :meth:`project` stands for."""
         return of_each_head(entry.value, self.num_heads)
@@ -138,9 +140,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         Args:
             key, value: (N, S, kdim), (N, S, vdim).
         """
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            keys, values = self.k_proj(key), self.v_proj(value)
-        elif value is key:
+        if value is key:
             keys, values = linear(key, self.k_proj, self.v_proj)
         else:
             (keys,), (values,) = linear(key, self.k_proj), linear(value, self.v_proj)
@@ -151,8 +151,6 @@ class AttentionLayer(WithoutFastPath, nn.Module):
 
         Queries first, as in fairseq: where projections draw random numbers, for quantization noise, these are the same.
         """
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self.q_proj(query), self.project(key, value)
         if query is key and value is key:
             queries, keys, values = linear(query, self.q_proj, self.k_proj, self.v_proj)
             return queries, self._entry(key, keys, values)
@@ -206,22 +204,14 @@ class AttentionLayer(WithoutFastPath, nn.Module):
         width = self.key_dim if projected else self.embed_dim
         if query.dim() != 3 or query.size(2) != width:
             raise ValueError(f"query must have shape (N, T, {width}), but is {list(query.shape)}")
-        if projected:
-            queries = query
-        elif torch.jit.is_scripting():  # type: ignore[attr-defined]
-            queries = self.q_proj(query)
-        else:
-            (queries,) = linear(query, self.q_proj)
-        query_rows, query_len = query.size(0), query.size(1)
+        queries = query if projected else linear(query, self.q_proj)[0]
+        query_rows, query_len, _ = query.shape
         rows, key_len = entry.value.size(0), entry.value.size(2)
         beams = query_rows // rows if rows > 0 else 1
         if beams * rows != query_rows:
             raise ValueError(f"query rows must be a multiple of the {rows} rows of keys, but are {query_rows}")
-        mask = combine(
-            key_padding_mask, attn_mask, is_causal, rows, self.num_heads, query_len, key_len, queries.dtype,
-            query.device,
-        )  # fmt: skip
-        additive, hidden = (mask.additive, mask.hidden) if mask is not None else (None, None)
+        mask = combine(key_padding_mask, attn_mask, is_causal, (rows, self.num_heads, query_len, key_len), queries)
+        additive, hidden = (None, None) if mask is None else mask
         if beams > 1 and additive is not None and additive.size(2) > 1:
             raise ValueError(
                 "several beams per row of keys need one mask for all queries, but there is one for each of "
@@ -245,12 +235,7 @@ class AttentionLayer(WithoutFastPath, nn.Module):
             context = context.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
             context = multiply_heads(context, head_multiplier)
-        joined = context.flatten(2)
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            output = self.out_proj(joined)
-        else:
-            (output,) = linear(joined, self.out_proj)
-
+        (output,) = linear(context.flatten(2), self.out_proj)
         if not need_weights or weights is None:
             return output, None
         if hidden is not None:

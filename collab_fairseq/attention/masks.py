@@ -1,9 +1,7 @@
 """The mask conventions of ``torch.nn.MultiheadAttention``, turned into one additive mask; and masks of heads."""
 
-import contextlib
 import math
-import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -25,51 +23,12 @@ class AttentionMask(NamedTuple):
     hidden: Optional[Tensor]
 
 
-#: what was found since :func:`combined_once` was entered, in this thread
-_pass = threading.local()
-
-
-@contextlib.contextmanager
-def combined_once() -> Iterator[None]:
-    """For one pass through a stack of layers: those that are given the same masks share one combination of them.
-
-    The masks, and whatever else :func:`found_once` is asked about, must not be changed in place during the pass.
-    """
-    before, _pass.found = getattr(_pass, "found", None), {}
-    try:
-        yield
-    finally:
-        _pass.found = before
-
-
-def found_once(find: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``find`` makes of the arguments, tensors and others; in a pass it is asked only once for the same ones."""
-    found: Optional[Dict[Any, Any]] = None if is_tracing() else getattr(_pass, "found", None)
-    if found is None:
-        return find(*arguments)
-    # the same numbers in memory, such as two slices of one buffer, are the same tensor
-    same = (
-        find,
-        *(
-            (x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype) if torch.is_tensor(x) else x
-            for x in arguments
-        ),
-    )
-    if same not in found:
-        found[same] = find(*arguments), arguments  # kept, so that no others take their place in memory
-    return found[same][0]
-
-
 def combine(
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     is_causal: bool,
-    rows: int,
-    num_heads: int,
-    query_len: int,
-    key_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    shape: Tuple[int, int, int, int],
+    like: Tensor,
 ) -> Optional[AttentionMask]:
     """One mask for all that hides keys from queries, or None where every key is visible.
 
@@ -77,63 +36,48 @@ def combine(
         key_padding_mask: (N, S), boolean (True: padding) or additive.
         attn_mask: (T, S) or (N·H, T, S) or (N, H, T, S), boolean (True: not visible) or additive.
         is_causal: without ``attn_mask``: position t sees keys up to t. With ``attn_mask``: only a hint, as in torch.
-        rows, num_heads, query_len, key_len: N, H, T, S.
-        dtype: of the queries; the mask is float32 or wider in any case, so that finite fills such as −1e8 survive.
+        shape: (N, H, T, S).
+        like: queries, whose type the mask gets if all are boolean; a mask of numbers is float32 or wider, so that
+            finite fills such as −1e8 survive.
 
     Raises:
         ValueError: a mask of another shape or of an integer type; ``is_causal`` where T ≠ S.
     """
-    if key_padding_mask is None and attn_mask is None and not is_causal:
-        return None
-    sizes = (rows, num_heads, query_len, key_len)
-    if torch.jit.is_scripting():  # type: ignore[attr-defined]
-        return _combine(key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
-    mask: AttentionMask = found_once(_combine, key_padding_mask, attn_mask, is_causal, sizes, dtype, device)
-    return mask
-
-
-def _combine(
-    key_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor],
-    is_causal: bool,
-    shape: Tuple[int, int, int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> AttentionMask:
-    """What :func:`combine` returns where there is something to combine."""
     rows, heads, query_len, key_len = shape
-    whole, of_all = [rows, heads, query_len, key_len], [1, 1, query_len, key_len]
+    of_all = (1, 1, query_len, key_len)
     # name, mask, the shape that it must have, and the one in which it broadcasts to (N, H, T, S)
-    given: List[Tuple[str, Tensor, List[int], List[int]]] = []
+    given: List[Tuple[str, Tensor, Tuple[int, ...], Tuple[int, ...]]] = []
     if attn_mask is not None:
-        shapes = {2: [query_len, key_len], 3: [rows * heads, query_len, key_len]}
-        expected = shapes.get(attn_mask.dim(), whole)
-        given.append(("attn_mask", attn_mask, expected, of_all if attn_mask.dim() == 2 else whole))
+        expected = {2: (query_len, key_len), 3: (rows * heads, query_len, key_len)}.get(attn_mask.dim(), shape)
+        given.append(("attn_mask", attn_mask, expected, of_all if attn_mask.dim() == 2 else shape))
     elif is_causal:
         if query_len != key_len:
             raise ValueError(
                 f"is_causal needs as many queries as keys, but there are {query_len} and {key_len}; pass an attn_mask"
             )
-        future = torch.ones(query_len, key_len, dtype=torch.bool, device=device).triu(1)
-        given.append(("is_causal", future, [query_len, key_len], of_all))
+        future = torch.ones(query_len, key_len, dtype=torch.bool, device=like.device).triu(1)
+        given.append(("is_causal", future, (query_len, key_len), of_all))
     if key_padding_mask is not None:
-        given.append(("key_padding_mask", key_padding_mask, [rows, key_len], [rows, 1, 1, key_len]))
+        given.append(("key_padding_mask", key_padding_mask, (rows, key_len), (rows, 1, 1, key_len)))
+    if not given:
+        return None
 
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    dtype = like.dtype
+    if not all(mask.dtype == torch.bool for _, mask, _, _ in given):
+        dtype = torch.promote_types(dtype, torch.float32)
     additive: List[Tensor] = []
     for name, mask, expected, view in given:
-        if list(mask.shape) != expected:
-            wanted = ", ".join([str(n) for n in expected])
-            raise ValueError(f"{name} must have shape ({wanted}), but is {list(mask.shape)}")
+        if mask.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, but is {list(mask.shape)}")
         if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=wide).masked_fill(mask, -math.inf)
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
         elif not mask.is_floating_point():
             raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
-        additive.append(mask.to(wide).view(view))
+        additive.append(mask.to(dtype).view(view))
     combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
     hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
     # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
-    if device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
+    if like.device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
         return AttentionMask(combined, None)
     return AttentionMask(combined.masked_fill(hidden, 0.0), hidden)
 
@@ -144,9 +88,9 @@ def multiply_heads(context: Tensor, multiplier: Tensor) -> Tensor:
     Raises:
         ValueError: a multiplier of another shape.
     """
-    rows, query_len, heads = context.size(0), context.size(1), context.size(2)
+    rows, query_len, heads, _ = context.shape
     shape = list(multiplier.shape)
-    if shape != [heads] and shape != [rows, heads] and shape != [rows, query_len, heads]:
+    if shape not in ([heads], [rows, heads], [rows, query_len, heads]):
         raise ValueError(
             f"head_multiplier must have shape ({heads}), ({rows}, {heads}) or ({rows}, {query_len}, {heads}), "
             f"but is {shape}"

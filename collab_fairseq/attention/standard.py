@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .cache import KeyValue
-from .kernels import STANDARD, choose_standard, packed_bmm
+from .factors import HeadMaps
+from .kernels import STANDARD, choose_standard
 from .layer import AttentionLayer
 
 
@@ -32,6 +33,9 @@ class StandardAttention(AttentionLayer):
         ValueError: sizes that do not fit, an unknown kernel.
     """
 
+    kind = "standard"
+    kernels = tuple(STANDARD)
+
     def __init__(
         self,
         embed_dim: int,
@@ -49,7 +53,19 @@ class StandardAttention(AttentionLayer):
                 "standard heads split the key dim evenly: key_dim must be divisible by num_heads, "
                 f"but key_dim is {self.key_dim} and num_heads is {num_heads}"
             )
-        self._finish(kernel, STANDARD, device, dtype)
+        self._build()
+        self._finish(kernel, device, dtype)
+
+    def _build(self) -> None:
+        """Make what heads of a subclass have besides the four projections; all sizes are known."""
+
+    def summary(self) -> str:
+        each = self.key_dim // self.num_heads
+        return f"{self.num_heads} standard heads with a key dim of {self.key_dim}, {each} each{self._in_groups()}"
+
+    def head_maps(self) -> HeadMaps:
+        query, key = self._head_map(self.q_proj, self.num_heads), self._head_map(self.k_proj, self.key_heads)
+        return HeadMaps(query, key, self._head_map(self.v_proj, self.value_heads))
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Keys (N, H, S, dk) and values (N, G, S, dv)."""
@@ -64,7 +80,5 @@ class StandardAttention(AttentionLayer):
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """As :meth:`_contexts`, of queries (N, H, T, dk)."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return packed_bmm.attend_standard(query, entry, mask, self.scale, dropout, need_weights)
         attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
         return attend(query, entry, mask, self.scale, dropout, need_weights)

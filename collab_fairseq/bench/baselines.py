@@ -1,25 +1,21 @@
 """The attention modules that are timed: ours, stock fairseq's, and other ways to compute the same.
 
 All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
-Contestants of one *function* hold the same parameters and must give the same output: :func:`.checks.check`.
+Contestants of one *function* hold the same parameters and must give the same output: :func:`.layers.agree`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from collab_fairseq.attention import KeyValue
-from collab_fairseq.attention.kernels import COLLABORATIVE
-from collab_fairseq.modules.attention import (
-    IncrementalCollaborativeAttention,
-    IncrementalGroupedAttention,
-    IncrementalLatentAttention,
-    IncrementalStandardAttention,
-)
+from collab_fairseq.attention import KINDS, CollaborativeAttention, KeyValue, StandardAttention
+from collab_fairseq.modules.attention import IncrementalAttention, incremental
 
+#: kinds of heads that a flag chooses
+_CHOSEN = [kind for kind in KINDS if kind.chosen_by is not None]
 #: what the contestants are called in tables, in this order
 NAMES = {
     # standard heads, fairseq's MultiheadAttention: its own batched products, as in cross-attention and decoding; its
@@ -37,29 +33,13 @@ NAMES = {
     # hypothesis; by einsum, or by a batched product
     "authors": "(d) authors, einsum",
     "authors-bmm": "(d) authors, bmm",
-    "grouped": "(e) grouped-query",  # a quarter of the heads' keys and values, at the full width
-    "latent": "(f) latent",  # latents as wide as the key dim, at the full width
+    # other kinds at the full width, as they choose: (e) grouped, with a quarter of the heads' keys and values, …
+    **{kind.kind: f"({letter}) {kind.kind}" for letter, kind in zip("efghi", _CHOSEN, strict=False)},
     "ours": "ours",  # collaborative heads, with the kernel that the layer chooses; ours-KERNEL: with that one
-    "shared-values": "ours, shared values",  # collaborative heads that share a quarter of the heads' values
 }
 
 
-@dataclass(frozen=True)
-class Shape:
-    """E, H, D̃k of a layer; its site (``encoder``, ``cross`` or ``decoder``); dropout of the attention weights."""
-
-    embed_dim: int
-    num_heads: int
-    key_dim: int
-    site: str
-    dropout: float = 0.0
-
-    def groups(self) -> int:
-        """G of the contestants whose heads share values: a quarter of the heads or the next smaller divisor, or 1."""
-        return max(number for number in range(1, max(1, self.num_heads // 4) + 1) if self.num_heads % number == 0)
-
-
-class AuthorsAttention(IncrementalCollaborativeAttention):
+class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
     """Collaborative heads with the key mixed for every head, (N, H, S, D̃k), materialised and cached.
 
     scores_h = Q (K ⊙ m_h)ᵀ · scale. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, equation 6.
@@ -83,12 +63,12 @@ class AuthorsAttention(IncrementalCollaborativeAttention):
             weights = nn.functional.dropout(weights, p=dropout)
         return weights.matmul(entry.value), weights
 
-    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor) -> Any:
+    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor, *find: Any) -> Any:
         """As fairseq's: the beams of a sentence have equal rows in cross-attention, which stay where they are."""
         kept = self._get_input_buffer(incremental_state).get("prev_key")
         if self.cross and kept is not None and kept.size(0) == new_order.size(0):
             return incremental_state
-        return super().reorder_incremental_state(incremental_state, new_order)
+        return super().reorder_incremental_state(incremental_state, new_order, *find)
 
 
 class AuthorsBmmAttention(AuthorsAttention):
@@ -102,70 +82,75 @@ class AuthorsBmmAttention(AuthorsAttention):
 
 @dataclass(frozen=True)
 class Contestant:
-    """A module, what it computes, and fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way."""
+    """A module and what it computes.
+
+    ``static``: fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way. ``beams``: in decoding, of
+    so many rows of the source side by side the first is shown.
+    """
 
     module: nn.Module
     function: str
     static: bool = True
+    beams: int = 1
 
     def __call__(
-        self, query: Tensor, key: Tensor, padding: Optional[Tensor] = None, mask: Optional[Tensor] = None,
-        state: Optional[Dict[str, Any]] = None, cross: bool = False,
+        self, query: Tensor, key: Tensor, padding: Optional[Tensor], state: Optional[Dict[str, Any]] = None,
+        cross: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S), causal mask (T, S)."""
+        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S)."""
         static = self.static if state is None else cross
-        output: Tensor = self.module(query, key, key, padding, state, False, static, mask)[0]
+        if state is not None and cross:
+            key, padding = key[:, :: self.beams], None if padding is None else padding[:: self.beams]
+        output: Tensor = self.module(query, key, key, padding, state, False, static)[0]
         return output
 
 
-def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contestant]:
+def contestants(
+    embed_dim: int, num_heads: int, key_dim: int, *, cross: bool, beams: int = 1, seed: int = 0
+) -> Dict[str, Contestant]:
     """All contestants of a layer, float32 on the CPU; those of one function have the same parameters.
 
     Args:
-        shape: of the layer. beams: hypotheses per sentence in decoding, or 1. seed: of the parameters.
+        embed_dim, num_heads, key_dim: E, H, D̃k. cross: cross-attention. beams: hypotheses per sentence in decoding, or
+            1. seed: of the parameters.
     """
     torch.manual_seed(seed)
-    cross, width = shape.site == "cross", shape.embed_dim
-    sizes: Dict[str, Any] = {"embed_dim": width, "num_heads": shape.num_heads, "dropout": shape.dropout}
 
     def stock() -> nn.Module:
-        return MultiheadAttention(**sizes, self_attention=not cross, encoder_decoder_attention=cross)
+        return MultiheadAttention(embed_dim, num_heads, self_attention=not cross, encoder_decoder_attention=cross)
 
-    def own(kind: Any, key_dim: int = shape.key_dim, **more: Any) -> nn.Module:
-        module: nn.Module = kind(key_dim=key_dim, cross=cross, **sizes, **more)
-        return module
+    def own(kind: Any, key_dim: int = key_dim, kernel: str = "auto", **more: Any) -> nn.Module:
+        made = kind if issubclass(kind, IncrementalAttention) else incremental(kind)
+        return made(embed_dim, num_heads, key_dim, cross=cross, kernel=kernel, **more)  # type: ignore[no-any-return]
 
-    fairseq = stock()
+    fairseq, ours = stock(), CollaborativeAttention
     found = {"fairseq": Contestant(fairseq, "standard")}
     if beams > 1 and cross:
-        found["fairseq-sentence"] = Contestant(stock(), "standard")
+        found["fairseq-sentence"] = Contestant(sentence := stock(), "standard")
+        sentence.set_beam_size(beams)  # type: ignore[operator]
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(IncrementalStandardAttention, width, kernel="sdpa"), "standard")
-    if shape.key_dim % shape.num_heads == 0:
-        function = "standard" if shape.key_dim == width else "standard at the key dim"
-        found["standard"] = Contestant(own(IncrementalStandardAttention), function)
-    groups = shape.groups()
-    found["grouped"] = Contestant(own(IncrementalGroupedAttention, width, kv_heads=groups), "grouped")
-    found["latent"] = Contestant(own(IncrementalLatentAttention, width, latent_dim=shape.key_dim), "latent")
-    shared = own(IncrementalCollaborativeAttention, value_heads=groups)
-    found["shared-values"] = Contestant(shared, "collaborative, shared values")
+    found["standard-sdpa"] = Contestant(own(StandardAttention, embed_dim, "sdpa"), "standard")
+    if key_dim % num_heads == 0:
+        function = "standard" if key_dim == embed_dim else "standard at the key dim"
+        found["standard"] = Contestant(own(StandardAttention), function)
+    for kind in _CHOSEN:
+        shared = {flag.argument: flag.example(num_heads, key_dim) for flag in kind.flags if flag.example}
+        found[kind.kind] = Contestant(own(kind, embed_dim, **shared), kind.kind)
     for name, module in {
-        "authors": own(AuthorsAttention),
-        "authors-bmm": own(AuthorsBmmAttention),
-        "ours": own(IncrementalCollaborativeAttention, kernel="auto"),
-        **{f"ours-{kernel}": own(IncrementalCollaborativeAttention, kernel=kernel) for kernel in COLLABORATIVE},
-    }.items():
+        "authors": own(AuthorsAttention), "authors-bmm": own(AuthorsBmmAttention), "ours": own(ours),
+        **{f"ours-{kernel}": own(ours, kernel=kernel) for kernel in ours.kernels},
+    }.items():  # fmt: skip
         found[name] = Contestant(module, "collaborative")
 
     first: Dict[str, nn.Module] = {}
-    for name, contestant in found.items():
+    for name, contestant in list(found.items()):
         if contestant.function not in first:
             for parameter_name, parameter in contestant.module.named_parameters():
                 if parameter_name.endswith("bias"):  # not zero, so that a way which forgets one is noticed
                     nn.init.normal_(parameter, std=0.1)
         source = first.setdefault(contestant.function, contestant.module)
         contestant.module.load_state_dict(source.state_dict())
-        if beams > 1 and name not in ("fairseq", "authors", "authors-bmm"):
-            contestant.module.set_beam_size(beams)  # type: ignore[operator]
+        if cross and name not in ("fairseq", "fairseq-sentence", "authors", "authors-bmm"):
+            found[name] = replace(contestant, beams=beams)
     return found

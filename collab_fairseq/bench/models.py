@@ -11,7 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
-from collab_fairseq.modules.attention import IncrementalCollaborativeAttention
+from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
 from .baselines import AuthorsAttention
@@ -19,7 +19,7 @@ from .cases import Options
 
 #: our preset of a size; stock fairseq is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
-#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand units, as for WMT14
+#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}
 #: two layers of two heads for --quick
 _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -65,7 +65,7 @@ def build(
         torch.manual_seed(options.seed)
         found[name] = models.build_model(args, task)
     for place, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
-        if isinstance(layer, IncrementalCollaborativeAttention):  # the same parameters, computed otherwise
+        if isinstance(layer, CollaborativeAttention):  # the same parameters, computed otherwise
             authors = AuthorsAttention(
                 layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
             )
@@ -73,7 +73,7 @@ def build(
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())
-    return found
+    return {name: model.to(options.device) for name, model in found.items()}
 
 
 def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:

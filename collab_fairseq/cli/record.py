@@ -3,7 +3,7 @@
     collab record --name NAME --checkpoint averaged.pt --train-log train.log --data-sums SHA256SUMS \\
         --scores test_2016_flickr=scores.json --output record.json
 
-The fields are described in collab_fairseq/records/schema.py. Recipes call this at their end.
+The fields are described in collab_fairseq/records/training.py. Recipes call this at their end.
 """
 
 import argparse
@@ -68,13 +68,14 @@ def _losses(args: argparse.Namespace) -> Dict[str, Dict[str, Any]]:
         return {}
     import torch
 
-    from collab_fairseq.translation import TranslationError, load_model, loss
+    from collab_fairseq.translation import TranslationError, load_model
+    from collab_fairseq.translation.evaluation import loss, sentence_losses
 
     torch.set_num_threads(args.threads or torch.get_num_threads())
     trained, found = load_model(args.checkpoint, args.data), {}
     for name, split in args.loss:
         try:
-            found[name] = loss(trained, split)._asdict()
+            found[name] = {**loss(trained, split)._asdict(), "sentences": sentence_losses(trained, split)}
         except TranslationError as error:  # such as text with unknown units; all else that was measured is kept
             logger.warning("no loss of %s: %s", name, error)
     return found

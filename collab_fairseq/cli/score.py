@@ -1,4 +1,4 @@
-"""Score translations: tokenised, compound-split (German) and sacreBLEU, chrF, chrF++ and TER, with signatures.
+"""Score translations: tokenised, compound-split (German) and sacreBLEU, chrF, chrF++, TER and COMET, with signatures.
 
     fairseq-generate DATA --path averaged.pt --remove-bpe ... > generate.log
     collab score generate.log --reference test.de
@@ -6,11 +6,13 @@
     collab translate FOLDER < test.en > translations.de
     collab score translations.de --reference test.de
     collab score translations.de --baseline others.de --reference test.de
+    collab score translations.de --reference test.de --source test.en --comet Unbabel/wmt22-comet-da
 
 The log may be sorted or not, have n-best lists, or come in shards; plain text has one translation a line. Raw text is
 Moses-tokenised for the first two scores, tokenised text is detokenised for sacreBLEU and what follows it. Compare
 sacreBLEU across papers, the first two only with their like; of TER less is better. --baseline compares two systems'
-sacreBLEU by a paired bootstrap over the sentences.
+sacreBLEU by a paired bootstrap over the sentences. --comet needs `pip install unbabel-comet` and a model of it, by its
+checkpoint or its name; the score is 100 times COMET's.
 """
 
 import argparse
@@ -41,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target-lang", metavar="LANG", help=text)
     text = "whether the text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
     add("--tokenized", "--tokenised", choices=("auto", "yes", "no"), default="auto", help=text)
+    add("--comet", metavar="MODEL", help="also score with this model of COMET, model.ckpt or a name; needs --source")
+    add("--source", metavar="FILE", help="raw text that was translated, line i for sentence id i, for --comet")
     add("--json", metavar="FILE", help="also write the scores to FILE")
     text = "also write the translations to FILE, gzipped, in the order of the test set"
     add("--hypotheses", metavar="FILE.gz", help=text)
@@ -51,9 +55,12 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.scoring.evaluation import evaluate
     from collab_fairseq.scoring.generate_log import read_translations
 
+    if (args.comet is None) != (args.source is None):
+        raise UsageError("--comet MODEL and --source FILE go together")
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
     systems = [files for files in (args.logs, args.baseline) if files]
-    results = [evaluate(files, args.reference, target_lang=args.target_lang, tokenised=tokenised) for files in systems]
+    options = {"target_lang": args.target_lang, "tokenised": tokenised, "source": args.source, "comet": args.comet}
+    results = [evaluate(files, args.reference, **options) for files in systems]
     lines = [line for files, result in zip(systems, results, strict=True) for line in _lines(files, result)]
     content: Dict[str, Any] = asdict(results[0])
     if args.baseline:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.attention import IncrementalStandardAttention
+from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.units import require
@@ -68,7 +68,7 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
         )  # fmt: skip
 
 
-def _leave_out_copies(layer: IncrementalStandardAttention) -> int:
+def _leave_out_copies(layer: IncrementalAttention) -> int:
     """Keep one copy of keys and values for each group of heads that have the same; returns the number of groups."""
     of_heads = {
         name: parameter.data.unflatten(0, (layer.num_heads, -1))

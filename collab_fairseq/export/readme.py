@@ -9,6 +9,7 @@ import shutil
 from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List
 
+from collab_fairseq.attention import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation.units import CARD, TextUnits, read_card
 
@@ -72,28 +73,14 @@ def _model(source: Source) -> Iterator[str]:
     kinds: Dict[str, List[str]] = {}
     layers = attention_layers(source.model)
     for place, layer in layers.items():
-        kinds.setdefault(_heads(layer), []).append(place)
+        kinds.setdefault(layer.summary(), []).append(place)
     for kind, places in kinds.items():
         names: List[str] = []
-        for site in ("encoder", "cross", "decoder"):
+        for site in SITES:
             own = [place for place in layers if place.startswith(f"{site}.")]
             alike = [place for place in own if place in places]
             names += [site] if alike and alike == own else alike
         yield f"attention of {', '.join(names)}: {kind}"
-
-
-def _heads(layer: Any) -> str:
-    heads = layer.num_heads
-    if getattr(layer, "mixing", None) is not None:
-        content = " and content biases" if layer.content_bias is not None else ""
-        kind = f"{heads} collaborative heads with a shared key dim of {layer.key_dim}{content}"
-    else:
-        kind = f"{heads} standard heads with a key dim of {layer.key_dim}, {layer.key_dim // heads} each"
-    if getattr(layer, "latent_proj", None) is not None:
-        return f"{kind}, keys and values from latents of {layer.latent_proj.out_features}"
-    groups = {"keys": layer.key_heads, "values": layer.value_heads}
-    shared = [f"{number} for {name}" for name, number in groups.items() if number < heads]
-    return f"{kind}, in groups: {' and '.join(shared)}" if shared else kind
 
 
 def _results(parts: Dict[str, Any]) -> Iterator[str]:

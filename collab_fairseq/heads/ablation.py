@@ -12,7 +12,8 @@ from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
-from collab_fairseq.scoring.significance import SAMPLES, paired_bootstrap, statistics_of
+from collab_fairseq.scoring.significance import SAMPLES, paired_bootstrap
+from collab_fairseq.scoring.sums import statistics_of
 from collab_fairseq.translation import Score, TrainedModel, score
 
 from .figures import DIVERGING, draw_grids

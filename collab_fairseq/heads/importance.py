@@ -17,7 +17,7 @@ For collaborative heads, likewise, a multiplier δ_d on each shared key dimensio
 import contextlib
 import logging
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 #: place → gradients of the heads' multipliers, and of those of shared key dimensions
 Gradients = Tuple[Dict[str, Tensor], Dict[str, Tensor]]
+
+#: what processes have summed, so that it is not gloo's threads that hold it last: to free a tensor they need the
+#: interpreter, which a process that closes its group keeps until they have ended (torch 2.6 waits for ever)
+_summed: List[Tensor] = []
 
 
 class Sums:
@@ -86,6 +90,7 @@ class Sums:
             moved = total.to(device) if dist.get_backend() == "nccl" else total
             dist.all_reduce(moved)
             total.copy_(moved)
+            _summed.append(moved)
 
 
 def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:

@@ -18,11 +18,11 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import HeadFactors, standard_heads
+from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import in_order, layer_name
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.sites import head_counts, parameter_prefix, shared_by_heads
+from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.modules.stock import as_transformer_collab
 
 from . import HeadsError
@@ -39,20 +39,14 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]
     Raises:
         ConfigurationError: another model, or parameters that are not where they belong.
     """
-    made = as_transformer_collab(dict(state))
-    parameters = made["model"]
     found = {}
-    for place, number in head_counts(made).items():
-        if "keys" in shared_by_heads(parameters, place):
+    for place, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
+        if "keys" in layer.shared():
             raise ConfigurationError(
-                f"heads must have keys of their own or share key dimensions, but those of {layer_name(place)} "
-                "share keys (--kv-heads or --kv-latent-dim)"
+                f"expected heads that have keys of their own or share key dimensions, but those of {layer_name(place)} "
+                "share keys"
             )
-        prefix = parameter_prefix(place)
-        query, key = (parameters[f"{prefix}{name}_proj.weight"].double() for name in "qk")
-        mixing = parameters.get(f"{prefix}mixing")
-        heads = standard_heads(query, key, number) if mixing is None else HeadFactors(query, key, mixing.double())
-        found[place] = heads, mixing is not None
+        found[place] = layer.score_weights().heads.to(torch.float64), layer.collaborative
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, layer_name, parse_heads
-from collab_fairseq.modules.sites import head_counts, parameter_prefix, scale_of, shared_by_heads
+from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
 from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 
 from . import HeadsError
@@ -51,7 +51,7 @@ def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
     """
     made = as_transformer_collab(dict(state))
     found = {}
-    for place in in_order(head_counts(made)):
+    for place in in_order(checkpoint_layers(made)):
         values = made["model"].get(parameter_prefix(place) + _GATES)
         if values is not None:
             gates = HeadGates(len(values), 0.0)
@@ -80,7 +80,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
         plain = {key: value for key, value in criterion.items() if key != "gate_penalty"}
         made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
     if not closed and not config.get("mask_heads"):
-        total = _attention_parameters(model, head_counts(made))
+        total = _attention_parameters(model, checkpoint_layers(made))
         begin_anew(made)
         return Removal(made, {}, total, total)
     return remove_heads(made, closed, empty_layers=empty_layers)
@@ -104,7 +104,8 @@ def remove_heads(
     """
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
-    numbers = head_counts(made)
+    layers = checkpoint_layers(made)
+    numbers = {place: layer.num_heads for place, layer in layers.items()}
     masked, chosen = config.get("mask_heads") or "", heads if isinstance(heads, str) else describe(heads)
     removed = parse_heads(f"{masked} {chosen}")
     check_heads(removed, numbers)
@@ -116,7 +117,7 @@ def remove_heads(
     if empty and not empty_layers:
         raise HeadsError(f"{', '.join(empty)} would lose all heads; leave one, or allow it with --empty-layers")
     for place in removed:
-        shared = " and ".join(shared_by_heads(model, place))
+        shared = " and ".join(layers[place].shared())
         if shared:
             raise HeadsError(f"the heads of {layer_name(place)} share {shared}, so that none can be removed by itself")
     before = _attention_parameters(model, numbers)
@@ -126,7 +127,7 @@ def remove_heads(
         prefix = parameter_prefix(place)
         own = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
         shape = shapes.setdefault(place, {})
-        shape["scale"] = scale_of(made, place, numbers[place])
+        shape["scale"] = layers[place].scale
         for name, tensor in _cut(own, kept, numbers[place], shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)

@@ -177,9 +177,9 @@ class CollaborativeHeads(nn.Module):
         causal = implementation == "sdpa" and query_len > 1 and bool(own_causal)
         seen = visible(attention_mask, causal, rows, query_len, key_len)
         heads = 1 if seen is None or seen.dim() == 2 else seen.size(1)
-        seen, kind = seen if seen is None else seen.to(query.device), torch.promote_types(query.dtype, torch.float32)
-        combined = combine(None, seen, False, rows, heads, query_len, key_len, kind, query.device)
-        additive, hidden = combined if combined is not None else (None, None)
+        seen = None if seen is None else seen.to(query.device)
+        combined = combine(None, seen, False, (rows, heads, query_len, key_len), query)
+        additive, hidden = (None, None) if combined is None else combined
         need_weights = implementation == "eager" or bool(output_attentions)
         dropout = getattr(self, self.names.dropout)
         probability = float(dropout.p if isinstance(dropout, nn.Dropout) else dropout) if self.training else 0.0

@@ -1,22 +1,13 @@
 """What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
-import math
-from typing import AbstractSet, Any
+import re
+from typing import Any, Mapping, Sequence, Type
 
+from collab_fairseq.attention import AttentionLayer
+from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, layer_at, side_of, without_numbers
+from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.heads import check_heads, parse_heads
-from collab_fairseq.modules.settings import (
-    GONE_KERNELS,
-    INITS,
-    KERNELS,
-    KERNELS_OF_STANDARD_HEADS,
-    KEY_DIMS,
-    MIXINGS,
-    MIXINGS_OF_BLOCKS,
-    SITES,
-    ConfigurationError,
-    parse_shapes,
-    parse_sites,
-)
+from collab_fairseq.modules.settings import GONE_KERNELS, ConfigurationError, flat_settings, parse_shapes, parse_sites
 
 
 def check_config(cfg: Any) -> None:
@@ -29,58 +20,28 @@ def check_config(cfg: Any) -> None:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
     check_kernel(str(cfg.attention_kernel))
-    for flag, value, known in (
-        ("mixing-init", cfg.mixing_init, MIXINGS), ("attention-kernel", cfg.attention_kernel, KERNELS),
-        ("attention-init", cfg.attention_init, INITS),
-    ):  # fmt: skip
-        if value not in known:
-            raise ConfigurationError(f"--{flag} must be one of {', '.join(known)}, but is {value!r}")
-    sites = parse_sites(cfg.collaborative_heads)
-    _check_sharing(cfg, sites)
-    if not sites and not cfg.attention_shapes and str(cfg.attention_kernel) not in KERNELS_OF_STANDARD_HEADS:
+    choices = {name: flag.choices for name, flag in flags().items() if flag.choices}
+    for name, known in {**choices, "attention_kernel": kernels(), "attention_init": INITS}.items():
+        if getattr(cfg, name) not in known:
+            raise ConfigurationError(f"{_flag(name)} must be one of {', '.join(known)}, but is {getattr(cfg, name)!r}")
+    parse_sites(cfg.collaborative_heads)
+    settings = flat_settings(cfg)
+    layers = {site: layer_at(settings, site) for site in SITES}
+    _check_chosen(settings, [kind for kind, _ in layers.values()])
+    known = tuple(dict.fromkeys(["auto", *(name for kind, _ in layers.values() for name in kind.kernels)]))
+    if str(cfg.attention_kernel) not in known and not cfg.attention_shapes:
         raise ConfigurationError(
-            f"--attention-kernel {cfg.attention_kernel} computes collaborative heads, "
-            f"but --collaborative-heads is none; choose one of {', '.join(KERNELS_OF_STANDARD_HEADS)}"
+            f"--attention-kernel {cfg.attention_kernel} computes other heads than there are with --collaborative-heads "
+            f"{cfg.collaborative_heads}; choose one of {', '.join(known)}"
         )
-    for name, value in ((name, getattr(cfg, name)) for name in ("key_dim", *KEY_DIMS.values())):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"--{name.replace('_', '-')} must be positive, but is {value}")
-    if cfg.attention_init == "authors" and cfg.mixing_init != "xavier":
-        raise ConfigurationError(
-            f"--attention-init authors goes with --mixing-init xavier, as in their code, but that is {cfg.mixing_init}"
-        )
-    if not 0 < cfg.mixing_lr_multiplier < math.inf:
-        raise ConfigurationError(f"--mixing-lr-multiplier must be positive, but is {cfg.mixing_lr_multiplier}")
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
-        heads, width = stack.attention_heads, stack.embed_dim
         if stack.xformers_att_config is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
-        for name, value in (("attention-heads", heads), ("embed-dim", width)):
-            if value < 1:
-                raise ConfigurationError(f"--{side}-{name} must be positive, but is {value}")
-        if width % heads != 0:
-            raise ConfigurationError(
-                f"--{side}-embed-dim must be divisible by --{side}-attention-heads, but they are {width} and {heads}"
-            )
-    for site in SITES:
-        stack = cfg.encoder if site == "encoder" else cfg.decoder
-        heads, own = stack.attention_heads, getattr(cfg, KEY_DIMS[site])
-        key_dim, flag_of_dim = own or cfg.key_dim or stack.embed_dim, f"--{site}-key-dim" if own else "--key-dim"
-        if site not in sites and key_dim % heads != 0:
-            raise ConfigurationError(
-                f"{flag_of_dim} must be divisible by the {heads} standard heads of {site} attention, but is {key_dim}; "
-                f"choose a multiple of {heads}, or collaborative heads there (--collaborative-heads …{site}…)"
-            )
-        flag, groups = ("value", cfg.value_heads) if site in sites else ("kv", cfg.kv_heads)
-        if groups is not None and (groups < 1 or heads % groups != 0):
-            raise ConfigurationError(
-                f"--{flag}-heads must divide the {heads} heads of {site} attention, but is {groups}"
-            )
-        if site in sites and str(cfg.mixing_init) in MIXINGS_OF_BLOCKS and key_dim < heads:
-            raise ConfigurationError(
-                f"--mixing-init {cfg.mixing_init} gives each of the {heads} heads a key dimension of its own, "
-                f"but {flag_of_dim} is {key_dim}"
-            )
+    for site, (kind, arguments) in layers.items():
+        try:
+            without_numbers(kind, arguments)
+        except ValueError as error:
+            raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
     _check_heads(cfg)
 
 
@@ -95,21 +56,33 @@ def check_kernel(name: str) -> str:
     return name
 
 
-def _check_sharing(cfg: Any, sites: AbstractSet[str]) -> None:
-    """Each way to share keys and values has heads that it is for; ``sites`` are those whose heads collaborate."""
-    standard = set(SITES) - sites
-    for flag, value, kind, there in (
-        ("value-heads", cfg.value_heads, "collaborative", sites),
-        ("kv-heads", cfg.kv_heads, "standard", standard),
-        ("kv-latent-dim", cfg.kv_latent_dim, "standard", standard),
-    ):
-        if value is not None and not there:
-            other = "none" if kind == "collaborative" else "all sites"
-            raise ConfigurationError(f"--{flag} {value} is for {kind} heads, but --collaborative-heads names {other}")
-    if cfg.kv_latent_dim is not None and cfg.kv_heads is not None:
-        raise ConfigurationError("--kv-heads and --kv-latent-dim are two kinds of attention; give one of them")
-    if cfg.kv_latent_dim is not None and cfg.kv_latent_dim < 1:
-        raise ConfigurationError(f"--kv-latent-dim must be positive, but is {cfg.kv_latent_dim}")
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _in_flags(message: str, kind: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
+    """What a layer says of its arguments, in the words of the command line."""
+    own, side = KEY_DIMS[site], side_of(site)
+    names = {
+        "embed_dim": f"{side}_embed_dim", "num_heads": f"{side}_attention_heads", "init": "attention_init",
+        "key_dim": "key_dim" if settings[own] is None else own, **{flag.argument: flag.name for flag in kind.flags},
+    }  # fmt: skip
+    return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
+
+
+def _check_chosen(settings: Mapping[str, Any], there: Sequence[Type[AttentionLayer]]) -> None:
+    """Flags of a kind of heads are for a model that has them at some site; what chooses a kind is one flag."""
+    given = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
+    chosen = [_flag(str(kind.chosen_by)) for kind in KINDS if kind.chosen_by in given]
+    if len(chosen) > 1:
+        raise ConfigurationError(f"{' and '.join(chosen)} are different kinds of attention; give one of them")
+    for name in sorted(given - {flag.name for kind in there for flag in kind.flags}):
+        (kind,) = (kind for kind in KINDS if flags()[name] in kind.flags)
+        heads = "collaborative" if kind.collaborative else "standard"
+        raise ConfigurationError(
+            f"{_flag(name)} {settings[name]} is for {heads} heads, "
+            f"but --collaborative-heads is {settings['collaborative_heads']}"
+        )
 
 
 def _check_heads(cfg: Any) -> None:

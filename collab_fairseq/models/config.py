@@ -6,26 +6,20 @@ with one. Flags, presets and Hydra configs all become a flat namespace first (:f
 
 import logging
 from argparse import Namespace
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
-from typing import Any, Dict, List, Optional, get_args, get_type_hints
+from typing import Any, Dict, List, Optional, Tuple, get_args, get_type_hints
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
+from collab_fairseq.attention.kind import Flag
+from collab_fairseq.attention.kinds import KEY_DIMS, SITES, flags, kernels
+from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.settings import (
-    INITS,
-    KERNELS,
-    KEY_DIMS,
-    MIXINGS,
-    SITES,
-    ConfigurationError,
-    parse_shapes,
-    parse_sites,
-)
+from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
 from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
 from .checks import check_config
@@ -35,8 +29,8 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # what --restore-file is unless it is given
 #: what ``--attention-from`` takes over
 _INHERITED = (
-    "collaborative_heads", "key_dim", *KEY_DIMS.values(), "value_heads", "kv_heads", "kv_latent_dim",
-    "mixing_lr_multiplier", "attention_content_bias", "attention_shapes",
+    "collaborative_heads", "key_dim", *KEY_DIMS.values(), *(name for name, flag in flags().items() if flag.lasting),
+    "attention_shapes",
 )  # fmt: skip
 
 
@@ -45,8 +39,18 @@ def _flag(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def _field(flag: Flag) -> Tuple[str, Any, Any]:
+    """The field of a flag that a kind of heads declares."""
+    kind = ChoiceEnum(list(flag.choices)) if flag.choices else flag.type
+    return flag.name, kind if flag.default is not None else Optional[kind], _flag(flag.default, flag.help)
+
+
+#: fairseq's config with the flags of all kinds of heads
+_OfKinds: Any = make_dataclass("_OfKinds", map(_field, flags().values()), bases=(TransformerConfig,))
+
+
 @dataclass
-class TransformerCollabConfig(TransformerConfig):
+class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
     collaborative_heads: str = _flag(
         "encoder_cross_decoder",
         f"sites with collaborative heads: {', '.join(SITES)}, joined by '_' in any order, or none",
@@ -59,34 +63,12 @@ class TransformerCollabConfig(TransformerConfig):
     encoder_key_dim: Optional[int] = _flag(None, "--key-dim of the encoder's self-attention")
     cross_key_dim: Optional[int] = _flag(None, "--key-dim of encoder-decoder attention")
     decoder_key_dim: Optional[int] = _flag(None, "--key-dim of the decoder's self-attention")
-    value_heads: Optional[int] = _flag(
-        None,
-        "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
-        "fewer numbers (default: every head has values of its own)",
-    )
-    kv_heads: Optional[int] = _flag(
-        None,
-        "standard heads share keys and values in this many groups of neighbouring heads: grouped-query attention; "
-        "1: multi-query attention (default: every head has its own)",
-    )
-    kv_latent_dim: Optional[int] = _flag(
-        None,
-        "standard heads make keys and values from a latent of this width for each position, which is all that "
-        "decoding caches: multi-head latent attention (default: no latents)",
-    )
-    mixing_init: ChoiceEnum(list(MIXINGS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
-        "xavier", "initial mixing matrix of collaborative heads"
-    )
     attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "default",
         "initial query, key and value weights: Xavier with gain 1/sqrt(2), or, as in the authors' code (authors), with "
         "gain 1 wherever the key dim is not the width",
     )
-    mixing_lr_multiplier: float = _flag(
-        1.0, "under Adam the mixing matrix learns this many times as fast as the other parameters"
-    )
-    attention_content_bias: bool = _flag(False, "collaborative heads have a content bias (eq. 13 of the paper)")
-    attention_kernel: ChoiceEnum(list(KERNELS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+    attention_kernel: ChoiceEnum(list(kernels())) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), sdpa (torch's fused "
         "attention), or auto, the fastest for device, type and size; same results",

@@ -4,10 +4,11 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 :class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
 """
 
+import functools
 import logging
 from argparse import ArgumentTypeError
 from contextlib import nullcontext
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -19,12 +20,11 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.attention.beams import stay_together
-from collab_fairseq.attention.masks import combined_once
+from collab_fairseq.attention.beams import moved
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.sites import attention_layers, head_counts, parameter_prefix, scale_of
+from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
@@ -82,44 +82,26 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         self._built += 1
         return _wrap(layer, cfg)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
-        return_all_hiddens: bool = False,
-        token_embeddings: Optional[Tensor] = None,
-    ) -> Dict[str, List[Tensor]]:
-        """As in fairseq; the layers share one combination of the masks."""
-        if torch.jit.is_scripting():
-            return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        with combined_once():
-            return super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-
-    _reorder_encoder_out = TransformerEncoderBase.reorder_encoder_out
-
-    @torch.jit.export
-    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
+    def reorder_encoder_out(self, encoder_out: Dict[str, Any], new_order: Tensor) -> Dict[str, Any]:
         """Rows (R', ) of an encoder's output; as in fairseq, but nothing is copied where nothing changes.
 
         Beam search starts by repeating every sentence and reorders its hypotheses at every step. As long as these stay
-        with their sentence, each row becomes a copy of itself.
+        with their sentence, each row becomes a copy of itself. ``beams`` of the output tells how many rows side by side
+        are of one sentence.
         """
         rows, before = new_order.size(0), encoder_out["encoder_out"][0].size(1)
-        beams = 1  # rows of each sentence, side by side, before and after
+        beams = 1
         if "beams" in encoder_out:
-            beams = int(encoder_out["beams"][0].item())
-            together, unmoved = stay_together(new_order, beams, before // beams)
-            if unmoved:
+            found = moved(new_order, encoder_out["beams"], before // encoder_out["beams"])
+            if found is None:
                 return encoder_out
-            beams = beams if together else 1
+            beams = found[1]
         elif before > 0 and rows > before and rows % before == 0:
             own = torch.arange(before, device=new_order.device).repeat_interleave(rows // before)
             if torch.equal(own, new_order):
                 beams = rows // before
-        reordered = self._reorder_encoder_out(encoder_out, new_order)
-        if beams > 1:
-            reordered["beams"] = [torch.tensor(beams)]
-        return reordered
+        reordered: Dict[str, Any] = super().reorder_encoder_out(encoder_out, new_order)
+        return {**reordered, "beams": beams} if beams > 1 else reordered
 
 
 class TransformerCollabDecoder(TransformerDecoderBase):
@@ -136,18 +118,28 @@ class TransformerCollabDecoder(TransformerDecoderBase):
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Optional[Dict[str, List[Tensor]]],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        full_context_alignment: bool = False,
-        alignment_layer: Optional[int] = None,
-        alignment_heads: Optional[int] = None,
-    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-        """As in fairseq; the layers share one combination of the masks of each site."""
-        more = full_context_alignment, alignment_layer, alignment_heads
-        if torch.jit.is_scripting():
-            return self.extract_features_scriptable(prev_output_tokens, encoder_out, incremental_state, *more)
-        with combined_once():
-            return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *more)
+        encoder_out: Optional[Dict[str, Any]],
+        incremental_state: Optional[Dict[str, Any]] = None,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """As in fairseq; in decoding, cross-attention is shown each sentence once and keeps one row of it."""
+        if incremental_state is not None and encoder_out and "beams" in encoder_out and not self.cross_self_attention:
+            beams = encoder_out["beams"]
+            encoder_out = {
+                "encoder_out": [x[:, ::beams] for x in encoder_out["encoder_out"]],
+                "encoder_padding_mask": [x[::beams] for x in encoder_out["encoder_padding_mask"]],
+            }
+        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *more, **options)
+
+    def reorder_incremental_state_scripting(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+        """As in fairseq: hypothesis r becomes what ``new_order[r]`` was. The layers make a GPU wait once."""
+        find = functools.cache(moved)
+        for number in range(len(self.layers)):  # iterating would draw a random number for each layer
+            layer = self.layers[number]
+            for attention in (layer.self_attn, layer.encoder_attn):
+                if attention is not None:
+                    attention.reorder_incremental_state(incremental_state, new_order, find)
 
 
 @register_model("transformer_collab")
@@ -239,8 +231,8 @@ class TransformerCollabModel(TransformerModelBase):
             ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.
         """
         layers, parameters = attention_layers(self), state["model"]
-        numbers = head_counts(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {place: scale_of(state, place, heads) for place, heads in numbers.items()}
+        theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
+        scales = {place: layer.scale for place, layer in theirs.items()}
         others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
         was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if others and state.get("last_optimizer_state") and not reset_optimizer:
@@ -258,7 +250,3 @@ class TransformerCollabModel(TransformerModelBase):
             }
             for each in filter(None, (parameters, (state.get("extra_state") or {}).get("ema"))):
                 each.update((name, scale) for name, scale in told.items() if name[:-5] + "mixing" in each)
-
-    def set_beam_size(self, beam_size: int) -> None:
-        """Told by fairseq's sequence generator: cross-attention then keeps one row per sentence, not per beam."""
-        self.decoder.set_beam_size(beam_size)

@@ -3,7 +3,8 @@
 fairseq passes (T, R, E) tensors; the layers take (R, T, E). Letters as in :mod:`collab_fairseq.attention.cache`.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import functools
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
@@ -11,13 +12,13 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
-from collab_fairseq.attention.beams import one_row_per_sentence
-from collab_fairseq.attention.cache import Cache, append, load, reorder, start, store, visible
+from collab_fairseq.attention.beams import Moved, moved
+from collab_fairseq.attention.cache import Cache, KeyValue
+from collab_fairseq.attention.kinds import layer_at
 
 from .gates import HeadGates
 from .heads import parse_heads
-from .settings import KERNELS_OF_STANDARD_HEADS, KEY_DIMS, ConfigurationError, parse_shapes, parse_sites
+from .settings import ConfigurationError, flat_settings, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -34,9 +35,8 @@ class IncrementalAttention(FairseqIncrementalState):
             in memory, or wants the gradient of a mask, sets it; it is not saved.
     """
 
-    # fairseq's own: renaming the fused projections of old checkpoints, keeping what decoding has cached
+    # fairseq's own: renaming the fused projections of old checkpoints
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
-    _set_input_buffer = MultiheadAttention._set_input_buffer
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class IncrementalAttention(FairseqIncrementalState):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.cross = cross
-        self.beam_size = 1
         self.dropout_in_inference = False
         for projection in [child for child in self.children() if isinstance(child, torch.nn.Linear)]:
             quant_noise(projection, noise, noise_block)
@@ -61,12 +60,10 @@ class IncrementalAttention(FairseqIncrementalState):
     def multiplier(self) -> Optional[Tensor]:
         """What the heads' contexts are multiplied by, mask and gates together, or None."""
         fixed = self.head_multiplier
-        if self.head_gates is not None:  # under a shorter name TorchScript could not call it
-            drawn: Tensor = self.head_gates()
-            if fixed is not None:
-                drawn = drawn * fixed
-            return drawn
-        return fixed
+        if self.head_gates is None:
+            return fixed
+        drawn: Tensor = self.head_gates()
+        return drawn if fixed is None else drawn * fixed
 
     def forward(
         self,
@@ -74,7 +71,7 @@ class IncrementalAttention(FairseqIncrementalState):
         key: Optional[Tensor],
         value: Optional[Tensor],
         key_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
         need_weights: bool = True,
         static_kv: bool = False,
         attn_mask: Optional[Tensor] = None,
@@ -83,9 +80,10 @@ class IncrementalAttention(FairseqIncrementalState):
         """As fairseq's transformer layers call it.
 
         Args:
-            query: (T, R, E). key, value: (S, R, kdim), (S, R, vdim); None where both are cached.
-            key_padding_mask: (R, S), True for padding. attn_mask: (T, S), additive or boolean.
-            incremental_state: where keys and values of past steps are kept; None: no decoding.
+            query: (T, R, E). key, value: (S, N, kdim), (S, N, vdim); None where both are cached. N is R, or R / B where
+                B hypotheses, side by side, read the same sentence.
+            key_padding_mask: (N, S), True for padding. attn_mask: (T, S), additive or boolean.
+            incremental_state: where a :class:`.Cache` of past steps is kept for each layer; None: no decoding.
             need_weights: return weights averaged over heads; need_head_weights: of every head instead.
             static_kv: as in fairseq; keys of cross-attention are static in any case.
 
@@ -101,8 +99,8 @@ class IncrementalAttention(FairseqIncrementalState):
             queries, entry = self._project(queries, keys, values)
             padding = key_padding_mask
         else:
-            cache = self._cache(key, value, key_padding_mask, incremental_state)
-            entry, padding = visible(cache), cache.padding
+            cache = self._cache(query.size(1), key, value, key_padding_mask, incremental_state)
+            entry, padding = cache.entry, cache.padding
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
         output, weights = self.attend(
             queries,
@@ -122,45 +120,47 @@ class IncrementalAttention(FairseqIncrementalState):
 
     def _cache(
         self,
+        hypotheses: int,
         key: Optional[Tensor],
         value: Optional[Tensor],
         padding: Optional[Tensor],
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        incremental_state: Dict[str, Any],
     ) -> Cache:
         """What the queries of a decoding step see, kept for the next step."""
-        past = load(self._get_input_buffer(incremental_state))
+        past: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
         if past is not None and self.cross:
             return past
         if key is None or value is None:
             raise ValueError("key and value must be given where none are cached")
         keys = key.transpose(0, 1)
-        values = keys if value is key else value.transpose(0, 1)
-        beams = 0
-        if self.cross:
-            beams = self.beam_size if one_row_per_sentence(keys, padding, self.beam_size) else 1
-            keys = keys[::beams]
-            values = keys if value is key else values[::beams]
-            padding = padding[::beams] if padding is not None else None
-        entry = self.project(keys, values)
-        cache = start(entry, padding, beams) if past is None else append(past, entry, padding)
-        self._set_input_buffer(incremental_state, store(cache))
+        entry = self.project(keys, keys if value is key else value.transpose(0, 1))
+        if past is not None:
+            cache = past.append(entry, padding)
+        elif self.cross:  # read at every step from now on
+            entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
+            cache = Cache(entry, padding, hypotheses // keys.size(0))
+        else:
+            cache = Cache(entry, padding)
+        self.set_incremental_state(incremental_state, "attn_state", cache)
         return cache
 
-    @torch.jit.export
     def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Follow beam search: hypothesis r becomes what hypothesis ``new_order[r]`` (R', ) was."""
-        past = load(self._get_input_buffer(incremental_state))
-        if past is not None:
-            cache = reorder(past, new_order)
-            if cache is not past:
-                self._set_input_buffer(incremental_state, store(cache))
-        return incremental_state
+        self,
+        incremental_state: Dict[str, Any],
+        new_order: Tensor,
+        find: Callable[[Tensor, int, int], Moved] = moved,
+    ) -> Dict[str, Any]:
+        """Follow beam search: hypothesis r becomes what hypothesis ``new_order[r]`` (R', ) was.
 
-    def set_beam_size(self, beam_size: int) -> None:
-        """Hypotheses per sentence of the coming search, so that cross-attention keeps one row per sentence."""
-        self.beam_size = beam_size
+        Args:
+            find: :func:`.moved`, or one that remembers what it has found for the layers before.
+        """
+        past: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
+        if past is not None:
+            rows = find(new_order, past.beams, past.entry.value.size(0)) if self.cross else (new_order, 1)
+            if rows is not None:
+                self.set_incremental_state(incremental_state, "attn_state", past.select(*rows))
+        return incremental_state
 
     def make_generation_fast_(
         self,
@@ -173,31 +173,18 @@ class IncrementalAttention(FairseqIncrementalState):
         if retain_dropout and (retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules):
             self.dropout_in_inference = True
 
-    def _get_input_buffer(
-        self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
-    ) -> Dict[str, Optional[Tensor]]:
-        state: Optional[Dict[str, Optional[Tensor]]] = None
-        if incremental_state is not None:  # the key of the state is each layer's own: torch.compile must not look at it
-            state = self.get_incremental_state(incremental_state, "attn_state")
-        if state is not None:
-            return state
-        return torch.jit.annotate(Dict[str, Optional[Tensor]], {})
+    def _get_input_buffer(self, incremental_state: Optional[Dict[str, Any]]) -> Dict[str, Tensor]:
+        """What is cached, under fairseq's names: its decoder layer asks for them."""
+        if incremental_state is None:  # the key of the state is each layer's own: torch.compile must not look at it
+            return {}
+        cache: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
+        return {} if cache is None else {"prev_key": cache.entry.key, "prev_value": cache.entry.value}
 
 
-class IncrementalCollaborativeAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
-    """Collaborative heads under fairseq's signature."""
-
-
-class IncrementalStandardAttention(IncrementalAttention, StandardAttention):  # type: ignore[misc]
-    """Standard heads with a free key dim under fairseq's signature."""
-
-
-class IncrementalGroupedAttention(IncrementalAttention, GroupedAttention):  # type: ignore[misc]
-    """Standard heads that share keys and values in groups, under fairseq's signature."""
-
-
-class IncrementalLatentAttention(IncrementalAttention, LatentAttention):  # type: ignore[misc]
-    """Standard heads with keys and values made from latents, under fairseq's signature."""
+@functools.cache
+def incremental(kind: Any) -> Type[Any]:
+    """The class of a kind of heads (of :data:`.kinds.KINDS`) under fairseq's signature."""
+    return type(f"Incremental{kind.__name__}", (IncrementalAttention, kind), {"__doc__": kind.__doc__})
 
 
 def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
@@ -209,43 +196,20 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
     Raises:
         ConfigurationError: ``attention_shapes`` gives the layer what its kind of heads does not have.
     """
-    place, side = f"{site}.{layer}", cfg.encoder if site == "encoder" else cfg.decoder
-    source_width = cfg.encoder.embed_dim if site == "cross" else None
-    own = parse_shapes(cfg.attention_shapes).get(place, {})
-    collaborative = own.pop("collaborative", site in parse_sites(cfg.collaborative_heads))
-    sharing: Dict[str, Any] = {"value_heads": cfg.value_heads, "content_bias": cfg.attention_content_bias}
-    others: Dict[str, Any] = {"kv_heads": cfg.kv_heads, "kv_latent_dim": cfg.kv_latent_dim}
-    if not collaborative:
-        own.pop("content_bias", None)
-        sharing, others = others, sharing
-    for name in set(own).intersection(others):
-        kind = "collaborative" if collaborative else "standard"
-        raise ConfigurationError(f"attention_shapes[{place}] has {name!r}, but its heads are {kind}")
-    kernel, key_dim = str(cfg.attention_kernel), getattr(cfg, KEY_DIMS[site])
-    arguments: Dict[str, Any] = {
-        "embed_dim": side.embed_dim,
-        "num_heads": side.attention_heads,
-        "key_dim": cfg.key_dim if key_dim is None else key_dim,
-        "kdim": source_width,
-        "vdim": source_width,
-        "dropout": cfg.attention_dropout,
-        "init": str(cfg.attention_init),
-        "kernel": kernel if collaborative or kernel in KERNELS_OF_STANDARD_HEADS else "auto",
-        "cross": site == "cross",
-        "noise": cfg.quant_noise.pq,
-        "noise_block": cfg.quant_noise.pq_block_size,
-        "masked": parse_heads(cfg.mask_heads).get(place, ()),
-        "gates": cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
-        **sharing,
-        **own,
-    }
-    if collaborative:
-        # a scale of the layer's own is that of the mixing matrix as it is stored
-        arguments["mixing_lr_multiplier"] = 1.0 if "scale" in own else cfg.mixing_lr_multiplier
-        return IncrementalCollaborativeAttention(mixing=str(cfg.mixing_init), **arguments)
-    kv_heads, latent_dim = arguments.pop("kv_heads"), arguments.pop("kv_latent_dim")
-    if latent_dim is not None:
-        return IncrementalLatentAttention(latent_dim=latent_dim, **arguments)
-    if kv_heads is not None:
-        return IncrementalGroupedAttention(kv_heads=kv_heads, **arguments)
-    return IncrementalStandardAttention(**arguments)
+    kind: Any
+    place, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
+    try:
+        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(place))
+    except ValueError as error:
+        raise ConfigurationError(f"attention_shapes[{place}] {error}") from error
+    made: IncrementalAttention = incremental(kind)(
+        **arguments,
+        dropout=cfg.attention_dropout,
+        kernel=kernel if kernel in kind.kernels else "auto",
+        cross=site == "cross",
+        noise=cfg.quant_noise.pq,
+        noise_block=cfg.quant_noise.pq_block_size,
+        masked=parse_heads(cfg.mask_heads).get(place, ()),
+        gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
+    )
+    return made

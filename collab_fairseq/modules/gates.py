@@ -7,7 +7,7 @@ https://arxiv.org/abs/1905.09418. With u uniform in (0, 1):
 """
 
 import math
-from typing import Any, Dict, Final
+from typing import Any, Dict
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,7 @@ class HeadGates(nn.Module):
     Parameters: ``log_alpha`` (H).
     """
 
-    beta: Final[float] = 0.33  # TorchScript knows the constants of a module's class, not those of its file
-    gamma: Final[float] = -0.1
-    zeta: Final[float] = 1.1
+    beta, gamma, zeta = 0.33, -0.1, 1.1
 
     def __init__(self, num_heads: int, init: float) -> None:
         super().__init__()
@@ -46,7 +44,6 @@ class HeadGates(nn.Module):
         stretched = torch.sigmoid((noise + log_alpha) / self.beta) * (self.zeta - self.gamma) + self.gamma
         return stretched.clamp(0.0, 1.0)
 
-    @torch.jit.unused
     def open_probability(self) -> Tensor:
         """P(g ≠ 0) of each head, (H), float32 or wider, differentiable."""
         log_alpha = self.log_alpha if self.log_alpha.dtype == torch.float64 else self.log_alpha.float()

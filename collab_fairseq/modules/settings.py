@@ -2,33 +2,12 @@
 
 from typing import Any, Dict, FrozenSet, Mapping, Optional
 
-from collab_fairseq.attention import COLLABORATIVE_KERNELS, INITIAL_MIXING, MIXING_WITH_BLOCKS, STANDARD_KERNELS
+from collab_fairseq.attention.kinds import KEY_DIMS, SITES, of_one_layer, side_of
 
-#: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
-#: self-attention
-SITES = ("encoder", "cross", "decoder")
+__all__ = ["KEY_DIMS", "SITES", "ConfigurationError", "flat_settings", "parse_shapes", "parse_sites"]
 
-#: site → the setting of its key dim, where that is not ``key_dim``
-KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
-
-#: names of ``--attention-init``
-INITS = ("default", "authors")
-#: names of ``--mixing-init``, and those among them that need a key dimension for each head
-MIXINGS = tuple(INITIAL_MIXING)
-MIXINGS_OF_BLOCKS = MIXING_WITH_BLOCKS
-#: names of ``--attention-kernel``, and those among them that standard heads have
-KERNELS = ("auto", *COLLABORATIVE_KERNELS)
-KERNELS_OF_STANDARD_HEADS = ("auto", *STANDARD_KERNELS)
 #: kernels that are gone → which to use
 GONE_KERNELS = {"sdpa_one_key": "sdpa"}
-
-
-#: what one attention layer may have of its own, where conversion or pruning made it differ: whether its heads
-#: collaborate; the number of heads and the value width of each; the rest as in :mod:`collab_fairseq.attention`
-OF_ONE_LAYER = (
-    "collaborative", "num_heads", "head_dim", "key_dim", "value_heads", "kv_heads", "kv_latent_dim", "scale",
-    "query_bias", "key_bias", "value_bias", "out_bias", "content_bias",
-)  # fmt: skip
 
 
 class ConfigurationError(ValueError):
@@ -59,19 +38,25 @@ def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> Froze
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
-    """The config field ``attention_shapes``: place → properties among :data:`OF_ONE_LAYER`, those that are not None.
+    """The config field ``attention_shapes``: place → properties of :func:`.of_one_layer`, those that are not None.
 
     Raises:
         ConfigurationError: a key that is not ``site.layer``, or an unknown property, by name.
     """
-    parsed = {}
+    parsed, known = {}, of_one_layer()
     for place, properties in (shapes or {}).items():
         site, _, layer = place.partition(".")
         if site not in SITES or not layer.isdigit():
             raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {place!r}")
         for name in properties:
-            if name not in OF_ONE_LAYER:
-                known = ", ".join(OF_ONE_LAYER)
-                raise ConfigurationError(f"attention_shapes[{place}] may have {known}, but has {name!r}")
+            if name not in known:
+                raise ConfigurationError(f"attention_shapes[{place}] may have {', '.join(known)}, but has {name!r}")
         parsed[place] = {name: value for name, value in properties.items() if value is not None}
     return parsed
+
+
+def flat_settings(cfg: Any) -> Dict[str, Any]:
+    """The settings of a config by flat names, with the sizes that attention depends on."""
+    sides = {side_of(site): getattr(cfg, side_of(site)) for site in SITES}
+    names = ("embed_dim", "attention_heads")
+    return {**vars(cfg), **{f"{side}_{name}": getattr(own, name) for side, own in sides.items() for name in names}}

@@ -1,15 +1,19 @@
 """The attention layers of a model or checkpoint by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Mapping
+import itertools
+from typing import Any, Dict, Iterator, Mapping
 
 from fairseq.models.transformer import TransformerConfig
-from torch import Tensor, nn
+from torch import nn
+
+from collab_fairseq.attention import AttentionLayer
+from collab_fairseq.attention.kinds import sized
 
 from .attention import IncrementalAttention
 from .gates import HeadGates
 from .heads import layer_name
-from .settings import SITES, ConfigurationError, parse_shapes
+from .settings import SITES, ConfigurationError, flat_settings, parse_shapes
 from .stock import model_config
 
 # site → the stack of layers and the attribute of a layer that it is
@@ -64,64 +68,33 @@ def parameter_prefix(place: str) -> str:
     return f"{stack}.layers.{number}.{attribute}."
 
 
-def head_counts(state: Mapping[str, Any]) -> Dict[str, int]:
-    """Place → number of heads, of a checkpoint of ``transformer_collab``.
+def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
+    """Place → the attention of a checkpoint of ``transformer_collab``, without fairseq's signature.
 
     Raises:
-        ConfigurationError: it has no attention layers, or query, key and mixing weights are missing or do not fit.
+        ConfigurationError: it has no attention layers, or parameters of attention are missing or of other sizes.
     """
     config, parameters = model_config(dict(state)), state["model"]
     shapes = parse_shapes(config.get("attention_shapes"))
-    found = {}
+    settings = {**flat_settings(TransformerConfig()), **config}
+    found: Dict[str, AttentionLayer] = {}
     for site in SITES:
-        side = "encoder" if site == "encoder" else "decoder"
-        heads = config.get(f"{side}_attention_heads") or getattr(TransformerConfig(), side).attention_heads
-        layer = 0
-        while any(name.startswith(parameter_prefix(f"{site}.{layer}")) for name in parameters):
-            place = f"{site}.{layer}"
-            found[place] = shapes.get(place, {}).get("num_heads", heads)
-            _check_parameters(parameters, parameter_prefix(place), found[place])
-            layer += 1
+        for number in itertools.count():
+            place, prefix = f"{site}.{number}", parameter_prefix(f"{site}.{number}")
+            if not any(name.startswith(prefix) for name in parameters):
+                break
+            found[place] = sized(settings, site, shapes.get(place))
+            own = {name: parameters.get(prefix + name) for name in found[place].state_dict()}
+            for name, expected in found[place].state_dict().items():
+                if own[name] is None:
+                    raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which its attention there has")
+                if own[name].shape != expected.shape:
+                    sizes, got = tuple(expected.shape), tuple(own[name].shape)
+                    raise ConfigurationError(f"{prefix}{name} must have shape {sizes}, but is {got}")
+            found[place].load_state_dict(own, assign=True)
     if not found:
         raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
     return found
-
-
-def scale_of(state: Mapping[str, Any], place: str, heads: int) -> float:
-    """The scale of the scores of ``site.layer``, as its mixing matrix is stored, in a checkpoint."""
-    config, prefix = model_config(dict(state)), parameter_prefix(place)
-    own = parse_shapes(config.get("attention_shapes")).get(place, {}).get("scale")
-    if own is not None:
-        return float(own)
-    multiplier = config.get("mixing_lr_multiplier", 1.0) if prefix + "mixing" in state["model"] else 1.0
-    return float((state["model"][prefix + "out_proj.weight"].size(1) // heads) ** -0.5 * multiplier)
-
-
-def _check_parameters(parameters: Mapping[str, Tensor], prefix: str, heads: int) -> None:
-    """Refuse a layer without query (K, E) and key (K', kdim) weights that fit each other, mixing and heads."""
-    for name in ("q_proj.weight", "k_proj.weight"):
-        if prefix + name not in parameters:
-            raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which every attention layer has")
-    query, key = (tuple(parameters[f"{prefix}{name}_proj.weight"].shape) for name in ("q", "k"))
-    mixing = parameters.get(f"{prefix}mixing")
-    fits = len(query) == len(key) == 2 and key[0] > 0
-    if mixing is not None:
-        fits = fits and mixing.shape == (heads, query[0]) and key[0] == query[0]
-    else:  # standard heads, which may share keys in groups
-        fits = fits and heads <= query[0] and query[0] % key[0] == 0
-    if not fits:
-        shape = "" if mixing is None else f" and {prefix}mixing {tuple(mixing.shape)}"
-        raise ConfigurationError(f"{prefix}q_proj.weight {query}, k_proj.weight {key}{shape} do not fit {heads} heads")
-
-
-def shared_by_heads(parameters: Mapping[str, Tensor], place: str) -> List[str]:
-    """Which of ``keys`` and ``values`` the heads of a layer share in groups or as latents, in a checkpoint."""
-    query, key, value, out = (
-        parameters[f"{parameter_prefix(place)}{name}_proj.weight"] for name in ("q", "k", "v", "out")
-    )
-    latent = f"{parameter_prefix(place)}latent_proj.weight" in parameters
-    found = {"keys": latent or len(key) < len(query), "values": latent or len(value) < out.size(1)}
-    return [name for name, is_shared in found.items() if is_shared]
 
 
 def gates_of(model: nn.Module) -> Dict[str, HeadGates]:

@@ -9,10 +9,11 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
+from collab_fairseq.attention.kinds import flags
+from fairseq_modern.encoder_layer import SURPLUS
+
 from .settings import ConfigurationError
 
-#: what the encoder layers of fairseq as published hold besides their parameters: eight tensors for a fast path
-SURPLUS = tuple(f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias"))
 _SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
 
 #: parts of fairseq's model config that Hydra nests
@@ -20,10 +21,9 @@ SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
 _STANDARD_HEADS: Dict[str, Any] = {
     "collaborative_heads": "none",
     "key_dim": None,
-    "mixing_init": "xavier",
-    "attention_content_bias": False,
     "attention_kernel": "auto",
     "attention_shapes": {},
+    **{name: flag.default for name, flag in flags().items()},
 }
 
 

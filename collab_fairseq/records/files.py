@@ -3,11 +3,9 @@
 import json
 import os
 import tempfile
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
-from fairseq_modern.files import whole_or_not_at_all
-
-PathLike = Union[str, "os.PathLike[str]"]
+from fairseq_modern.files import PathLike, whole_or_not_at_all
 
 
 class TargetError(ValueError):

@@ -61,7 +61,7 @@ class Record:
         fixed: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.path = path
-        refuse_paths(settings, "settings")
+        refuse_paths(settings, f"the settings of {name}")
         folder = os.fspath(repository or os.path.dirname(os.path.abspath(__file__)))
         self.content: Dict[str, Any] = {
             "schema": SCHEMA,
@@ -146,20 +146,15 @@ def reading(path: PathLike, form: str) -> Iterator[List[str]]:
         raise RecordError(f"cannot read {os.fspath(path)} as {form}: {error}") from error
 
 
-def refuse_paths(value: Any, where: str = "") -> None:
-    """See that JSON data holds no absolute path.
+def refuse_paths(value: Any, what: str) -> None:
+    """See that JSON data holds no absolute path; ``what`` is what errors call it.
 
     Raises:
-        RecordError: names the field, which is looked for below ``where``.
+        RecordError: names the path.
     """
-    if isinstance(value, dict):
-        for key, item in value.items():
-            refuse_paths([key, item], f"{where}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            refuse_paths(item, where)
-    elif isinstance(value, str) and _PATH.search(value):
-        raise RecordError(f"{where.lstrip('.')} holds a path of this machine: {value!r}")
+    found = _PATH.search(json.dumps(value, ensure_ascii=False))
+    if found:
+        raise RecordError(f"{what} holds a path of this machine: {found.group()}")
 
 
 def without_paths(text: str) -> str:

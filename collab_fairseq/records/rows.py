@@ -10,17 +10,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError, load
-from collab_fairseq.records.schema import validate
 
 logger = logging.getLogger(__name__)
 
-SITES = ("encoder", "cross", "decoder")
-MISSING = "–"
-#: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
-METRICS = {
-    "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
-    "chrf++": "chrF++", "ter": "TER", "nll": "nll",
-}  # fmt: skip
+#: what a table shows where there is nothing
+DASH = "–"
 
 #: headers of what rows can be grouped by
 KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates", "averaged": "averaged"}
@@ -29,34 +23,42 @@ NUMBERS = {
     "parameters": ("parameters", 0), "cache": ("cached numbers", 0), "valid_loss": ("validation loss", 3),
     "words_per_second": ("words/s", 0), "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
 }  # fmt: skip
-#: settings of heads that share more, in words
-SHARED = {"value_heads": "{} value head{s}", "kv_heads": "{} key and value head{s}", "kv_latent_dim": "latent {}"}
-#: what a layer's own shape says, and the flag for the whole model
-_OF_SHAPES = {"key_dim": "key_dim", "value_heads": "value_heads", "content_bias": "attention_content_bias"}
-OF_HARDWARE = ("words_per_second", "wall_time", "peak_memory")
+MACHINES = ("words_per_second", "wall_time", "peak_memory")
+
+#: what the record of a training must hold, whoever wrote it; the fields are described in training.py
+_NEEDED = ("seed", "config", "data", "parameters", "training", "curves", "scores")
 
 Run = Dict[str, Any]
 
 
+def _kinds() -> Any:
+    """The table of kinds of heads; late, since that imports torch."""
+    from collab_fairseq.attention import kinds
+
+    return kinds
+
+
 def load_run(path: PathLike) -> Run:
-    """Read and check a record. Heads that were converted get the settings that flags would give them.
+    """Read the record of a training. Heads that were converted get the settings that flags would give them.
 
     Raises:
-        RecordError: the file cannot be read or is not a valid record.
+        RecordError: the file cannot be read, or lacks what such a record holds.
     """
     record = load(path, "training")
-    try:
-        validate(record)
-    except RecordError as error:
-        raise RecordError(f"{os.fspath(path)} is not a valid record: {error}") from error
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
+    missing = [name for name in _NEEDED if name not in run]
+    if missing:
+        raise RecordError(f"{os.fspath(path)} is not the record of a training: it has no {', '.join(missing)}")
     model = (run["config"] or {}).get("model") or {}
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
-        sites = "_".join(site for site in SITES if any(place.startswith(site) for place in model["attention_shapes"]))
+        kinds = _kinds()
+        places = tuple(model["attention_shapes"])
+        sites = "_".join(site for site in kinds.SITES if any(place.startswith(site) for place in places))
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
-        model.update({f"{site}_key_dim": None for site in SITES})
-        alike = [{flag: shape.get(field) for field, flag in _OF_SHAPES.items()} for shape in shapes]
+        model.update(dict.fromkeys(kinds.KEY_DIMS.values()))
+        named = {"key_dim": "key_dim", **{f.argument: f.name for f in kinds.CollaborativeAttention.flags if f.own}}
+        alike = [{flag: shape.get(field) for field, flag in named.items()} for shape in shapes]
         if all(flags == alike[0] for flags in alike):
             model.update(alike[0], attention_shapes={})
     return run
@@ -73,11 +75,12 @@ def lookup(run: Run, field: str) -> Any:
 def heads(run: Run) -> str:
     """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
     sites = lookup(run, "config.model.collaborative_heads")
-    named = [site for site in SITES if site in (sites or "none").split("_")]
+    kinds = _kinds()
+    named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
     if not named:
         kind = "standard" if sites else "standard (fairseq's transformer)"
     else:
-        kind = "collaborative" if len(named) == len(SITES) else f"collaborative in {', '.join(named)}"
+        kind = "collaborative" if len(named) == len(kinds.SITES) else f"collaborative in {', '.join(named)}"
         mixing = lookup(run, "config.model.mixing_init")
         kind += f", {mixing}" if mixing not in (None, "xavier") else ""
         rate = lookup(run, "config.model.mixing_lr_multiplier")
@@ -86,16 +89,16 @@ def heads(run: Run) -> str:
     shapes = list(((run["config"] or {}).get("model") or {}).get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
         kind += f", scores × {shapes[0]['scale']:.3g}"
-    for field, shared in SHARED.items():
-        number = lookup(run, f"config.model.{field}")
-        kind += "" if number is None else f", {shared.format(number, s='s' * (number != 1))}"
+    for field, flag in kinds.flags().items():
+        number = lookup(run, f"config.model.{field}") if flag.words else None
+        kind += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
     return f"{kind}, as published" if "published" in run else kind
 
 
 def keys(run: Run) -> Dict[str, Any]:
     """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
     model = (run["config"] or {}).get("model") or {}
-    dims = {site: key_dim(model, site) for site in SITES}
+    dims = {site: key_dim(model, site) for site in _kinds().SITES}
     alike = len(set(dims.values())) == 1
     shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
     return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
@@ -103,7 +106,7 @@ def keys(run: Run) -> Dict[str, Any]:
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
     """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
-    width = model.get(f"{'encoder' if site == 'encoder' else 'decoder'}_embed_dim") or model.get("encoder_embed_dim")
+    width = model.get(f"{_kinds().side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
@@ -117,16 +120,11 @@ def averaged(run: Run) -> Optional[str]:
 def cache(run: Run) -> Optional[int]:
     """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
     model = (run["config"] or {}).get("model") or {}
-    heads, width, latent = (model.get(f) for f in ("decoder_attention_heads", "decoder_embed_dim", "kv_latent_dim"))
-    if heads is None or width is None or model.get("attention_shapes"):
+    if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    if latent is not None:
-        return int(latent)
-    shares_keys = "decoder" in (model.get("collaborative_heads") or "none").split("_")
-    groups = model.get("value_heads" if shares_keys else "kv_heads") or heads
-    keys = key_dim(model, "decoder") * (heads if shares_keys else groups) // heads
-    bias = heads if shares_keys and model.get("attention_content_bias") else 0
-    return int(keys + width * groups // heads + bias)
+    from collab_fairseq.attention.cost import cache_numbers
+
+    return cache_numbers(_kinds().sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:
@@ -150,14 +148,6 @@ def numbers(run: Run) -> Dict[str, Any]:
     }
 
 
-def score(run: Run, test: str, metric: str) -> Optional[float]:
-    """A score of a test set; None where the run has none."""
-    if metric == METRICS["nll"]:
-        return (run.get("losses") or {}).get(test, {}).get("nll_loss")
-    entries = run["scores"].get(test, {}).get("scores", [])
-    return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
-
-
 def hardware(run: Run) -> str:
     """The machine in words."""
     about = run["hardware"]
@@ -179,16 +169,10 @@ def precision(run: Run) -> str:
     return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
 
 
-def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
-    """All sets that runs were scored on, in order of their names; of nll validation sets, too."""
-    field = "losses" if metric == METRICS["nll"] else "scores"
-    return sorted({test for run in runs for test in run.get(field) or ()})
-
-
 def text(value: Any) -> str:
     """The value of a field that rows are grouped by, in a table."""
     if value is None:
-        return MISSING
+        return DASH
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value).replace("|", "\\|").replace("\n", " ")
@@ -198,9 +182,8 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`, the
-    loss of every other validation set, such as `validation loss valid1`, and of every test set each metric, such as
-    `sacreBLEU test`. Lines with the same `row` belong together.
+    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`. Lines
+    with the same `row` belong together.
 
     Raises:
         RecordError: pandas is not installed; two records have one name; or runs of a row have
@@ -213,15 +196,11 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
         ) from error
     lines: List[Dict[str, Any]] = []
-    others = sorted({name for run in runs for name in losses(run)} - {"valid"})
     for run in runs:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
-        scores = {f"{NUMBERS['valid_loss'][0]} {name}": losses(run).get(name) for name in others}
-        scores.update({f"{m} {test}": score(run, test, m) for m in METRICS.values() for test in test_sets(runs, m)})
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        about["precision"] = precision(run)
-        lines.append({**about, **fields, **numbers(run), **scores})
+        lines.append({**about, "precision": precision(run), **fields, **numbers(run)})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -229,8 +208,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
             raise RecordError(
                 f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
-    floats = [*NUMBERS, *scores]
-    data[floats] = data[floats].astype(float)
+    data[list(NUMBERS)] = data[list(NUMBERS)].astype(float)
     for name, same in data.groupby("name"):
         if len(same) > 1:
             raise RecordError(f"{' and '.join(run['path'] for run in same['run'])} are both named {name}")
@@ -248,11 +226,14 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 def _check_row(row: Any) -> None:
     """See that runs which would be one row differ in the seed alone, or in the precision, which tables tell."""
+    import pandas
+
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
-    different = [path for run in runs for path in differences(runs[0]["config"], run["config"], "config")]
-    different = [path for path in different if not path.startswith("config.common")]
+    settings = pandas.json_normalize([{"config": run["config"]} for run in runs]).astype(str)
+    settings = settings.loc[:, ~settings.columns.str.startswith("config.common")]
+    different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:
-        some = ", ".join(dict.fromkeys(different[:4]))
+        some = ", ".join(different[:4])
         raise RecordError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")
     if row["seed"].duplicated().any():
         seed = row["seed"][row["seed"].duplicated()].iloc[0]
@@ -262,11 +243,3 @@ def _check_row(row: Any) -> None:
         )
     if any(run["data"] != runs[0]["data"] for run in runs):
         logger.warning("%s, but were trained on different data", names)
-
-
-def differences(one: Any, other: Any, where: str) -> List[str]:
-    """Paths to what differs between two configurations."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = sorted(one.keys() | other.keys())
-        return [path for key in keys for path in differences(one.get(key), other.get(key), f"{where}.{key}")]
-    return [] if one == other else [where]

@@ -1,6 +1,23 @@
 """The record of a training: what a number in a table comes from, and enough to get it again.
 
-`collab record` gathers it at the end of a run; its settings and parts are described in schema.py.
+`collab record` gathers it at the end of a run, in the envelope of record.py. Settings:
+
+    seed           of the training
+    config         settings of the checkpoint by section; of `common` those of the precision alone
+    data           {file: SHA-256} of the prepared corpus
+    averaged_from  [{file, sha256, num_updates}]
+    published      only where others measured it: where it stands
+
+Parts, in which a number that was not measured is null:
+
+    parameters     of the model, shared ones once
+    training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
+                   parts: [{wall_seconds, peak_memory_bytes, exit_status}]}
+    curves         {train, valid or another subset: [{updates, loss, …}]}
+    scores         {test set: what `collab score --json` writes, see `scoring.evaluation.Evaluation`}. In the first
+                   records the sentence statistics, of sacreBLEU alone, are {metric, references_sha256, rows}
+    losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32, means
+                   over the target tokens in bits; sentences: "bits tokens; bits tokens; …", not in the first records
 """
 
 import argparse
@@ -10,8 +27,7 @@ import os
 from typing import Any, Dict, Optional
 
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.record import Record, RecordError, read_json, reading, without_paths
-from collab_fairseq.records.schema import validate
+from collab_fairseq.records.record import Record, RecordError, read_json, reading, refuse_paths, without_paths
 from collab_fairseq.records.train_log import read_train_log
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
@@ -66,7 +82,7 @@ def make_record(
     scores: Optional[Dict[str, PathLike]] = None, losses: Optional[Dict[str, Dict[str, Any]]] = None,
     threads: Optional[int] = None, repository: Optional[PathLike] = None,
 ) -> Dict[str, Any]:  # fmt: skip
-    """Gather a valid record.
+    """Gather the record.
 
     Args:
         name: of the run.
@@ -76,13 +92,13 @@ def make_record(
         usage: file that `records.measure` appended to during the training.
         data_sums: output of sha256sum for the prepared corpus.
         scores: test set -> file of `collab score --json`.
-        losses: validation or test set -> the fields of `translation.Loss`, of the checkpoint.
+        losses: validation or test set -> what the part `losses` has of it.
         seed, threads: of the training.
         repository: the checkout that the run was started from, whose commit is noted; without it the folder that this
             package is imported from, which is in no repository where the package was installed as a copy.
 
     Raises:
-        RecordError: `repository` is no git checkout, a file is not what it should be, or the record is not valid.
+        RecordError: `repository` is no git checkout, a file is not what it should be, or it has a path of this machine.
     """
     log = _read_log(train_log) if train_log else {}
     about = describe_checkpoint(checkpoint) if checkpoint else {}
@@ -115,7 +131,7 @@ def make_record(
         "scores": {test: read_json(path) for test, path in (scores or {}).items()},
         **({"losses": losses} if losses else {}),
     })  # fmt: skip
-    validate(record.content)
+    refuse_paths(record.content, f"the record of {name}")
     return record.content
 
 

@@ -99,8 +99,8 @@ class Calibrator:
                 )
             counted = ~query_padding_mask
         heads = 1 if attn_mask is None or attn_mask.dim() == 2 else attn_mask.numel() // (rows * query_len * key_len)
-        mask = combine(key_padding_mask, attn_mask, False, rows, heads, query_len, key_len, torch.float64, query.device)
         additive = torch.zeros(1, 1, 1, key_len, dtype=torch.float64, device=query.device)
+        mask = combine(key_padding_mask, attn_mask, False, (rows, heads, query_len, key_len), like=additive)
         visible = additive == 0
         if mask is not None:
             additive, visible = mask.additive, torch.softmax(mask.additive, dim=-1) > 0

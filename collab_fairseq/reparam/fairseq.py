@@ -132,7 +132,8 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
         for name, tensor in scores.parameters().items():
             model[prefix + name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True)
         shape = shapes.setdefault(place, {})
-        shape.pop("kv_heads", None)
+        for flag in layers[place].flags:  # of the kind that the heads were
+            shape.pop(flag.argument, None)
         if layers[place].value_heads < layers[place].num_heads:
             shape["value_heads"] = layers[place].value_heads
         shape.update(

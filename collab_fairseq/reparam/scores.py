@@ -6,15 +6,8 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, LatentAttention, StandardAttention
-from collab_fairseq.attention.factors import (
-    HeadFactors,
-    ReparamError,
-    ScoreWeights,
-    checked,
-    relative_error,
-    standard_heads,
-)
+from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, checked, relative_error
 
 from .calibrate import Calibration, Weighting
 from .solver import Decomposition, decompose
@@ -154,19 +147,11 @@ def scores_of(layer: AttentionLayer) -> ScoreWeights:
     """The scores of a layer of :mod:`collab_fairseq.attention`; every conversion asks here which layers it can convert.
 
     Raises:
-        ReparamError: a kind of layer that is not known here, by name.
+        ReparamError: a layer that cannot be converted, by name.
     """
-    if not isinstance(layer, (CollaborativeAttention, StandardAttention)) or isinstance(layer, LatentAttention):
-        kinds = "standard, grouped or collaborative heads"
-        raise ReparamError(f"{type(layer).__name__} cannot be converted; expected {kinds}")
-    query, key = layer.q_proj.weight.detach(), layer.k_proj.weight.detach()
-    bias = None if layer.q_proj.bias is None else layer.q_proj.bias.detach()
-    if isinstance(layer, StandardAttention):
-        shared = layer.num_heads // layer.key_heads  # heads of a group have the same keys
-        key = key.unflatten(0, (layer.key_heads, -1)).repeat_interleave(shared, 0).flatten(0, 1)
-        return ScoreWeights(standard_heads(query, key, layer.num_heads), layer.scale, bias)
-    content = None if layer.content_bias is None else layer.content_bias.detach()
-    return ScoreWeights(HeadFactors(query, key, layer.mixing.detach()), layer.scale, bias, content)
+    if not isinstance(layer, AttentionLayer):
+        raise ReparamError(f"{type(layer).__name__} cannot be converted; expected an AttentionLayer of this project")
+    return layer.score_weights()
 
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:

@@ -30,7 +30,7 @@ class Score:
     """One score of a corpus.
 
     Attributes:
-        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++" or "TER".
+        metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++", "TER" or "COMET".
         score: between 0 and 100; TER may be above. What follows, up to the lengths, is of BLEU.
         precisions: of 1- to 4-grams, in per cent.
         brevity_penalty: between 0 and 1.
@@ -90,24 +90,6 @@ def other_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> List[
     """chrF, chrF++ and TER with sacrebleu's defaults. Both sides are detokenised text."""
     scorers = (("chrF", CHRF()), ("chrF++", CHRF(word_order=2)), ("TER", TER()))
     return [_score(metric, scorer, hypotheses, references) for metric, scorer in scorers]
-
-
-def sentence_statistics(
-    hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None
-) -> List[List[int]]:
-    """What sacreBLEU sums up over the sentences, for the paired bootstrap: one row for each.
-
-    Returns:
-        rows of lengths of hypothesis and reference and the matched 1- to 4-grams. The numbers of k-grams in the
-        hypothesis are left out: they follow from its length.
-    """
-    bleu = BLEU(trg_lang=target_lang or "", force=True)
-    rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        # scores of a corpus of one sentence; exp smoothing changes the score, not the counts
-        score = bleu.corpus_score([hypothesis], [[reference]])
-        rows.append([int(score.sys_len), int(score.ref_len), *map(int, score.counts)])
-    return rows
 
 
 def _keep_other_spaces(text: str) -> str:

@@ -6,11 +6,20 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.scoring import bleu, text
+from collab_fairseq.scoring.comet import comet as comet_score
 from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
-from collab_fairseq.scoring.references import PathLike, ScoringError, check_references, read_lines, score_raw
+from collab_fairseq.scoring.references import (
+    PathLike,
+    ScoringError,
+    check_number,
+    check_references,
+    read_lines,
+    score_raw,
+)
+from collab_fairseq.scoring.sums import other_statistics
 from fairseq_modern.files import sha256
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
@@ -27,8 +36,8 @@ class Evaluation:
         tokenised_assumed: whether that was guessed from the text.
         remarks: what was left out, and why.
         files: name and SHA-256 of every file that was read.
-        sentence_statistics: of sacreBLEU, for the paired bootstrap, where there is a sacreBLEU: its rows (see
-            `bleu.sentence_statistics`) in one string, and the SHA-256 of the references, one per line.
+        sentence_statistics: for intervals, where there is a sacreBLEU: `rows` of it, of chrF++ and of TER (see
+            `sums`), and the SHA-256 of the references, one per line.
     """
 
     sentences: int
@@ -38,7 +47,7 @@ class Evaluation:
     scores: List[bleu.Score] = field(default_factory=list)
     remarks: List[str] = field(default_factory=list)
     files: List[Dict[str, str]] = field(default_factory=list)
-    sentence_statistics: Optional[Dict[str, str]] = None
+    sentence_statistics: Optional[Dict[str, Any]] = None
 
 
 def evaluate(
@@ -46,6 +55,8 @@ def evaluate(
     reference: Optional[PathLike] = None,
     target_lang: Optional[str] = None,
     tokenised: Optional[bool] = None,
+    source: Optional[PathLike] = None,
+    comet: Optional[str] = None,
 ) -> Evaluation:
     """Score the translations of one test set.
 
@@ -60,6 +71,7 @@ def evaluate(
         target_lang: language code for Moses; the compound split is for "de" only. None: what the log tells, else the
             ending of the reference's name.
         tokenised: whether the log's text is tokenised; None guesses from its punctuation.
+        comet: also score with this model of COMET, see `comet.comet`, which reads `source`, raw text as well.
 
     Raises:
         ScoringError: the log or the reference does not allow it; see `read_translations`.
@@ -85,9 +97,17 @@ def evaluate(
     result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, language)
     read = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
     result.files = [{"file": path.name, "sha256": sha256(path)} for path in read]
-    source = "" if reference is None else read[-1].name
-    _add_tokenised(result, log, raw, source)
-    _add_sacrebleu(result, log, raw, source)
+    name = "" if reference is None else read[-1].name
+    _add_tokenised(result, log, raw, name)
+    hypotheses = _add_sacrebleu(result, log, raw, name)
+    if comet is not None:
+        if raw is None or source is None:
+            raise ScoringError("COMET needs the raw --reference, and its --source")
+        sources = read_lines(source, "the source")
+        check_number(sources, hypotheses, os.fspath(source))
+        score, rows = comet_score(hypotheses, raw, sources, comet)
+        result.scores.append(replace(score, compared=f"raw text; references: {name}"))
+        (result.sentence_statistics or {})["rows"][score.metric] = rows
     return result
 
 
@@ -120,13 +140,14 @@ def _add_tokenised(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
         result.remarks.append(f"no compound-split BLEU: it is defined for German, not for {language}")
 
 
-def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]], source: str) -> None:
+def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]], source: str) -> Sequence[str]:
+    """Returns the hypotheses as raw text."""
     if raw is None and result.tokenised:
         result.remarks.append(
             "no sacreBLEU: the log's text is tokenised and sacreBLEU is for raw text; "
             "give the raw references with --reference"
         )
-        return
+        return log.hypotheses
     if raw is None:
         raw = log.references or []
         source = "the log's T- lines (subword models may normalise them: --reference is better)"
@@ -137,7 +158,9 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
     if text.lower_cased(log.hypotheses, raw):
         result.remarks.append("hardly a hypothesis has a capital letter, but most references have: TER alone bears it")
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
-    result.sentence_statistics = {"metric": score.metric, "references_sha256": digest, "rows": rows}
+    statistics = {score.metric: rows, **other_statistics(hypotheses, raw)}
+    result.sentence_statistics = {"references_sha256": digest, "rows": statistics}
+    return hypotheses
 
 
 def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:

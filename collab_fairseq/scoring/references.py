@@ -7,8 +7,8 @@ import zlib
 from typing import List, NamedTuple, Optional, Sequence, Sized, Union
 
 from collab_fairseq.scoring import bleu, text
-
-PathLike = Union[str, "os.PathLike[str]"]
+from collab_fairseq.scoring.sums import sentence_statistics
+from fairseq_modern.files import PathLike
 
 
 class ScoringError(ValueError):
@@ -18,7 +18,7 @@ class ScoringError(ValueError):
 
 
 class RawScore(NamedTuple):
-    """sacreBLEU, for the paired bootstrap `bleu.sentence_statistics` in one string, and the hypotheses as raw text."""
+    """sacreBLEU, for the paired bootstrap `sums.sentence_statistics`, and the hypotheses as raw text."""
 
     bleu: bleu.Score
     statistics: str
@@ -102,6 +102,5 @@ def score_raw(
     check_references(lines, hypotheses, os.fspath(references) if named else name)  # type: ignore[arg-type]
     if text.looks_tokenised(hypotheses) if tokenised is None else tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
-    rows = bleu.sentence_statistics(hypotheses, lines, target_lang)
-    statistics = "; ".join(" ".join(map(str, row)) for row in rows)
+    statistics = sentence_statistics(hypotheses, lines, target_lang)
     return RawScore(bleu.sacrebleu(hypotheses, lines, target_lang), statistics, list(hypotheses))

@@ -1,23 +1,27 @@
-"""Do two systems differ by more than the choice of the test sentences explains: the paired bootstrap (Koehn 2004,
-https://aclanthology.org/W04-3250).
+"""How far scores can be trusted: over the sentences of the test set, and over the seeds of the training.
 
-For metrics that are a function of sums over the sentences, as BLEU is: a resample of the sentences is a row of weights,
-and the weights times the matrix of the sentences' statistics are the sums of all resamples at once.
+For metrics that are a function of sums over the sentences, as BLEU is. Two systems are compared by the paired bootstrap
+(Koehn 2004, https://aclanthology.org/W04-3250): a resample of the sentences is a row of weights, and the weights times
+the matrix of the sentences' statistics are the sums of all resamples at once. Several seeds of a training, and the
+difference of two such rows, have an interval in which both are drawn: see `interval`.
 """
 
 import functools
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+import math
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
-from sacrebleu.metrics import BLEU
 
 from collab_fairseq.scoring.references import ScoringError
+from collab_fairseq.scoring.sums import SCORES, Score, corpus_bleu, rows_of, statistics_of
 
 SAMPLES, SEED = 1000, 12345
-#: how p and interval came about, for what stands beneath them
+#: how p and interval of two systems came about, for what stands beneath them
 METHOD = "paired bootstrap over the sentences, centred and two-sided"
+#: and the interval of a row of seeds
+OVER_SEEDS = "95 % intervals over the seeds (Student's t) and the sentences (jackknife)"
 # what a score may differ by from the one that its sentence statistics add up to
-_ROUNDING = 1e-6
+_ROUNDING = 1e-4
 
 
 class Comparison(NamedTuple):
@@ -35,24 +39,58 @@ class Comparison(NamedTuple):
     p_value: float
 
 
-def statistics_of(rows: str) -> numpy.ndarray:
-    """The rows of `bleu.sentence_statistics`, in one string, as what BLEU sums up.
+class Interval(NamedTuple):
+    """The mean over the seeds, and the interval of what it would be over all seeds and sentences."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def jackknife(sums: numpy.ndarray, score: Score) -> numpy.ndarray:
+    """What each of S sentences contributes to the score of the whole, from their statistics (S, K): (S).
+
+    The pseudovalues S · score(all) − (S − 1) · score(all but this one), whose mean is the score, nearly.
+    """
+    whole, count = sums.sum(axis=0), len(sums)
+    return count * score(whole[None]) - (count - 1) * score(whole - sums)
+
+
+def interval(scores: numpy.ndarray, pseudovalues: Optional[numpy.ndarray] = None, level: float = 0.95) -> Interval:
+    """Of the mean over seeds, where seeds and sentences are a sample of all that there might be.
+
+    The mean scatters for two reasons. Each seed has another score: that is the variance of the n scores, over n. And
+    all seeds were scored on the same sentences, which may suit this row better than others would: that is the variance
+    of the sentences' means over the seeds, over S, less what the scatter of single seeds puts into it. Both are those
+    of a two-way analysis of variance, such as that of medical images, in which readers and cases take the place of
+    seeds and sentences (Hillis 2007, https://doi.org/10.1002/sim.2532). The first is known from few seeds and needs
+    Student's quantile, the second from many sentences and needs the normal one: the quantile is their mean, weighted
+    by the variances (Cochran and Cox, Experimental Designs, 1957).
+
+    Args:
+        scores: (n), of the seeds; differences, where two rows are compared.
+        pseudovalues: (n, S), from `jackknife`, of the same S sentences; None leaves the sentences' part out.
 
     Returns:
-        (S, 10) for S sentences: lengths of hypothesis and reference, matched 1- to 4-grams, all 1- to 4-grams of the
-        hypothesis.
+        low and high are NaN of one seed, of which there is no interval.
     """
-    table = numpy.array([[int(number) for number in row.split(" ")] for row in rows.split("; ")])
-    return numpy.hstack([table, numpy.maximum(0, table[:, :1] + 1 - numpy.arange(1, 5))])
+    from scipy import special
 
-
-def corpus_bleu(sums: numpy.ndarray) -> numpy.ndarray:
-    """sacreBLEU of N corpora from their sums (N, 10) of what `statistics_of` gives: (N)."""
-    rows = numpy.rint(sums).astype(int).tolist()
-    return numpy.array([
-        BLEU.compute_bleu(correct=row[2:6], total=row[6:], sys_len=row[0], ref_len=row[1], smooth_method="exp").score
-        for row in rows
-    ])  # fmt: skip
+    count, mean = len(scores), float(scores.mean())
+    if count < 2:
+        return Interval(mean, math.nan, math.nan)
+    of_seeds, of_sentences = scores.var(ddof=1) / count, 0.0
+    if pseudovalues is not None:
+        sentences = pseudovalues.shape[1]
+        means = pseudovalues.mean(axis=0)
+        rest = pseudovalues - pseudovalues.mean(axis=1, keepdims=True) - (means - means.mean())
+        of_single = (rest**2).sum() / ((count - 1) * (sentences - 1) * count)
+        of_sentences = max(0.0, means.var(ddof=1) - of_single) / sentences
+    student, normal = special.stdtrit(count - 1, (1 + level) / 2), special.ndtri((1 + level) / 2)
+    half, variance = student * of_seeds**0.5, of_seeds + of_sentences
+    if of_sentences:  # with two or three seeds the smaller quantile could outweigh the larger variance
+        half = max(half, (student * of_seeds + normal * of_sentences) / variance**0.5)
+    return Interval(mean, mean - float(half), mean + float(half))
 
 
 @functools.lru_cache(maxsize=2)
@@ -67,7 +105,7 @@ def resamples(sentences: int, samples: int = SAMPLES, seed: int = SEED) -> numpy
 def paired_bootstrap(
     system: Any,
     baseline: Any,
-    score: Callable[[numpy.ndarray], numpy.ndarray] = corpus_bleu,
+    score: Score = corpus_bleu,
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:
@@ -110,33 +148,60 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any], names: Seque
         None where one of them has no sentence statistics.
 
     Raises:
-        ScoringError: one has no sacreBLEU, the references or signatures differ, or a score is not that of its sentence
-            statistics.
+        ScoringError: see `over_seeds`.
     """
-    both = (system, baseline)
-    found: Any = [each.get("sentence_statistics") for each in both]
-    if None in found:
+    if not (rows_of(system, "sacreBLEU") and rows_of(baseline, "sacreBLEU")):
         return None
-    scores = [_sacrebleu_of(each, name) for each, name in zip(both, names, strict=True)]
-    for what, values in (
-        ("references", [statistics["references_sha256"] for statistics in found]),
-        ("signatures", [score["signature"] for score in scores]),
-    ):
-        if len(set(values)) > 1:
-            named = " and ".join(names)
-            raise ScoringError(f"{named} have different {what}, {values[0]} and {values[1]}; only like compares")
-    rows = [statistics_of(statistics["rows"]) for statistics in found]
-    for name, score, own in zip(names, scores, rows, strict=True):
-        total = float(corpus_bleu(own.sum(axis=0, keepdims=True))[0])
-        if abs(total - score["score"]) > _ROUNDING:
-            raise ScoringError(
-                f"{name}: the sacreBLEU is {score['score']}, but its sentence statistics add up to {total}"
-            )
-    return paired_bootstrap(rows[0], rows[1])
+    _, rows = _sentences([system, baseline], "sacreBLEU", names)
+    return paired_bootstrap(rows[0], rows[1]) if rows else None
 
 
-def _sacrebleu_of(evaluation: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    for score in evaluation["scores"]:
-        if score["metric"] == "sacreBLEU":
-            return score  # type: ignore[no-any-return]
-    raise ScoringError(f"{name} has no sacreBLEU")
+def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]) -> Tuple[Interval, bool]:
+    """The interval of a metric on one test set, and whether the sentences are in it.
+
+    Args:
+        sides: of one row, or of two, whose difference it is then: an `Evaluation` for each seed, as plain data. Without
+            sentence statistics of the metric, as in the first records, the interval is over the seeds alone; so it is
+            where every seed has sentences of its own, which are then in the seeds' scatter.
+        names: of all of them, one side after the other, for errors.
+
+    Raises:
+        ScoringError: one has no such metric, the references or signatures of one seed differ, or a score is not that of
+            its sentence statistics.
+    """
+    seeds = len(sides[0])
+    found = [_sentences(pair, metric, names[n::seeds]) for n, pair in enumerate(zip(*sides, strict=True))]
+    scores = numpy.array([own[0] - sum(own[1:]) for own, _ in found])
+    values = [
+        jackknife(own[0], SCORES[metric]) - sum(jackknife(o, SCORES[metric]) for o in own[1:])
+        for _, own in found
+        if own
+    ]
+    texts = {(each.get("sentence_statistics") or {}).get("references_sha256") for each in sides[0]}
+    known = len(values) == seeds
+    return interval(scores, numpy.stack(values) if known and len(texts) == 1 else None), known
+
+
+def _sentences(
+    evaluations: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]
+) -> Tuple[numpy.ndarray, Optional[List[numpy.ndarray]]]:
+    """The scores (n), and the sentences' statistics (S, K) of each; None where one has none."""
+    scores = [next((score for score in each["scores"] if score["metric"] == metric), None) for each in evaluations]
+    if None in scores:
+        raise ScoringError(f"{names[scores.index(None)]} has no {metric}")
+    values = numpy.array([score["score"] for score in scores if score], dtype=float)
+    found = [rows_of(each, metric) for each in evaluations]
+    if None in found:
+        return values, None
+    digests = [each["sentence_statistics"].get("references_sha256") for each in evaluations]
+    for what, kinds in (("references", digests), ("signatures", [score.get("signature") for score in scores if score])):
+        for name, kind in zip(names, kinds, strict=True):
+            if kind != kinds[0]:
+                both = f"{names[0]} and {name} have different {what}, {kinds[0]} and {kind}"
+                raise ScoringError(f"{both}; only like compares")
+    rows = [statistics_of(each, metric) for each in found if each]
+    for name, value, own in zip(names, values, rows, strict=True):
+        total = float(SCORES[metric](own.sum(axis=0, keepdims=True))[0])
+        if abs(total - value) > _ROUNDING:
+            raise ScoringError(f"{name}: the {metric} is {value}, but its sentence statistics add up to {total}")
+    return values, rows

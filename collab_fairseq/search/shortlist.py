@@ -1,9 +1,9 @@
 """fairseq's beam search with fewer passes over the vocabulary: the same hypotheses and scores, sooner.
 
-fairseq's SequenceGenerator goes over the log-probabilities of all types six times at every step, and looks for all
-modules that have a cache. But of a hypothesis only its 2 · beam best types can be among the 2 · beam best of its
-sentence. So the generator is shown a vocabulary of 4 + 2 · beam types, each hypothesis its own: the four special
-symbols, under their usual numbers, and its best others. What the search chooses is then given its real number.
+fairseq's SequenceGenerator goes over the log-probabilities of all types six times at every step. But of a hypothesis
+only its 2 · beam best types can be among the 2 · beam best of its sentence. So the generator is shown a vocabulary of
+4 + 2 · beam types, each hypothesis its own: the four special symbols, under their usual numbers, and its best others.
+What the search chooses is then given its real number.
 
 Whatever else reads or changes log-probabilities by their numbers (sampling, constraints, forced prefixes, blocked
 n-grams, a language model) gets the whole vocabulary, as in fairseq.
@@ -17,8 +17,6 @@ from fairseq.search import BeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor, nn
 
-from collab_fairseq.attention.beams import stay_together
-
 #: <s>, <pad>, </s>, <unk>
 SPECIAL = 4
 #: types of which the largest is looked for first
@@ -31,21 +29,17 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
     """Models that tell, of each of R hypotheses, the log-probabilities of 4 + K types only.
 
     Args:
-        models: one or several transformers. size: K. beams: hypotheses of a sentence.
+        models: one or several transformers. size: K.
 
     Attributes:
         types: (R, 4 + K), the numbers of these types, of the last step.
     """
 
-    def __init__(self, models: List[nn.Module], size: int, beams: int) -> None:
+    def __init__(self, models: List[nn.Module], size: int) -> None:
         super().__init__(models)
-        self.size, self.beams = size, beams
+        self.size = size
         self.types = torch.empty(0)
         self._logits = torch.empty(0)
-        decoders: List[Any] = [model.decoder for model in models]
-        self._caches = [
-            [m for m in d.modules() if m is not d and hasattr(m, "reorder_incremental_state")] for d in decoders
-        ]
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: List[Any], incremental_states: List[State], temperature: float = 1.0
@@ -81,14 +75,6 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         if logits.dtype != torch.float32:
             return torch.log_softmax(logits, -1, dtype=torch.float32), attention
         return torch.log_softmax(logits, -1, out=logits), attention
-
-    def reorder_incremental_state(self, incremental_states: List[State], new_order: Tensor) -> None:
-        """Hypothesis r becomes what ``new_order[r]`` was; keys of sources are left alone while all sentences stay."""
-        _, stay = stay_together(new_order, self.beams, self.types.size(0) // self.beams)  # rows of the last step
-        for state, modules in zip(incremental_states, self._caches, strict=True):
-            for module in modules:
-                if not (stay and getattr(module, "cross", False)):
-                    module.reorder_incremental_state(state, new_order)
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
@@ -142,6 +128,6 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
             return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
         shown = copy.copy(self)  # several threads may share the generator
         shown._modules = dict(self._modules)
-        shown.model = Shortlist(models, size, self.beam_size).eval()
+        shown.model = Shortlist(models, size).eval()
         shown.search, shown.vocab_size = ShortlistSearch(self.search, shown.model), SPECIAL + size
         return SequenceGenerator._generate(shown, sample, bos_token=bos_token)  # type: ignore[no-any-return]

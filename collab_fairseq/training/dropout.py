@@ -14,13 +14,13 @@ BITS = 15
 
 
 class FastDropout(FairseqDropout):  # type: ignore[misc]
-    """fairseq's dropout module; on a GPU, and in TorchScript, what it computes is fairseq's too."""
+    """fairseq's dropout module; on a GPU what it computes is fairseq's too."""
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         """x, of any shape, with elements zeroed with probability p and the others scaled, while training."""
         if self.p <= 0 or not (self.training or self.apply_during_inference):
             return x
-        if torch.jit.is_scripting() or x.device.type != "cpu":  # type: ignore[attr-defined]
+        if x.device.type != "cpu":
             return nn.functional.dropout(x, p=self.p, training=True, inplace=inplace)
         return x * factors(x, self.p)
 

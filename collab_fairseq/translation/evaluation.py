@@ -2,13 +2,14 @@
 
 import math
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import check_number, read_lines, score_raw
+from collab_fairseq.scoring.sums import joined
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
@@ -40,6 +41,25 @@ def loss(trained: TrainedModel, split: str, *, max_tokens: int = 4000, sentences
         size += int(sample_size)
         tokens += int(log["ntokens"])
     return Loss(total / size / math.log(2), nll / tokens / math.log(2), tokens)
+
+
+@torch.no_grad()
+def sentence_losses(trained: TrainedModel, split: str, *, max_tokens: int = 4000) -> str:
+    """Of every sentence of a split its negative log-likelihood in bits and its target tokens, </s> included.
+
+    In the order of the corpus and in the one string that intervals read, see :mod:`collab_fairseq.scoring.sums`.
+    """
+    found: Dict[int, Tuple[str, int]] = {}
+    model: Any = trained.model
+    pad = trained.task.target_dictionary.pad()
+    for sample in batches(trained, split, max_tokens=max_tokens):
+        target = sample["target"]  # (B, T)
+        likelihoods = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)  # (B, T, V)
+        there = target.ne(pad)
+        bits = -(likelihoods.gather(2, target[..., None])[..., 0] * there).double().sum(dim=1) / math.log(2)
+        for number, own, tokens in zip(sample["id"].tolist(), bits.tolist(), there.sum(dim=1).tolist(), strict=True):
+            found[number] = (f"{own:.4f}", tokens)
+    return joined([found[number] for number in sorted(found)])
 
 
 @torch.no_grad()
@@ -76,7 +96,7 @@ class Score(NamedTuple):
         score, signature: sacreBLEU's.
         references: name of the file of references, or ``of the data-bin``.
         hypotheses: the translations, in the order of the corpus.
-        statistics: for the paired bootstrap (:func:`collab_fairseq.scoring.bleu.sentence_statistics`).
+        statistics: for the paired bootstrap (:func:`collab_fairseq.scoring.sums.sentence_statistics`).
     """
 
     score: float

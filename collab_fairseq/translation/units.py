@@ -8,8 +8,9 @@ import json
 import os
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence
 
+from fairseq_modern.files import PathLike
 from fairseq_modern.files import sha256 as sha256_of
 
 #: the card's file; the subword models' have the names under which fairseq finds them by itself
@@ -19,8 +20,6 @@ ENGINES = ("torch", "ctranslate2", "huggingface")
 _NONE = type(None)
 #: a language in the names of files: no separators, no leading dot
 _LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
-
-PathLike = Union[str, "os.PathLike[str]"]
 
 
 class TranslationError(ValueError):

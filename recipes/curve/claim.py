@@ -3,8 +3,8 @@
 
 The loss of a run is its negative log-likelihood on both test sets, weighted by tokens, in bits a token. F is that of
 standard heads at full width, S of standard heads and C of collaborative heads at key dim K, all of one seed. Printed
-are, over the seeds: S − F; C − ¾F − ¼S with the p of a one-sided t-test against 0; C − ¼F − ¾S; and the outcome that
-their intervals mean.
+are, over the seeds: S − F; C − ¾F − ¼S with the p of a one-sided t-test against 0; C − ¼F − ¾S; the outcome that
+their intervals mean; and for collaborative heads the key dim that standard heads need for their loss.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from scipy import stats
 
+from collab_fairseq.records import curve
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import load_run, lookup
 
 logger = logging.getLogger("claim")
 
-TESTS = ("test_2016_flickr", "test_2017_flickr")
 FULL = 256
 
 
@@ -33,32 +33,31 @@ class Contrast(NamedTuple):
     p: float
 
 
-def loss(run: Dict) -> float:
-    """Bits a token over both test sets."""
-    sets = [run["losses"][name] for name in TESTS]
-    return sum(each["nll_loss"] * each["tokens"] for each in sets) / sum(each["tokens"] for each in sets)
-
-
 def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, float]]:
     """Seed → (F, S, C).
 
     Raises:
         RecordError: two runs of one row and seed, or a seed that not all rows have.
     """
-    found: Dict[Tuple[str, int], Dict[int, float]] = {("F", FULL): {}, ("S", key_dim): {}, ("C", key_dim): {}}
-    for run in runs:
-        standard, width = lookup(run, "config.model.collaborative_heads") == "none", lookup(run, "config.model.key_dim")
-        row = found.get((("F" if width == FULL else "S") if standard else "C", width))
-        if row is None:
-            continue
-        if run["seed"] in row:
-            raise RecordError(f"expected one run a row and seed, but {run['name']} is the second of seed {run['seed']}")
-        row[run["seed"]] = loss(run)
+    wanted = {"F": ("standard", FULL), "S": ("standard", key_dim), "C": ("collaborative", key_dim)}
+    of = curve.rows(runs)
+    found = {name: {seed: curve.loss(run) for seed, run in of.get(row, {}).items()} for name, row in wanted.items()}
     full, narrow, shared = found.values()
     if not full.keys() == narrow.keys() == shared.keys() or len(full) < 2:
-        seeds = "; ".join(f"{name} {width}: {sorted(row) or 'none'}" for (name, width), row in found.items())
+        seeds = "; ".join(f"{name} {wanted[name][1]}: {sorted(row) or 'none'}" for name, row in found.items())
         raise RecordError(f"expected the same seeds, two or more, in all three rows, but they have {seeds}")
     return {seed: (full[seed], narrow[seed], shared[seed]) for seed in sorted(full)}
+
+
+def exchange_rates(runs: Sequence[Dict]) -> List[str]:
+    """For each key dim of collaborative heads, in words, the key dim of standard heads with their loss."""
+    costs = {row: cost.mean for row, cost in curve.costs(runs).items()}
+    standard = {width: cost for (kind, width), cost in costs.items() if kind == "standard"}
+    return [
+        f"collaborative {width} = standard {curve.exchange_rate(standard, cost)}"
+        for (kind, width), cost in sorted(costs.items())
+        if kind == "collaborative"
+    ]
 
 
 def contrast(values: List[float]) -> Contrast:
@@ -84,10 +83,11 @@ def outcome(cost: Contrast, quarter: Contrast, three_quarters: Contrast) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("key_dim", type=int, metavar="K")
-    parser.add_argument("records", nargs="+", metavar="RECORD", help="others than those of the three rows are left out")
+    parser.add_argument("records", nargs="+", metavar="RECORD", help="of all rows; those of other widths are left out")
     args = parser.parse_args()
     try:
-        seeds = rows([load_run(path) for path in args.records], args.key_dim)
+        runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
+        seeds, rates = rows(runs, args.key_dim), exchange_rates(runs)
     except RecordError as error:
         parser.error(str(error))
     shares = {"S - F": (-1, 1, 0), "C - 3/4 F - 1/4 S": (-0.75, -0.25, 1), "C - 1/4 F - 3/4 S": (-0.25, -0.75, 1)}
@@ -98,7 +98,7 @@ def main() -> None:
     lines = [f"seed {seed}: F {f:.4f}  S {s:.4f}  C {c:.4f}" for seed, (f, s, c) in seeds.items()]
     for name, each in zip(shares, found, strict=True):
         lines.append(f"{name}: {each.mean:+.4f} [{each.low:+.4f}, {each.high:+.4f}], p (below 0) {each.p:.4f}")
-    sys.stdout.write("\n".join([*lines, outcome(*found)]) + "\n")
+    sys.stdout.write("\n".join([*lines, *rates, outcome(*found)]) + "\n")
 
 
 if __name__ == "__main__":

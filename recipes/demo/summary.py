@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL")
     args = parser.parse_args()
     folder, runs = args.folder, [load_run(args.folder / name / "record.json") for name in args.models]
-    text = f"""{table.markdown_table(runs, columns=COLUMNS)}
+    text = f"""{table.markdown_table(runs, columns=COLUMNS, folder=str(folder))}
 Translations of the test set:
 
 {examples(folder, args.models)}

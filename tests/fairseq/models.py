@@ -113,4 +113,4 @@ def step_by_step(model, encoder_out, target):
 def cached(model, state, site):
     """What the layers of one site keep, in order."""
     layers = [layer.encoder_attn if site == "cross" else layer.self_attn for layer in model.decoder.layers]
-    return [layer._get_input_buffer(state) for layer in layers]
+    return [layer.get_incremental_state(state, "attn_state") for layer in layers]

@@ -59,7 +59,7 @@ def real_batches(number, seed=3):
     random = torch.Generator().manual_seed(seed)
     for n in range(number):
         size = int(torch.randint(1, 12, (), generator=random))
-        sides = [draw("multi30k", size, 7 * n + side) for side in (0, 1)]
+        sides = [draw(size, 7 * n + side) for side in (0, 1)]
         yield batch_of(*([side[0]] * size if n % 3 == 0 else side for side in sides))
 
 
@@ -131,8 +131,6 @@ def test_the_flag_reaches_the_layers_and_is_refused_where_they_are_wrapped():
     layers = [*(model := build(**SMALL, key_dim=6, compile=True)).encoder.layers, *model.decoder.layers]
     assert {type(layer).__name__ for layer in layers} == {"CompiledEncoderLayer", "CompiledDecoderLayer"}
     assert compiled.BACKEND == "inductor"
-    scripted = torch.jit.script(model.eval())
-    assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
     with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:
         build(**SMALL, compile=True, checkpoint_activations=True)
     assert error.value.user_error

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from collab_fairseq.attention.beams import one_row_per_sentence, stay_together
+from collab_fairseq.attention.beams import moved
 from tests.common import FLOAT32, Waiting
 from tests.fairseq.models import KINDS, SMALL, batch, build, cached, model_of, step_by_step
 
@@ -28,7 +28,6 @@ def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind, mixed):
     model = model_of(kind)
     source, lengths, _ = batch()
     target = batch(sentences=9, seed=3)[2]
-    model.set_beam_size(3)
     orders = [torch.tensor([1, 1, 0, 5, 3, 4, 8, 6, 6]), torch.tensor([2, 0, 1, 7, 8, 8]), torch.tensor([3, 3, 5])]
     if mixed:  # hypotheses of several sentences side by side, as no search of fairseq's leaves them
         orders[1:] = torch.tensor([8, 0, 3, 1, 4, 5]), torch.tensor([2, 0, 5])
@@ -47,7 +46,7 @@ def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind, mixed):
         full = model.decoder(prefix, encoder_out=fresh)[0][:, -1]
         assert (step - full).abs().max() < FLOAT32
         if kind != "cross-self":
-            assert cached(model, state, "cross")[0]["prev_key"].size(0) == (3 if mixed else 1)  # one sentence is left
+            assert cached(model, state, "cross")[0].entry.key.size(0) == (3 if mixed else 1)  # one sentence is left
 
 
 def test_the_encoder_output_is_copied_only_where_it_changes():
@@ -55,31 +54,30 @@ def test_the_encoder_output_is_copied_only_where_it_changes():
     source, lengths, _ = batch()
     with torch.no_grad():
         alone = model.encoder(source, lengths)
-    for encoder in (model.encoder, torch.jit.script(model.encoder)):
-        expanded = encoder.reorder_encoder_out(alone, torch.arange(3).repeat_interleave(4))
-        rows = expanded["encoder_out"][0]
-        assert rows.size(1) == 12
-        within = torch.tensor([3, 3, 0, 1, 4, 5, 4, 4, 11, 10, 9, 8])
-        kept = encoder.reorder_encoder_out(expanded, within)
-        assert kept["encoder_out"][0].data_ptr() == rows.data_ptr()
-        assert torch.equal(rows[:, within], rows)
+    expanded = model.encoder.reorder_encoder_out(alone, torch.arange(3).repeat_interleave(4))
+    rows = expanded["encoder_out"][0]
+    assert rows.size(1) == 12
+    within = torch.tensor([3, 3, 0, 1, 4, 5, 4, 4, 11, 10, 9, 8])
+    kept = model.encoder.reorder_encoder_out(expanded, within)
+    assert kept["encoder_out"][0].data_ptr() == rows.data_ptr()
+    assert torch.equal(rows[:, within], rows)
 
-        # sentences leave the batch, in any order; hypotheses change sentences; a batch that was never repeated
-        for start, order in (
-            (kept, [8, 9, 9, 8, 0, 1, 2, 3]),
-            (kept, [0, 4, 8, 1, 2, 3, 5, 6, 7, 9, 10, 11]),
-            (kept, [5, 0]),
-            (encoder.reorder_encoder_out(kept, torch.tensor([8, 9, 9, 8, 0, 1, 2, 3])), [4, 4, 5, 5, 0, 0, 0, 0]),
-            (alone, [1, 0, 2]),
-            (alone, [0, 0, 1, 1, 1, 2]),
-        ):
-            order = torch.tensor(order)
-            got = encoder.reorder_encoder_out(start, order)
-            expected = start["encoder_out"][0][:, order]
-            assert torch.equal(got["encoder_out"][0], expected)
-            assert torch.equal(got["encoder_padding_mask"][0], start["encoder_padding_mask"][0][order])
-            again = encoder.reorder_encoder_out(got, torch.arange(order.numel()).flip(0))
-            assert torch.equal(again["encoder_out"][0], expected.flip(1))
+    # sentences leave the batch, in any order; hypotheses change sentences; a batch that was never repeated
+    for start, order in (
+        (kept, [8, 9, 9, 8, 0, 1, 2, 3]),
+        (kept, [0, 4, 8, 1, 2, 3, 5, 6, 7, 9, 10, 11]),
+        (kept, [5, 0]),
+        (model.encoder.reorder_encoder_out(kept, torch.tensor([8, 9, 9, 8, 0, 1, 2, 3])), [4, 4, 5, 5, 0, 0, 0, 0]),
+        (alone, [1, 0, 2]),
+        (alone, [0, 0, 1, 1, 1, 2]),
+    ):
+        order = torch.tensor(order)
+        got = model.encoder.reorder_encoder_out(start, order)
+        expected = start["encoder_out"][0][:, order]
+        assert torch.equal(got["encoder_out"][0], expected)
+        assert torch.equal(got["encoder_padding_mask"][0], start["encoder_padding_mask"][0][order])
+        again = model.encoder.reorder_encoder_out(got, torch.arange(order.numel()).flip(0))
+        assert torch.equal(again["encoder_out"][0], expected.flip(1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,12 +96,6 @@ def test_two_continuations_of_a_copied_state_do_not_meet(kind):
             for i in (0, 1):
                 step = model.decoder(targets[i][:, :t], encoder_out=encoder_out, incremental_state=states[i])[0]
                 assert (step[:, -1] - full[i][:, t - 1]).abs().max() < FLOAT32
-
-        waiting = copy.copy(states[0])
-        for _ in range(2):
-            model.decoder.reorder_incremental_state_scripting(states[0], torch.tensor([1, 0, 2]))
-        with pytest.raises(ValueError, match=r"another copy of it was reordered twice.*copy\.deepcopy"):
-            model.decoder(target, encoder_out=encoder_out, incremental_state=waiting)
 
 
 @pytest.mark.parametrize("kind", ["content", "standard"])
@@ -137,49 +129,24 @@ def test_padding_that_enters_while_decoding_stays_hidden(kind):
     ],
 )
 def test_shapes_of_the_caches(kind, key, value):
-    """What is shared is cached once; with a beam size, cross-attention keeps one row per sentence."""
+    """What is shared is cached once; cross-attention keeps one row per sentence."""
     model = model_of(kind)
     source, lengths, target = batch()
     beams = target.repeat_interleave(4, 0)
-    model.set_beam_size(4)
     with torch.no_grad():
         encoder_out = model.encoder(source, lengths)
         encoder_out = model.encoder.reorder_encoder_out(encoder_out, torch.arange(3).repeat_interleave(4))
         _, state = step_by_step(model, encoder_out, beams)
     for site, rows, positions in (("cross", 3, 7), ("self", 12, 6)):
         for kept in cached(model, state, site):
-            assert kept["prev_length"] == positions
-            for name, (heads, width) in (("prev_key", key), ("prev_value", value)):
-                assert list(kept[name].narrow(-2, 0, positions).shape) == [rows, *heads, positions, width]
-
-
-def test_a_beam_size_that_was_set_before_does_not_outlive_its_search():
-    """A later batch with as many rows is not a beam, whether decoded or scored."""
-    model = model_of("collaborative")
-    source, lengths, target = batch(sentences=6)
-    with torch.no_grad():
-        encoder_out = model.encoder(source, lengths)
-        expected = model.decoder(target, encoder_out=encoder_out)[0]
-        model.set_beam_size(3)
-        assert torch.equal(model.decoder(target, encoder_out=encoder_out)[0], expected)
-        steps, state = step_by_step(model, encoder_out, target)
-    assert (steps - expected).abs().max() < FLOAT32
-    assert cached(model, state, "cross")[0]["prev_key"].size(0) == 6
-
-
-def test_rows_are_one_sentence_only_if_masks_agree_too():
-    rows = torch.randn(2, 4, 3).repeat_interleave(3, 0)
-    padding = torch.zeros(6, 4, dtype=torch.bool)
-    assert [one_row_per_sentence(rows, padding, beams) for beams in (1, 2, 3, 4)] == [False, False, True, False]
-    padding[4, 0] = True
-    assert not one_row_per_sentence(rows, padding, 3)
+            for held, (heads, width) in ((kept.entry.key, key), (kept.entry.value, value)):
+                assert list(held.shape) == [rows, *heads, positions, width]
 
 
 def beam_search_of(kind, device="cpu"):
     """A model, the encoder's output for three sentences of three hypotheses, and a state after one step."""
     model = model_of(kind).to(device)
     source, lengths, target = (x.to(device) for x in batch())
-    model.set_beam_size(3)
     expanded = torch.arange(3, device=device).repeat_interleave(3)
     encoder_out = model.encoder.reorder_encoder_out(model.encoder(source, lengths), expanded)
     state = {}
@@ -188,47 +155,38 @@ def beam_search_of(kind, device="cpu"):
 
 
 @pytest.mark.parametrize("kind", ["content", "standard"])
-def test_the_device_is_waited_for_once_a_step_whatever_the_number_of_layers(kind):
+def test_the_device_is_waited_for_twice_a_step_whatever_the_number_of_layers(kind):
     order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6])
     with torch.no_grad(), Waiting() as device:
         model, encoder_out, state = beam_search_of(kind)
-        # masks are looked at on a CPU alone, bool; at the first step rows of the source and their padding
-        assert device.values.count(torch.float32) == 1
-
-        def waits(order):
+        assert torch.float32 not in device.values  # masks are looked at on a CPU alone, bool
+        for content, moves in ((order, False), (torch.tensor([3, 3, 3, 0, 1, 1, 8, 7, 7]), True)):
             device.values.clear()
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            found = model.encoder.reorder_encoder_out(encoder_out, order)
-            return device.values, found
-
-        for again in (order, order.clone()):
-            assert waits(again)[0] == [torch.int32]
-        assert waits(again) == ([], encoder_out)  # known already, and nothing moves
-        again.copy_(torch.tensor([3, 3, 3, 0, 1, 1, 8, 7, 7]))  # the same tensor with another content
-        seen, moved = waits(again)
-        assert seen == [torch.int32]
-        assert torch.equal(moved["encoder_out"][0], encoder_out["encoder_out"][0][:, again])
-        assert torch.equal(cached(model, state, "cross")[1]["prev_length"], torch.tensor(7))
+            before = cached(model, state, "cross")[1]
+            model.decoder.reorder_incremental_state_scripting(state, content)
+            found = model.encoder.reorder_encoder_out(encoder_out, content)
+            assert device.values == [torch.int32] * 2
+            assert (found is not encoder_out) == (cached(model, state, "cross")[1] is not before) == moves
+        assert torch.equal(found["encoder_out"][0], encoder_out["encoder_out"][0][:, content])
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_is_written_to_an_order_is_noticed(mode):
-    with mode():
-        order = torch.arange(6)
-        for content, seen in (
-            ([0, 1, 2, 3, 4, 5], (True, True)), ([1, 1, 0, 3, 5, 5], (True, True)), ([3, 4, 5, 0, 1, 2], (True, False)),
-            ([0, 1, 3, 2, 4, 5], (False, False)),
-        ):  # fmt: skip
-            order.copy_(torch.tensor(content))
-            assert stay_together(order, 3, 2) == seen
-        assert stay_together(order, 2, 3) == (True, True)  # other sentences
-        assert stay_together(order[:3], 3, 2) == (False, False)  # positions 0, 1 and 3
-        assert stay_together(torch.tensor([1, 0, 2]), 3, 2) == (True, False)  # a sentence has left
-        assert stay_together(torch.tensor([0, 1]), 3, 2) == (False, False)
+def test_rows_of_the_source_that_an_order_reads():
+    for order, beams, sentences, expected in (
+        ([0, 1, 2, 3, 4, 5], 3, 2, None),
+        ([1, 1, 0, 3, 5, 5], 3, 2, None),
+        ([3, 4, 5, 0, 1, 2], 3, 2, ([1, 0], 3)),
+        ([0, 1, 3, 2, 4, 5], 3, 2, ([0, 0, 1, 0, 1, 1], 1)),
+        ([0, 1, 3, 2, 4, 5], 2, 3, None),  # other sentences
+        ([1, 0, 3, 2, 5, 4], 2, 3, None),
+        ([1, 0, 2], 3, 2, ([0], 3)),  # a sentence has left
+        ([0, 1], 3, 2, ([0, 0], 1)),
+    ):
+        found = moved(torch.tensor(order), beams, sentences)
+        assert (found if found is None else (found[0].tolist(), found[1])) == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_cuda_is_waited_for_once_a_step():
+def test_cuda_is_waited_for_twice_a_step():
     with torch.no_grad():
         model, encoder_out, state = beam_search_of("content", "cuda")
         order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6], device="cuda")
@@ -238,4 +196,4 @@ def test_cuda_is_waited_for_once_a_step():
             model.decoder.reorder_incremental_state_scripting(state, order)
             model.encoder.reorder_encoder_out(encoder_out, order)
         torch.cuda.set_sync_debug_mode("default")
-    assert len([x for x in told if "synchronizing" in str(x.message)]) == 1
+    assert len([x for x in told if "synchronizing" in str(x.message)]) == 2

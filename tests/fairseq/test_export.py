@@ -15,7 +15,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
 from collab_fairseq.export import ctranslate2, fairseq, folder, huggingface, write
 from collab_fairseq.export.source import ExportError, read_source
-from collab_fairseq.export.standard_heads import as_standard, needed_width, standard_layers
+from collab_fairseq.export.standard_heads import as_standard, standard_layers
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
@@ -90,7 +90,7 @@ def test_standard_heads_compute_the_same(source, name):
     assert not any(hasattr(layer, "mixing") for layer in made.values())
     with swapped(model, made):
         torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
-    wide = max(map(needed_width, attention_layers(model).values())) + 3
+    wide = 3 + max(x.size(1) for layer in attention_layers(model).values() for x in layer.head_maps())
     filled = {place: as_standard(layer, 5, wide, 0.2) for place, layer in attention_layers(model).items()}
     with swapped(model, filled):
         torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)

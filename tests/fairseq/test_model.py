@@ -1,6 +1,5 @@
 """transformer_collab as built: sizes, parameters, equality with fairseq's transformer, and what that one can do."""
 
-import contextlib
 import importlib
 
 import pytest
@@ -11,9 +10,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention, masks
-from collab_fairseq.attention.kernels import sdpa
-from collab_fairseq.models import transformer_collab
+from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.modules import layers
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
@@ -115,20 +112,6 @@ def test_state_dicts_of_published_fairseq_give_its_logits():
         ours.load_state_dict({**state, "encoder.layers.0.something_else": torch.zeros(1)}, strict=True)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        *KINDS.values(),
-        {"encoder_normalize_before": True, "decoder_normalize_before": True},
-        {"layernorm_embedding": True, "no_scale_embedding": True, "collaborative_heads": "none"},
-    ],
-)
-def test_torchscript_gives_the_same_logits(flags):
-    model = build(**{**SMALL, "key_dim": 6, **flags}).eval()
-    scripted = torch.jit.script(model)
-    assert (scripted(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
-
-
 def gradients(model, seed=0):
     torch.manual_seed(seed)
     model.train()(*batch())[0].logsumexp(-1).mean().backward()
@@ -164,32 +147,6 @@ def test_every_parameter_gets_a_gradient(kind):
     """Data-parallel training stops at its second step otherwise."""
     model = build(**SMALL, **KINDS[kind])
     assert set(gradients(model)) == {name for name, _ in model.named_parameters()}
-
-
-@pytest.mark.parametrize("kind", ["collaborative", "shared-values", "standard", "multi-query", "latent"])
-def test_masks_are_combined_once_for_all_layers(kind, monkeypatch):
-    """Bit for bit what they are where each layer combines them: of the source, of the target, and cross-attention's.
-
-    So are they converted for torch's fused attention.
-    """
-    source, lengths, target = batch()
-    target[1, -2:] = 1
-    combined, converted = [], []
-    plain, convert = masks._combine, sdpa.mask_in_type
-    monkeypatch.setattr(masks, "_combine", lambda *given: combined.append(given) or plain(*given))
-    monkeypatch.setattr(sdpa, "mask_in_type", lambda *given: converted.append(given) or convert(*given))
-    results = []
-    for once, expected in ((masks.combined_once, 3), (contextlib.nullcontext, 6)):
-        monkeypatch.setattr(transformer_collab, "combined_once", once)
-        model = build(**SMALL, **KINDS[kind], attention_kernel="sdpa")
-        combined.clear()
-        converted.clear()
-        logits = model(source, lengths, target)[0]
-        assert len(combined) == len(converted) == expected
-        logits.logsumexp(-1).mean().backward()
-        results.append([logits, *(p.grad for p in model.parameters())])
-        assert masks._pass.__dict__.get("found") is None  # nothing is kept
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_layerdrop_drops_layers_in_training_only():

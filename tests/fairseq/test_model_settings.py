@@ -93,7 +93,6 @@ def test_a_layer_may_have_a_shape_of_its_own():
     assert isinstance(layers["decoder.1"], GroupedAttention)
     assert layers["decoder.1"].k_proj.weight.shape == (2, 16)
     assert model(*batch())[0].shape == (3, 6, 50)
-    assert torch.jit.script(model)(*batch())[0].sub(model(*batch())[0]).abs().max() < FLOAT32
 
 
 def test_a_site_may_have_a_key_dim_of_its_own():
@@ -136,19 +135,19 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
     [
         ({"collaborative_heads": "encoder_cros"}, "'cros' in 'encoder_cros' is not a site"),
         ({"collaborative_heads": "encoder_encoder"}, "each site once"),
-        ({"collaborative_heads": "encoder", "key_dim": 27}, "by the 2 standard heads of cross attention, but is 27"),
-        ({"collaborative_heads": "encoder", "decoder_key_dim": 7}, "--decoder-key-dim must be divisible by the 2"),
+        ({"collaborative_heads": "encoder", "key_dim": 27}, "cross attention: standard heads .* but --key-dim is 27"),
+        ({"collaborative_heads": "encoder", "decoder_key_dim": 7}, "--decoder-key-dim must be divisible by --dec"),
         ({"cross_key_dim": 0}, "--cross-key-dim must be positive, but is 0"),
         ({"mixing_init": "blocks", "encoder_key_dim": 1}, "but --encoder-key-dim is 1"),
         ({"attention_init": "authors", "mixing_init": "blocks"}, "with --mixing-init xavier, .* but that is blocks"),
         ({"key_dim": 0}, "--key-dim must be positive, but is 0"),
-        ({"value_heads": 3}, "--value-heads must divide the 2 heads of encoder attention, but is 3"),
-        ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* names none"),
-        ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads names all sites"),
-        ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "two kinds of attention; give one of them"),
+        ({"value_heads": 3}, "encoder attention: --value-heads must divide the 2 heads, but is 3"),
+        ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* is none"),
+        ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads is encoder_cross_decoder"),
+        ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-heads and --kv-latent-dim are different kinds"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
         ({"mixing_lr_multiplier": -1.0}, "--mixing-lr-multiplier must be positive, but is -1.0"),
-        ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
+        ({"mixing_init": "bands"}, "--mixing-init must be one of xavier, blocks, normal, but is 'bands'"),
         ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
         ({"attention_kernel": "sdpa_one_key"}, "--attention-kernel sdpa_one_key is gone; use sdpa \\(same results\\)"),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),

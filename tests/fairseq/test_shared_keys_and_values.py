@@ -78,7 +78,7 @@ def test_conversion_at_the_full_key_dim_changes_nothing(saved, tiny_data, kind):
 
 
 def test_latent_heads_are_not_converted(saved):
-    with pytest.raises(ReparamError, match="LatentAttention cannot be converted; expected standard, grouped or collab"):
+    with pytest.raises(ReparamError, match="LatentAttention cannot be converted: latents make its values, too"):
         convert(saved["latent"][0], 3)
 
 

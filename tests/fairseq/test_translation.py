@@ -14,7 +14,9 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.scoring.generate_log import read_generate_log
 from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.scoring.sums import statistics_of
 from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
+from collab_fairseq.translation.evaluation import sentence_losses
 from collab_fairseq.translation.load import run_state
 from tests.common import ROOT, run
 from tests.fairseq.models import same_model
@@ -65,6 +67,11 @@ def test_loss_is_that_of_fairseq_validate(trained, checkpoint, tiny_data):
     assert found.nll_loss == pytest.approx(float(told["valid_nll_loss"]), abs=6e-4)
     assert abs(found.loss - found.nll_loss) > 0.1  # label smoothing counts
     # the batches do not matter, the text does
+    sums = statistics_of(sentence_losses(trained, "valid", max_tokens=300), "nll")
+    assert sums[:, 0].sum() / sums[:, 1].sum() == pytest.approx(found.nll_loss, abs=1e-4)
+    assert sums[:, 1].sum() == found.tokens
+    one = loss(trained, "valid", sentences=1)
+    assert sums[0] == pytest.approx([one.nll_loss * one.tokens, one.tokens], abs=1e-3)
     assert loss(trained, "valid", max_tokens=60).loss == pytest.approx(found.loss, abs=1e-5)
     assert abs(loss(trained, "test").loss - found.loss) > 1e-3
 

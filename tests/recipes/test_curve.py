@@ -1,12 +1,17 @@
-"""The curve: its standard heads with a scale of their own, and its primary test on planted losses."""
+"""The curve: its standard heads with a scale of their own, its primary test and its figure on planted losses."""
 
 import copy
 import json
+import re
 from argparse import Namespace
 
+import numpy
 import pytest
+from scipy import stats
 
 from collab_fairseq.models.config import inherit_attention
+from collab_fairseq.records import curve
+from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run
 
 RECIPE = ROOT / "recipes" / "curve"
@@ -22,16 +27,24 @@ def test_scaled_heads_divide_by_the_root_of_their_own_dims(tmp_path):
     assert (args.collaborative_heads, args.key_dim) == ("none", 128)
 
 
-def records(folder, lost_by_standard, lost_by_collaborative, left_out=()):
-    """Records of the three rows: how much each seed loses beside full width; losses of the two test sets differ."""
+COLLABORATIVE = "encoder_cross_decoder"
+
+
+def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more):
+    """Records of the three rows: how much each seed loses beside full width; losses of the two test sets differ.
+
+    ``more``: the same of further rows, such as none_32.
+    """
     made, original = [], json.loads(RECORD.read_text())
-    lost_at_64 = {("none", 64): lost_by_standard, ("encoder_cross_decoder", 64): lost_by_collaborative}
-    rows = {("none", 256): (0,) * 9, **lost_at_64}
+    rows = {("none", 256): [0] * len(lost_by_standard), ("none", 64): lost_by_standard}
+    rows[COLLABORATIVE, 64] = lost_by_collaborative
+    rows.update({(row.rpartition("_")[0], int(row.rpartition("_")[2])): lost for row, lost in more.items()})
     for (heads, key_dim), lost in rows.items():
-        for seed in range(1, len(lost_by_standard) + 1):
+        for seed in range(1, len(lost) + 1):
             record = copy.deepcopy(original)
             record["settings"]["seed"] = seed
-            record["settings"]["config"]["model"].update(collaborative_heads=heads, key_dim=key_dim)
+            model = record["settings"]["config"]["model"]
+            model.update(collaborative_heads=heads, key_dim=key_dim, encoder_embed_dim=256)
             mean = 3 + 0.01 * seed + lost[seed - 1]
             record["parts"]["losses"] = {
                 "valid": {"loss": 9, "nll_loss": 9, "tokens": 9},  # counts for nothing
@@ -67,9 +80,67 @@ def test_the_outcome_is_what_the_intervals_mean(standard, collaborative, outcome
 
 
 def test_rows_with_other_seeds_are_refused(tmp_path):
-    made = records(tmp_path, [0.1, 0.1], [0.0, 0.0], left_out=[("encoder_cross_decoder", 2)])
+    made = records(tmp_path, [0.1, 0.1], [0.0, 0.0], left_out=[(COLLABORATIVE, 2)])
     done = run("python", RECIPE / "claim.py", 64, *made, check=False)
     assert "expected the same seeds, two or more, in all three rows" in done.stderr
     assert "F 256: [1, 2]; S 64: [1, 2]; C 64: [1]" in done.stderr
     done = run("python", RECIPE / "claim.py", 64, *made, made[0], check=False)
     assert "is the second of seed 1" in done.stderr
+
+
+def test_the_exchange_rate_is_interpolated_between_key_dims(tmp_path):
+    standard = {256: 0.0, 64: 0.08, 32: 0.2, 16: 0.5}
+    losses = {0.08: "64", 0.04: "128", 0.14: "45", 0.5: "16", 0.51: "< 16", 0.0: "256", -0.001: "> 256"}
+    assert {value: curve.exchange_rate(standard, value) for value in losses} == losses
+    assert curve.exchange_rate({16: 0.2, 32: 0.25, 64: 0.1, 256: 0.0}, 0.15) == "51"  # 0.2 at 32 would make it twice
+    made = records(tmp_path, [0.08] * 3, [0.03, 0.04, 0.05], none_16=[0.5], encoder_cross_decoder_32=[0.6])
+    done = run("python", RECIPE / "claim.py", 64, *made).stdout
+    assert "\ncollaborative 32 = standard < 16\ncollaborative 64 = standard 128\n" in done
+
+
+def test_the_figure_is_one_command(tmp_path):
+    lost = [0.08, 0.09, 0.07, 0.1, 0.06, 0.08], [0.0, 0.01, -0.01, 0.02, 0.0, 0.01]
+    more = {"none_32": [0.15, 0.2, 0.16], "none_16": [0.3, 0.32, 0.29], "encoder_cross_decoder_32": [0.05]}
+    made = records(tmp_path, *lost, **more)
+    costs = curve.costs([load_run(path) for path in made])
+    expected = stats.ttest_1samp(lost[0], 0).confidence_interval(0.95)
+    assert costs["standard", 64] == pytest.approx((numpy.mean(lost[0]), *expected))
+    assert costs["standard", 256] == pytest.approx((0, 0, 0))
+    assert costs["collaborative", 32] == pytest.approx((0.05, numpy.nan, numpy.nan), nan_ok=True)  # of one seed none
+    chance = numpy.random.default_rng(1)
+    for path in made:  # what the sentences add, where the records have them
+        record = json.loads(path.read_text())
+        for name, found in record["parts"]["losses"].items():
+            if name != "valid":
+                bits = chance.normal(found["nll_loss"], 1, size=50)
+                bits += found["nll_loss"] - bits.mean()  # whose mean is the loss
+                found["sentences"] = "; ".join(f"{each * found['tokens'] / 50} {found['tokens'] / 50}" for each in bits)
+        path.write_text(json.dumps(record))
+    wider = curve.costs([load_run(path) for path in made])
+    assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])
+    del costs["collaborative", 32]
+    assert all(wider[row].low <= cost.low + 1e-9 for row, cost in costs.items())
+
+    published = sorted((ROOT / "results" / "published").glob("*.json"))
+    run("collab", "table", *made, *published, "--figure", tmp_path / "x.svg", "--x", "width")
+    text = (tmp_path / "x.svg").read_text()
+    assert len(text) < 100_000
+    assert ">This project, width 256<" in text
+    assert ">Cordonnier et al., width 512<" in text
+    assert [text.count(f">{label}<") for label in ("standard heads", "collaborative heads", "1/16", "1/4")] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert set(re.findall(r"fill: (#\w+)", text)) >= {"#ffffff", "#0072b2", "#d55e00"}  # on white, in the dark, too
+    assert not re.search("#009e73|#cc79a7|#e69f00", text)
+    run("collab", "table", *made, "--figure", tmp_path / "alone.svg", "--x", "width")
+    assert "Cordonnier" not in (tmp_path / "alone.svg").read_text()
+    for files, message in [
+        ([made[-1]], "expected runs of standard heads at key dim 256, the width"),
+        ([*made, RECORD], "(all tests) has no nll"),
+        ([*made, made[0]], "is the second of seed 1"),
+    ]:
+        done = run("collab", "table", *files, "--figure", tmp_path / "y.svg", "--x", "width", check=False)
+        assert (message in done.stderr, done.stderr.count("\n")) == (True, 1)

@@ -51,8 +51,8 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "standard-pruned": (StandardAttention, {**PRUNED, "key_dim": 6}),
     "multi-query": (GroupedAttention, {"key_dim": 6, "kv_heads": 1}),
     "grouped": (GroupedAttention, {"num_heads": 4, "kv_heads": 2}),
-    "latent": (LatentAttention, {"key_dim": 9, "latent_dim": 3}),  # absorbed where T = 4 queries meet S = 5 keys
-    "latent-wide": (LatentAttention, {"latent_dim": 8}),  # expanded
+    "latent": (LatentAttention, {"key_dim": 9, "kv_latent_dim": 3}),  # absorbed where T = 4 queries meet S = 5 keys
+    "latent-wide": (LatentAttention, {"kv_latent_dim": 8}),  # expanded
 }
 #: one of each kind
 KINDS = ["collaborative-content", "collaborative-two-values", "standard-narrow", "grouped", "latent", "latent-wide"]

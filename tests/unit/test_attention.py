@@ -126,7 +126,7 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
     [
         (lambda: StandardAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
         (lambda: CollaborativeAttention(E, 4, value_heads=3), "value_heads must divide the 4 heads, but is 3"),
-        (lambda: LatentAttention(E, H, latent_dim=4, kdim=7), "one input, but kdim is 7 and vdim is None"),
+        (lambda: LatentAttention(E, H, kv_latent_dim=4, kdim=7), "one input, but kdim is 7 and vdim is 12"),
         (lambda: build("latent")(*(x.clone() for x in inputs("self"))), "value must be key, but is another tensor"),
         (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
         (lambda: CollaborativeAttention(E, H, mixing_init="blocks"), "the argument is called mixing, got mixing_init"),

@@ -93,7 +93,7 @@ def test_bad_sources_are_refused_by_name():
         (lambda: fit_scores(good, 3, narrow), "key inputs are 12 wide, but were 7 wide in the calibration"),
         (lambda: fit_layers({"a": good, "b": good}, {"a": 3}), "every layer needs a key dim, but there is none for b"),
         (lambda: fit_layers({"encoder.3": good}, 13), "encoder.3: the shared key dim must be between 1 and 12"),
-        (lambda: scores_of(torch.nn.Linear(2, 2)), "Linear cannot be converted; expected standard, grouped or"),
+        (lambda: scores_of(torch.nn.Linear(2, 2)), "Linear cannot be converted; expected an AttentionLayer"),
     ):
         with pytest.raises(ReparamError, match=message):
             make()

@@ -33,14 +33,14 @@ MAY_IMPORT: Dict[str, Set[str]] = {
 }
 
 #: what the layers may import besides torch
-STANDARD_LIBRARY = {"contextlib", "functools", "math", "threading", "typing", "weakref"}
+STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 
 #: what the project may import of fairseq_modern: the switch that turns survival on, the one list of what checkpoints
 #: may name, the one atomic writer and the sum of a file, what the CPU is
 MODERN = {
     "fairseq_modern.survival", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.whole_or_not_at_all", "fairseq_modern.files.sha256",
-    "fairseq_modern.processor",
+    "fairseq_modern.files.PathLike", "fairseq_modern.encoder_layer.SURPLUS", "fairseq_modern.processor",
 }  # fmt: skip
 
 

@@ -2,15 +2,18 @@
 
 import gzip
 import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from sacrebleu.metrics import BLEU
 
 from collab_fairseq.cli.main import main
-from collab_fairseq.scoring import text
+from collab_fairseq.scoring import comet, text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.references import ScoringError
-from collab_fairseq.scoring.significance import paired_bootstrap, statistics_of
+from collab_fairseq.scoring.significance import paired_bootstrap
+from collab_fairseq.scoring.sums import statistics_of
 from tests.unit.test_scoring import GUESS, RAW, log_lines, write
 
 DICTIONARIES = [
@@ -54,7 +57,7 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
     command = ["score", str(other), "--reference", str(raw), "--baseline", str(log), "--json", str(scores)]
     assert main(command) == 0
     printed, told = capsys.readouterr().out, json.loads(scores.read_text())
-    sides = [statistics_of(side["sentence_statistics"]["rows"]) for side in (told, told["baseline"])]
+    sides = [statistics_of(side["sentence_statistics"]["rows"]["sacreBLEU"]) for side in (told, told["baseline"])]
     found = paired_bootstrap(*sides)
     better, worse = (BLEU().corpus_score(side, [RAW]).score for side in (RAW[:3] + GUESS[3:], GUESS))
     assert found.difference == pytest.approx(better - worse) == told["comparison"]["difference"]
@@ -68,6 +71,10 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
     ("arguments", "message"),
     [
         ("plain.txt other.txt --reference test.de", "plain.txt is plain text, which comes in one file; another system"),
+        ("plain.txt --reference test.de --comet x", "--comet MODEL and --source FILE go together"),
+        ("plain.txt --reference test.de --comet x --source short.de", "short.de has 3 lines, expected 4"),
+        ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in an environment"),
+        ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference, and its --source"),
         ("plain.txt --target-lang de", "there are no references"),
         ("tokens --target-lang de --baseline plain.txt --reference short.de", "short.de has 3 lines, expected 4"),
         ("tokens --target-lang de --baseline tokens", "tokenised text has not without a raw --reference"),
@@ -83,4 +90,46 @@ def test_what_cannot_be_scored_or_compared_is_one_sentence(tmp_path, monkeypatch
     assert main(["score", *arguments.split()]) == 1
     error = capsys.readouterr().err
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_comet_is_asked_for_its_judgement(tmp_path, monkeypatch, capsys):
+    """A stand-in for the package, whose score is the share of words that are in the source as well."""
+    asked = []
+
+    class Judge:
+        def predict(self, data, gpus, progress_bar):
+            asked.extend(data)
+            scores = [len(set(d["mt"].split()) & set(d["ref"].split())) / len(d["ref"].split()) for d in data]
+            return SimpleNamespace(scores=scores)
+
+    def download_model(name):
+        if name == "Unbabel/none":
+            raise KeyError("no model Unbabel/none\nis known")
+        return f"cache/{name}"
+
+    package = ModuleType("comet")
+    package.download_model = download_model
+    package.load_from_checkpoint = {"cache/Unbabel/x": Judge(), str(tmp_path / "model.ckpt"): Judge()}.get
+    monkeypatch.setitem(sys.modules, "comet", package)
+    monkeypatch.setattr(comet.importlib.metadata, "version", lambda name: "2.2")
+    raw, source = write(tmp_path / "test.de", RAW), write(tmp_path / "test.en", [f"source of {line}" for line in RAW])
+    write(tmp_path / "model.ckpt", [])
+    tokens = write(tmp_path / "log", log_lines(text.moses_tokeniser("de")(GUESS)))
+    files = ["score", str(tokens), "--reference", str(raw), "--source", str(source), "--json", str(tmp_path / "x.json")]
+    for model, name in (("Unbabel/x", "x"), (tmp_path / "model.ckpt", "model.ckpt")):
+        assert main([*files, "--target-lang", "de", "--tokenised", "yes", "--comet", str(model)]) == 0
+        signature = f"unbabel-comet:2.2|model:{name}"
+        assert f"signature {signature}\n" in capsys.readouterr().out
+        scores = json.loads((tmp_path / "x.json").read_text())
+        rows = statistics_of(scores["sentence_statistics"]["rows"]["COMET"], "COMET")
+        found = scores["scores"][-1]
+        assert (found["metric"], found["signature"]) == ("COMET", signature)
+        assert found["score"] == pytest.approx(rows[:, 0].mean(), abs=1e-4)
+        assert 10 < found["score"] < 100
+    assert len(asked) == 2 * len(RAW)
+    assert asked[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
+    assert main([*files, "--comet", "Unbabel/none"]) == 1
+    error = capsys.readouterr().err
+    assert "the name of one that is here or can be downloaded, got Unbabel/none, which cannot be loaded (" in error
     assert error.count("\n") == 1

@@ -1,12 +1,17 @@
-"""The paired bootstrap, against sacrebleu on resampled sentences and against what must happen by chance."""
+"""The paired bootstrap and intervals over seeds, against sacrebleu and against what must happen by chance."""
+
+import json
 
 import numpy
 import pytest
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
+from scipy import stats
 
-from collab_fairseq.scoring import bleu
-from collab_fairseq.scoring.significance import corpus_bleu, paired_bootstrap, resamples, statistics_of
+from collab_fairseq.scoring import sums
+from collab_fairseq.scoring.significance import interval, jackknife, paired_bootstrap, resamples
+from collab_fairseq.scoring.sums import corpus_bleu, statistics_of
+from tests.common import ROOT
 from tests.unit.conftest import sentences, translate
 
 #: of a simulation; a multiple of 20 less 1, so that the level of 5 % can be met exactly
@@ -14,8 +19,7 @@ SAMPLES = 99
 
 
 def statistics(hypotheses, references):
-    rows = bleu.sentence_statistics(hypotheses, references)
-    return statistics_of("; ".join(" ".join(map(str, row)) for row in rows))
+    return statistics_of(sums.sentence_statistics(hypotheses, references))
 
 
 def p_of_sacrebleu(differences, difference):
@@ -108,3 +112,82 @@ def test_the_control_is_what_sacrebleu_does(monkeypatch):
     rows = [statistics(side, references)[drawn].sum(axis=1) for side in texts]
     differences = corpus_bleu(rows[1]) - corpus_bleu(rows[0])
     assert p_of_sacrebleu(differences, after.score - before.score) == after.p_value
+
+
+@pytest.mark.parametrize(
+    ("metric", "scorer"), [("sacreBLEU", BLEU()), ("chrF++", CHRF(word_order=2)), ("TER", TER())], ids=lambda x: str(x)
+)
+def test_sums_have_the_scores_of_sacrebleu(metric, scorer):
+    """Of all sentences and of any few, down to one, such as without a match, short, or with marks at both ends."""
+    references = [*sentences(30), "Ja.", '(ein) "Hund"!', "- 3,5 ?", "a b c d e"]
+    hypotheses = [*translate(sentences(30), 0.4, 5), "", "ein (Hund)", "... 3,5", "x y z"]
+    rows = {"sacreBLEU": sums.sentence_statistics(hypotheses, references)}
+    rows.update(sums.other_statistics(hypotheses, references))
+    found = statistics_of(rows[metric], metric)
+    chosen = [range(34), *([n] for n in range(34)), (3, 30), (29, 31, 33), (0, 32, 33)]
+    expected = [scorer.corpus_score([hypotheses[n] for n in c], [[references[n] for n in c]]).score for c in chosen]
+    scores = sums.SCORES[metric](numpy.stack([found[list(c)].sum(axis=0) for c in chosen]))
+    assert scores == pytest.approx(expected, abs=1e-9)
+    assert len(set(expected)) > 15
+
+
+def test_the_jackknife_has_the_variance_of_the_bootstrap():
+    references = sentences(300)
+    one, other = (statistics(translate(references, noise, seed), references) for noise, seed in ((0.2, 1), (0.3, 2)))
+    values = jackknife(one, corpus_bleu) - jackknife(other, corpus_bleu)
+    drawn = numpy.subtract(*(corpus_bleu(resamples(300) @ each) for each in (one, other)))
+    assert values.std(ddof=1) / 300**0.5 == pytest.approx(drawn.std(ddof=1), rel=0.1)
+    left_out = corpus_bleu(one[1:].sum(axis=0, keepdims=True))[0]
+    assert jackknife(one, corpus_bleu)[0] == pytest.approx(300 * corpus_bleu(one.sum(axis=0)[None])[0] - 299 * left_out)
+
+
+def test_an_interval_over_seeds_alone_is_students():
+    scores = numpy.array([37.1, 36.4, 37.9])
+    expected = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
+    assert interval(scores) == pytest.approx((scores.mean(), expected.low, expected.high))
+    # where all seeds are alike, what is left is the sentences' part
+    values = numpy.tile(numpy.random.default_rng(1).normal(30, 20, 500), (3, 1))
+    found, half = interval(numpy.full(3, 30.0), values), 1.95996 * values[0].std(ddof=1) / 500**0.5
+    assert (found.low, found.high) == pytest.approx((30 - half, 30 + half))
+    assert interval(scores[:1]) == pytest.approx((37.1, numpy.nan, numpy.nan), nan_ok=True)
+
+
+@pytest.fixture(scope="module")
+def contributions():
+    """Of the sentences of a test set to the BLEU of real translations, less their mean: ten models, (10, 1000)."""
+    names = [f"none-dk128-s{seed}" for seed in (1, 2, 3)]
+    names += [f"encoder_cross_decoder-dk32-{kind}-s{seed}" for kind in ("blocks", "blocks8") for seed in (1, 2, 3)]
+    records = [json.loads((ROOT / f"results/runs/multi30k-{name}-u4000.json").read_text()) for name in names]
+    rows = [sums.rows_of(record["parts"]["scores"]["test_2016_flickr"], "sacreBLEU") for record in records]
+    values = numpy.stack([jackknife(statistics_of(row), corpus_bleu) for row in rows])
+    return values - values.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("seeds", [3, 6])
+@pytest.mark.parametrize(("shared", "least"), [(0.03, 0.04), (0.4, 0.02)])
+def test_of_equal_rows_one_in_twenty_differs(contributions, seeds, shared, least):
+    """Two rows, equal in truth: any model's translation of any sentence, and a seed of .3 BLEU.
+
+    On a share of the sentences all seeds of a row agree, since its models are of one kind: the real rows as much as on
+    3 % of them. Controls: 1.96 standard errors of the seeds' mean, to which a bootstrap over few seeds comes; the
+    sentences without the seeds; and, where seeds agree more, Student's t without the sentences.
+    """
+    chance, outside = numpy.random.default_rng(3), []
+    models, sentences = contributions.shape
+    for _ in range(5000):
+        chosen = chance.integers(models, size=(2, seeds, sentences))
+        agreed = round(shared * sentences)
+        chosen[:, :, :agreed] = chance.integers(models, size=(2, 1, agreed))
+        values = contributions[chosen, chance.integers(sentences, size=sentences)]
+        one, other = values + chance.normal(0, 0.3, size=(2, seeds, 1))
+        values = one - other
+        scores = values.mean(axis=1)
+        both, alone, mean = interval(scores, values), interval(scores), abs(scores.mean())
+        naive = (scores.std(ddof=1) / seeds**0.5, values.mean(axis=0).std(ddof=1) / sentences**0.5)
+        outside.append(
+            (both.low > 0 or both.high < 0, alone.low > 0 or alone.high < 0, *(mean > 1.96 * s for s in naive))
+        )
+    found, of_seeds, *naive = numpy.mean(outside, axis=0)
+    assert least <= found <= 0.06
+    assert min(naive) > 0.08
+    assert (of_seeds > 0.075) == (shared > 0.1)

@@ -6,15 +6,16 @@ import json
 import random
 import statistics
 
+import numpy
 import pytest
 
-from collab_fairseq.attention.cost import AttentionSize, cache_numbers
 from collab_fairseq.records import table
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
-from collab_fairseq.records.schema import validate
 from collab_fairseq.scoring.references import ScoringError
-from collab_fairseq.scoring.significance import compare
+from collab_fairseq.scoring.significance import compare, interval, jackknife, over_seeds
+from collab_fairseq.scoring.sums import SCORES, statistics_of
+from collab_fairseq.scoring.sums import rows_of as statistics_rows
 from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences
 
 
@@ -26,20 +27,37 @@ def of_test_a(*runs):
 def test_only_like_is_compared(records):
     one, other = records["none-32-s1"], copy.deepcopy(records["none-None-s1"])
     found = other["scores"]["test_a"]["sentence_statistics"]
-    digest, rows = found["references_sha256"], found["rows"].split("; ")
+    digest, rows = found["references_sha256"], found["rows"]["sacreBLEU"].split("; ")
     assert digest == hashlib.sha256("".join(f"{line}\n" for line in sentences()).encode()).hexdigest()
+    whole = compare(*of_test_a(one, other))
+    found.update(metric="sacreBLEU", rows="; ".join(rows))  # as the first records have it
+    assert compare(*of_test_a(one, other)) == whole
     found["references_sha256"] = "0" * 64
-    with pytest.raises(ScoringError, match="none-32-s1 and none-None-s1 have different references"):
-        compare(*of_test_a(one, other))
+    sides = [[run["scores"]["test_a"]] * 2 for run in (one, other)]
+    for compared in (
+        lambda: compare(*of_test_a(one, other)),
+        lambda: over_seeds(*sides, metric="sacreBLEU", names=["none-32-s1"] * 2 + ["none-None-s1"] * 2),
+    ):
+        with pytest.raises(ScoringError, match="none-32-s1 and none-None-s1 have different references"):
+            compared()
     found.update(references_sha256=digest, rows="; ".join([*rows[:-1], "4 4 4 3 2 1"]))
     with pytest.raises(ScoringError, match=r"none-None-s1: .* its sentence statistics add up to"):
         compare(*of_test_a(one, other))
-    found["rows"] = "; ".join(rows[:-1])
-    with pytest.raises(RecordError, match="expected 120 rows, got 119"):
-        validate(in_envelope(other))
     del other["scores"]["test_a"]["sentence_statistics"]
-    validate(in_envelope(other))
     assert compare(*of_test_a(one, other)) is None
+
+
+def expected_interval(systems, test, metric, base=()):
+    """From the records, by the functions that other tests hold."""
+    sides = [[run["scores"][test] for run in side] for side in (systems, base) if side]
+    scores = [[next(s["score"] for s in each["scores"] if s["metric"] == metric) for each in side] for side in sides]
+    values = [
+        [jackknife(statistics_of(statistics_rows(each, metric), metric), SCORES[metric]) for each in side]
+        for side in sides
+    ]
+    signed = [1, -1][: len(sides)]
+    both = [sum(sign * numpy.array(each) for sign, each in zip(signed, of, strict=True)) for of in (scores, values)]
+    return interval(*both)
 
 
 def test_numbers_are_means_and_sample_deviations(runs, files, records):
@@ -48,21 +66,25 @@ def test_numbers_are_means_and_sample_deviations(runs, files, records):
     kinds = [("standard", "128"), ("standard", "32"), ("collaborative", "32")]
     assert [(row["heads"], row["key dim"]) for row in rows] == kinds
     scores = sacrebleu_scores(records, "none-32-")
+    runs = [records[f"none-32-s{seed}"] for seed in SEEDS]
+    found = expected_interval(runs, "test_a", "sacreBLEU")
+    assert found.mean == pytest.approx(statistics.mean(scores))
     expected = {
-        "sacreBLEU test_a": f"{sum(scores) / 3:.2f} ± {statistics.stdev(scores):.2f}", "updates": "2,500", "seeds": "3",
+        "sacreBLEU test_a": f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]", "updates": "2,500", "seeds": "3",
         "validation loss": "5.200 ± 0.100", "words/s": "2,000 ± 1,000", "training (h)": "0.20 ± 0.02",
         "peak memory (GiB)": "1.00 ± 0.00", "parameters": "1,785,056",
     }  # fmt: skip
     assert {header: rows[1][header] for header in expected} == expected
     assert rows[1]["sacreBLEU test_b"] != rows[1]["sacreBLEU test_a"]
-    assert rows[1]["records"].split()[:2] == ["[seed", "1](runs/none-32-s1.json)"]
+    assert "\nRecords: [`*.json`](runs).\n" in markdown
+    assert "(Student's t) and the sentences (jackknife); of chrF, compound-split BLEU, tokenised BLEU over" in markdown
     assert markdown.count("`nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|") == 1
     assert "A CPU, 2 threads." in markdown
     assert "flatters German" in markdown
 
 
 def test_every_validation_set_has_its_loss(records):
-    runs = [copy.deepcopy(records[f"none-32-s{seed}"]) for seed in SEEDS]
+    runs = [{**copy.deepcopy(records[f"none-32-s{seed}"]), "path": f"{seed}.json"} for seed in SEEDS]
     for run in runs[:2]:
         run["curves"]["valid1"] = [{"updates": n, "loss": n + run["seed"]} for n in (7, 9)]
     (row,) = rows_of(table.markdown_table(runs, columns=["valid_loss"]))
@@ -70,35 +92,66 @@ def test_every_validation_set_has_its_loss(records):
     for run in runs[1:]:
         run["losses"] = {"test_b": {"loss": 9, "nll_loss": 4 + run["seed"] / 10, "tokens": 3}}
     markdown = table.markdown_table(runs, columns=["nll"])
-    assert rows_of(markdown) == [{"nll test_b": "4.250 ± 0.071 (of 2)"}]
+    half = 12.7062 * 0.05  # Student's t with one degree of freedom
+    assert rows_of(markdown) == [{"nll test_b": f"4.250 [{4.25 - half:.3f}, {4.25 + half:.3f}] (of 2)"}]
     assert "nll: negative log-likelihood of the averaged checkpoint in float32, bits a token." in markdown
-    assert "nll" not in table.markdown_table([{**run, "path": "x.json"} for run in runs])
+    assert "of nll over the seeds alone" in markdown
+    assert "nll" not in table.markdown_table(runs)
+    for run in runs[1:]:
+        sums = [(run["seed"] + 2 + n % 3, 2 + n % 3) for n in range(40)]
+        total, tokens = map(sum, zip(*sums, strict=True))
+        run["losses"]["test_b"].update(nll_loss=total / tokens, sentences="; ".join(f"{b} {t}" for b, t in sums))
+        run["losses"]["test_b"]["tokens"] = tokens
+        run["losses"].update(
+            valid={**run["losses"]["test_b"]}, test_c={"loss": 9, "nll_loss": 1.0, "tokens": 2 * tokens}
+        )
+    markdown = table.markdown_table(runs[1:], columns=["nll"])
+    both = statistics.mean((run["losses"]["test_b"]["nll_loss"] + 2) / 3 for run in runs[1:])  # weighted by tokens
+    assert rows_of(markdown)[0]["nll all tests"].startswith(f"{both:.3f} [")
+    assert "of nll over the seeds alone" in markdown  # of one of the sets there are no sentences
+    for run in runs[1:]:
+        del run["losses"]["test_c"], run["losses"]["valid"]
+    markdown = table.markdown_table(runs, columns=["nll"])
+    assert "alone" not in markdown
+    (low, high) = map(float, rows_of(markdown)[0]["nll test_b"].split("[")[1].split("]")[0].split(","))
+    seeds = 12.7062 * 40 / (2 * tokens)  # the second seed has one bit more a sentence
+    assert (high - low) / 2 == pytest.approx(seeds, abs=1e-3)  # the sentences are alike, or nearly
 
 
 def test_the_same_records_give_the_same_bytes(runs):
     once = table.markdown_table(runs, baselines=["none-32-s1"])
     random.Random(1).shuffle(runs)
     assert table.markdown_table(runs, baselines=["none-32-s1"]) == once
-    assert "±" in once
-    assert "±" not in table.markdown_table([run for run in runs if run["seed"] == 1])
+    alone = table.markdown_table([run for run in runs if run["seed"] == 1], baselines=["none-32-s1"])
+    assert ("±" in once, "±" in alone) == (True, False)
+    assert ("[" in once.split("\n\n")[0], "[" in alone.split("\n\n")[0]) == (True, False)
+    assert "Scores without an interval are of one seed" in alone
+    assert alone.endswith("A star: 0 is outside. Of one seed there is no interval.\n")
+    assert "Scores without an interval are of one seed" not in once
 
 
 def test_a_baseline_is_compared_seed_by_seed(runs, records):
     markdown = table.markdown_table(runs, baselines=["none-32-s2"], columns=["heads"])
     text = markdown[markdown.index("Compared with heads standard, key dim 32, updates 2,500") :]
     rows = rows_of(text.split("\n\n", 1)[1])
-    assert [(row["heads"], row["key dim"], row["test set"]) for row in rows] == [
-        (h, d, t) for h, d in (("standard", "128"), ("collaborative", "32")) for t in TESTS
+    assert [(row["heads"], row["key dim"], row["seeds"], row["test set"]) for row in rows] == [
+        (h, d, "3", t) for h, d in (("standard", "128"), ("collaborative", "32")) for t in TESTS
     ]
     pairs = zip(sacrebleu_scores(records, "decoder"), sacrebleu_scores(records, "none-32-"), strict=True)
-    changes = [a - b for a, b in pairs]
-    assert rows[2]["difference in sacreBLEU"] == f"{statistics.mean(changes):+.2f} ± {statistics.stdev(changes):.2f}"
-    p_values = [
-        compare(*of_test_a(records[f"decoder_cross_encoder-32-s{s}"], records[f"none-32-s{s}"])).p_value for s in SEEDS
-    ]
-    assert rows[2]["p"] == ", ".join(f"seed {s}: {p:.3f}" for s, p in zip(SEEDS, p_values, strict=True))
-    how = "paired bootstrap over the sentences, centred and two-sided (1,000 resamples), runs of one seed at a time"
-    assert text.endswith(f"\n\np: {how}.\n")
+    sides = [[records[f"{name}-32-s{seed}"] for seed in SEEDS] for name in ("decoder_cross_encoder", "none")]
+    found = expected_interval(sides[0], "test_a", "sacreBLEU", sides[1])
+    assert found.mean == pytest.approx(statistics.mean(a - b for a, b in pairs))
+    assert found.low > 0  # hence the star
+    assert rows[2]["difference in sacreBLEU"] == f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] *"
+    assert text.endswith("(Student's t) and the sentences (jackknife), seed by seed. A star: 0 is outside.\n")
+    found = expected_interval(sides[0], "test_a", "chrF++", sides[1])
+    markdown = table.markdown_table(runs, baselines=["none-32-s2"], columns=["chrf++", "ter"])
+    last = rows_of(markdown[markdown.index("Compared with") :].split("\n\n", 1)[1])[2]
+    assert last["difference in chrF++"].startswith(f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]")
+    assert last["difference in TER"].startswith("-")
+    equal = table.markdown_table(runs, baselines=["none-None-s1"])
+    equal = rows_of(equal[equal.index("Compared with") :].split("\n\n", 1)[1])[2]["difference in sacreBLEU"]
+    assert not equal.endswith("*")
 
 
 def test_what_is_missing_is_said(runs):
@@ -109,7 +162,8 @@ def test_what_is_missing_is_said(runs):
     del runs[0]["scores"]["test_b"]
     runs[0]["training"]["words_per_second"] = None
     markdown = table.markdown_table(runs, baselines=["none-32-s1"])
-    assert "no sentence statistics" in markdown
+    assert "chrF++" not in markdown
+    assert "of chrF, compound-split BLEU, sacreBLEU, tokenised BLEU over the seeds alone" in markdown
     row = rows_of(markdown)[1]
     assert row["words/s"] == "2,500 ± 707 (of 2)"
     assert row["sacreBLEU test_b"].endswith("(of 2)")
@@ -149,19 +203,6 @@ def test_speed_is_not_averaged_over_machines(runs):
     assert hardware(runs[0]) == "2 × A GPU, another"
 
 
-def test_precisions_in_one_row_are_told(runs):
-    row = [run for run in runs if run["name"].startswith("none-32-")]
-    for run, flag in zip(row, (None, "amp", "amp"), strict=True):
-        run["config"]["common"] = {name: name == flag for name in ("fp16", "amp")}
-    markdown = table.markdown_table(runs, columns=["seeds"])
-    assert "different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
-    row[0]["config"]["common"]["amp"] = True
-    assert "precision" not in table.markdown_table(runs, columns=["seeds"])
-    del row[0]["config"]["common"]
-    assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])
-    assert "precision" not in table.markdown_table(row, columns=["seeds"], group_by=["heads", "config.common.amp"])
-
-
 def test_heads_in_words():
     for sites, words in {
         None: "standard (fairseq's transformer)", "none": "standard", "cross_decoder_encoder": "collaborative",
@@ -171,7 +212,6 @@ def test_heads_in_words():
         assert heads(run) == words
     published = {**run, "published": "A paper, Table 3"}
     assert heads(published) == f"{words}, as published"
-    validate(in_envelope(published))
     run["config"]["model"] = {"collaborative_heads": "encoder_cross_decoder", "mixing_init": "blocks", "value_heads": 2}
     assert heads(run) == "collaborative, blocks, 2 value heads"
 
@@ -202,15 +242,28 @@ def test_converted_heads_stand_in_tables_like_others(tmp_path):
 @pytest.mark.parametrize("heads", [2, 4])
 def test_cached_numbers_are_those_of_the_layers(heads):
     sizes = {"decoder_attention_heads": heads, "decoder_embed_dim": 64}
-    for key_dim, sites, shared in [
-        (None, "none", {}), (16, "none", {}), (16, "decoder", {}), (16, "encoder_cross", {"kv_heads": 2}),
-        (32, "encoder_cross_decoder", {"value_heads": 1}), (None, "none", {"kv_heads": 1}),
-        (None, "none", {"kv_latent_dim": 24}),
+    for key_dim, sites, shared, expected in [
+        (None, "none", {}, 64 + 64), (16, "none", {}, 16 + 64), (16, "decoder", {}, 16 + 64),
+        (16, "encoder_cross", {"kv_heads": 2}, (16 + 64) * 2 // heads),
+        (32, "encoder_cross_decoder", {"value_heads": 1}, 32 + 64 // heads),
+        (None, "none", {"kv_heads": 1}, 128 // heads), (None, "none", {"kv_latent_dim": 24}, 24),
+        (32, "decoder", {"attention_content_bias": True, "mixing_init": "converted"}, 32 + 64 + heads),
     ]:  # fmt: skip
         model = {**sizes, "collaborative_heads": sites, "key_dim": key_dim, **shared}
-        size = AttentionSize(64, heads, key_dim or 64, "decoder" in sites, **shared)
-        assert cache({"config": {"model": model}}) == cache_numbers(size)
+        assert cache({"config": {"model": model}}) == expected
     narrow = {**sizes, "collaborative_heads": "decoder", "key_dim": 32, "decoder_key_dim": 8}
     assert cache({"config": {"model": narrow}}) == 8 + 64
     assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None
     assert cache({"config": None}) is None  # a record that was made without a checkpoint
+
+
+def test_precisions_in_one_row_are_told(runs):
+    row = [run for run in runs if run["name"].startswith("none-32-")]
+    for run, flag in zip(row, (None, "amp", "amp"), strict=True):
+        run["config"]["common"] = {name: name == flag for name in ("fp16", "amp")}
+    markdown = table.markdown_table(runs, columns=["seeds"])
+    assert "different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
+    row[0]["config"]["common"]["amp"] = True
+    assert "different precisions" not in table.markdown_table(runs, columns=["seeds"])
+    del row[0]["config"]["common"]
+    assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])

@@ -24,15 +24,15 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
     page = tmp_path / "README.md"
     before = "# Title\r\n\n<!-- results: made by collab table -->\nold\n<!-- /results -->\nafter\n"
     page.write_bytes(before.encode())
-    options = [*files, "--columns", "heads,records", "--output", page, "--marker", "results"]
+    options = [*files, "--columns", "heads,seeds", "--output", page, "--marker", "results"]
     assert collab(*options, "--check") == 1
     assert "README.md is stale" in capsys.readouterr().err
     assert page.read_bytes() == before.encode()
     assert collab(*options) == 0
     after = page.read_bytes().decode()
-    assert re.match(r"# Title\r\n\n<!-- results: made by collab table -->\n\| heads +\| records +\|\n", after)
+    assert re.match(r"# Title\r\n\n<!-- results: made by collab table -->\n\| heads +\| seeds +\|\n", after)
     assert after.endswith("\n<!-- /results -->\nafter\n")
-    assert "](runs/none-32-s1.json)" in after
+    assert "Records: [`*.json`](runs)." in after
     assert "old" not in after
     assert (collab(*options, "--check"), collab(*options[1:], "--check")) == (0, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "runs"]
@@ -46,12 +46,16 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         ("--figure x.pdf", "must end in .png or .svg, got x.pdf"),
         ("--figure x.png --x updates --y sacrebleu", "--x updates draws curves of valid_loss"),
         ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
+        ("--columns heads,records", "unknown column records, expected some of heads"),
+        ("part.json", "part.json is not the record of a training: it has no seed, parameters, curves"),
         ("empty.json", "empty.json is no record of kind training (schema 1)"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_json({"schema": 1}, tmp_path / "empty.json")
+    part = {**json.loads(files[0].read_text()), "settings": {"config": {}, "data": {}}}
+    write_json({**part, "parts": {"scores": {}, "training": {}}}, tmp_path / "part.json")
     assert collab(*files, *arguments.split()) == 1
     error = capsys.readouterr().err
     assert message in error

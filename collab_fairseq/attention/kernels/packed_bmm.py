@@ -36,7 +36,7 @@ def attend(
         query: (N, T, D̃k), shared queries, not mixed, not scaled (beams, if any, folded into T).
         mixing: (H, D̃k).
         entry: key (N, S, D̃k), value (N, G, S, dv) of G groups of heads, content (N, H, S) or None.
-        mask: additive, broadcasts to (N, H, T, S), float32 or wider, no row wholly −inf; or None.
+        mask: additive, broadcasts to (N, H, T, S), no row wholly −inf; or None.
         scale: factor on the scores.
         dropout: probability with which an attention weight is dropped.
         need_weights: return the weights too.
@@ -74,7 +74,7 @@ def attend_standard(
 
 def _grouped(heads: Tensor, groups: int) -> Tensor:
     """(N, H, T, d) → (N, G, H/G·T, d): heads of a group below one another."""
-    rows, number, length, width = heads.size(0), heads.size(1), heads.size(2), heads.size(3)
+    rows, number, length, width = heads.shape
     return heads if groups == number else heads.reshape(rows, groups, number // groups * length, width)
 
 
@@ -84,7 +84,7 @@ def weigh(query: Tensor, key: Tensor, content: Optional[Tensor], mask: Optional[
     The softmax is computed in float32 or wider.
     """
     scores = _grouped(query, key.size(1)).matmul(key.transpose(-2, -1))
-    scores = scores.view(query.size(0), query.size(1), query.size(2), key.size(2))
+    scores = scores.view(*query.shape[:3], key.size(2))
     if content is not None:
         scores = scores + content.unsqueeze(2)
     dtype = scores.dtype
@@ -98,4 +98,4 @@ def _read(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
     """Contexts (N, H, T, dv) from weights (N, H, T, S) and values (N, G, S, dv) of groups of heads."""
     dropped = torch.nn.functional.dropout(weights, p=dropout) if dropout > 0.0 else weights
     context = _grouped(dropped, value.size(1)).matmul(value)
-    return context.view(weights.size(0), weights.size(1), weights.size(2), value.size(3))
+    return context.view(*weights.shape[:3], value.size(3))

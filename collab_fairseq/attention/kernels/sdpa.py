@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..cache import KeyValue, of_each_head
-from ..masks import found_once
 from . import packed_bmm
 
 #: of torch's backends those that may compute attention; torch takes the first that can
@@ -44,7 +43,7 @@ def attend(
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """As :func:`.packed_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way."""
     mixed, key = packed_bmm.mix(query, mixing, scale), entry.key.unsqueeze(1)  # (N, H, T, D̃k), (N, 1, S, D̃k)
-    bias, content = found_once(mask_in_type, mask, query.dtype), None
+    bias, content = mask_in_type(mask, query.dtype), None
     if entry.content is not None:
         content = entry.content * scale  # (N, H, S)
         bias = content.unsqueeze(2) if bias is None else bias + content.unsqueeze(2)
@@ -59,7 +58,7 @@ def attend_standard(
     query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """As :func:`.packed_bmm.attend_standard`; weights as in :func:`attend`."""
-    bias, key, value = found_once(mask_in_type, mask, query.dtype), entry.key, entry.value
+    bias, key, value = mask_in_type(mask, query.dtype), entry.key, entry.value
     # a CPU's fused attention lets heads share keys and values; of CUDA's, few do that, and those take no mask
     grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
     if not grouped:

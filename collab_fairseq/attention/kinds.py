@@ -1,0 +1,97 @@
+"""The kinds of heads: the one table that flags, checks, records, benchmarks, conversion and exports read.
+
+A new kind is a subclass of :class:`.AttentionLayer` in a file of its own, and a line in :data:`KINDS`.
+"""
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
+
+import torch
+
+from .collaborative import CollaborativeAttention
+from .grouped import GroupedAttention
+from .kind import Flag
+from .latent import LatentAttention
+from .layer import AttentionLayer
+from .standard import StandardAttention
+
+#: what a layer's heads may be; the first of collaborative and of standard heads is what they are without any flag
+KINDS: List[Type[AttentionLayer]] = [CollaborativeAttention, StandardAttention, GroupedAttention, LatentAttention]
+
+#: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
+#: self-attention
+SITES = ("encoder", "cross", "decoder")
+#: site → the setting of its key dim, where that is not ``key_dim``
+KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
+
+#: what any layer may have of its own, where conversion or pruning made it differ: whether its heads collaborate, and
+#: arguments of :class:`.AttentionLayer`
+_OF_ANY_LAYER = (
+    "collaborative", "num_heads", "head_dim", "key_dim", "scale", "query_bias", "key_bias", "value_bias", "out_bias",
+)  # fmt: skip
+
+
+def flags() -> Dict[str, Flag]:
+    """The flags of all kinds, by name."""
+    return {flag.name: flag for kind in KINDS for flag in kind.flags}
+
+
+def of_one_layer() -> Tuple[str, ...]:
+    """What a single layer may have of its own (``attention_shapes``)."""
+    return (*_OF_ANY_LAYER, *(flag.argument for flag in flags().values() if flag.own))
+
+
+def kernels() -> Tuple[str, ...]:
+    """The names of all kernels, ``auto`` first."""
+    return tuple(dict.fromkeys(["auto", *(name for kind in KINDS for name in kind.kernels)]))
+
+
+def side_of(site: str) -> str:
+    """The stack of a site, which is what its queries are as wide as: ``encoder`` or ``decoder``."""
+    return "encoder" if site == "encoder" else "decoder"
+
+
+def layer_at(
+    settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None
+) -> Tuple[Type[AttentionLayer], Dict[str, Any]]:
+    """The kind of heads of a layer, and its arguments as far as parameters depend on them.
+
+    Args:
+        settings: of a model, by flat names: ``encoder_embed_dim``, ``key_dim``, ``kv_heads``, …
+        site: of :data:`SITES`. own: what this layer has of its own, of :func:`of_one_layer`.
+
+    Raises:
+        ValueError: the layer has something of its own that its kind does not have.
+    """
+    own, side = dict(own or {}), side_of(site)
+    collaborative = own.pop("collaborative", site in (settings.get("collaborative_heads") or "none").split("_"))
+    kinds = [kind for kind in KINDS if kind.collaborative == collaborative]
+    chosen = [k for given in (own, settings) for k in kinds if k.chosen_by and given.get(k.chosen_by) is not None]
+    kind = (chosen or kinds)[0]
+    for name in {flag.argument for flag in flags().values()} - {flag.argument for flag in kind.flags}:
+        if own.pop(name, None):
+            raise ValueError(f"has {name!r}, but its heads are {kind.kind}")
+    key_dim, source = settings.get(KEY_DIMS[site]), settings["encoder_embed_dim"] if site == "cross" else None
+    arguments = {
+        "embed_dim": settings[f"{side}_embed_dim"],
+        "num_heads": settings[f"{side}_attention_heads"],
+        "key_dim": settings.get("key_dim") if key_dim is None else key_dim,
+        "kdim": source,
+        "vdim": source,
+        "init": str(settings.get("attention_init") or "default"),
+    }
+    return kind, {**arguments, **kind.arguments(settings, own), **own}
+
+
+def sized(settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None) -> AttentionLayer:
+    """A layer to count on, whose numbers are whatever was in memory; arguments and errors as of :func:`layer_at`."""
+    kind, arguments = layer_at(settings, site, own)
+    for flag in kind.flags:
+        if not flag.lasting:
+            arguments.pop(flag.argument)
+    return without_numbers(kind, arguments).to_empty(device="cpu")
+
+
+def without_numbers(kind: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
+    """A layer on torch's meta device. Raises ValueError for sizes that do not fit."""
+    with torch.device("meta"):
+        return kind(**arguments).eval()

@@ -1,0 +1,116 @@
+"""What sacreBLEU, chrF++ and TER sum up over the sentences of a test set, and the scores of such sums.
+
+Records keep these statistics of each sentence, so that scores have intervals. The arithmetic is sacrebleu's, which
+gives the score of one corpus, and no statistics of chrF++.
+"""
+
+import re
+import string
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+
+import numpy
+from sacrebleu.metrics import BLEU, TER
+from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_word_ngrams
+
+# chrF++ takes a mark off the end of a word, or else off its beginning
+_MARK = re.escape(string.punctuation)
+_WORD = re.compile(rf"(.+)([{_MARK}])$|([{_MARK}])(.+)|(.+)")
+
+Score = Callable[[numpy.ndarray], numpy.ndarray]
+
+
+def sentence_statistics(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> str:
+    """Of sacreBLEU, a row for each sentence: lengths of hypothesis and reference, and the matched 1- to 4-grams.
+
+    The numbers of k-grams in the hypothesis are left out: they follow from its length.
+    """
+    bleu, rows = BLEU(trg_lang=target_lang or "", force=True), []
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        # scores of a corpus of one sentence; exp smoothing changes the score, not the counts
+        score = bleu.corpus_score([hypothesis], [[reference]])
+        rows.append([int(score.sys_len), int(score.ref_len), *map(int, score.counts)])
+    return joined(rows)
+
+
+def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Dict[str, str]:
+    """Of chrF++: characters and words of the hypothesis and of the reference, matched 1- to 6-grams of characters, and
+    1- and 2-grams of words. Of TER: edits, words of the reference.
+    """
+    chrf, edits, ter = [], [], TER()
+    for texts in zip(hypotheses, references, strict=True):
+        words = [[part for word in text.split() for part in _WORD.findall(word)[0] if part] for text in texts]
+        grams = [
+            [*extract_all_char_ngrams(text, 6), *(extract_word_ngrams(each, n) for n in (1, 2))]
+            for text, each in zip(texts, words, strict=True)
+        ]
+        lengths = [number for side in grams for number in (side[0].total(), side[6].total())]
+        chrf.append([*lengths, *((ours & theirs).total() for ours, theirs in zip(*grams, strict=True))])
+        score = ter.corpus_score([texts[0]], [[texts[1]]])
+        edits.append([score.num_edits, score.ref_length])
+    return {"chrF++": joined(chrf), "TER": joined(edits)}
+
+
+def joined(rows: Sequence[Sequence[Any]]) -> str:
+    """Sentence statistics in the one string in which records keep them."""
+    return "; ".join(" ".join(map(str, row)) for row in rows)
+
+
+def rows_of(evaluation: Mapping[str, Any], metric: str) -> Optional[str]:
+    """The sentence statistics of a metric in an `Evaluation` as plain data; old records have sacreBLEU's alone."""
+    statistics = evaluation.get("sentence_statistics") or {}
+    rows = statistics.get("rows") or {}
+    found: Dict[str, str] = {statistics["metric"]: rows} if isinstance(rows, str) else rows
+    return found.get(metric)
+
+
+def statistics_of(rows: str, metric: str = "sacreBLEU") -> numpy.ndarray:
+    """Sentence statistics as what the metric sums up.
+
+    Returns:
+        (S, K) for S sentences. K = 10 for sacreBLEU: lengths of hypothesis and reference, matched 1- to 4-grams, all 1-
+        to 4-grams of the hypothesis. K = 24 for chrF++: the n-grams of the hypothesis, those of the reference and the
+        matched ones, each of 1 to 6 characters, then of 1 and 2 words. Else K = 2: a sum, and what it is divided by.
+    """
+    table = numpy.array([[float(number) for number in row.split(" ")] for row in rows.split("; ")])
+    if metric == "sacreBLEU":
+        return numpy.hstack([table, _ngrams(table[:, :1], 4)])
+    if metric == "chrF++":
+        ours, theirs = (numpy.hstack([_ngrams(table[:, [i]], 6), _ngrams(table[:, [i + 1]], 2)]) for i in (0, 2))
+        # n-grams longer than the reference are not counted in the hypothesis
+        return numpy.hstack([ours * (theirs > 0), theirs, table[:, 4:]])
+    return table
+
+
+def _ngrams(length: numpy.ndarray, longest: int) -> numpy.ndarray:
+    """How many 1-, 2-, …-grams texts of these lengths (S, 1) have: (S, longest)."""
+    return numpy.maximum(0, length - numpy.arange(longest))
+
+
+def corpus_bleu(sums: numpy.ndarray) -> numpy.ndarray:
+    """sacreBLEU of N corpora from their sums (N, 10) of what `statistics_of` gives: (N)."""
+    length, reference, correct, total = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:]
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        # exp smoothing: the k-th order that has no match counts as 1 / 2^k of a match
+        smoothed = numpy.where(correct > 0, correct, 0.5 ** numpy.cumsum(correct == 0, axis=1))
+        brevity = numpy.minimum(0, 1 - reference / length)
+        score = 100 * numpy.exp(numpy.log(smoothed / total).mean(axis=1) + brevity)
+    return numpy.where((correct > 0).any(axis=1) & (total > 0).all(axis=1), score, 0.0)
+
+
+def corpus_chrf(sums: numpy.ndarray) -> numpy.ndarray:
+    """chrF++ of N corpora from their sums (N, 24) of what `statistics_of` gives: (N)."""
+    ours, theirs, matched = numpy.split(sums, 3, axis=1)
+    used = (ours > 0) & (theirs > 0)
+    orders = numpy.maximum(1, used.sum(axis=1))
+    precision, recall = ((matched * used / numpy.maximum(side, 1)).sum(axis=1) / orders for side in (ours, theirs))
+    return 500 * precision * recall / numpy.maximum(4 * precision + recall, 1e-16)  # F with recall twice as important
+
+
+#: metric → its score from sums
+SCORES: Dict[str, Score] = {
+    "sacreBLEU": corpus_bleu,
+    "chrF++": corpus_chrf,
+    "TER": lambda sums: 100 * sums[:, 0] / sums[:, 1],
+    "COMET": lambda sums: sums[:, 0] / sums[:, 1],
+    "nll": lambda sums: sums[:, 0] / sums[:, 1],
+}
