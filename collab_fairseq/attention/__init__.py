@@ -16,14 +16,13 @@ from .kernels import KernelError
 from .kinds import KINDS, SITES
 from .latent import LatentAttention
 from .layer import AttentionLayer
-from .mixing import INITIAL_MIXING, MIXING_WITH_BLOCKS, block_mixing, initial_mixing
+from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
 from .standard import StandardAttention
 
 __all__ = [
     "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
     "KINDS",
-    "MIXING_WITH_BLOCKS",
     "SITES",
     "STANDARD_KERNELS",
     "AttentionLayer",

@@ -4,7 +4,6 @@ Figure 3 of Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, 
 blocks of ones of equal size, heads of different sizes are blocks of different sizes, collaborative heads are dense.
 """
 
-import math
 from typing import Callable, Dict, Sequence
 
 import torch
@@ -40,17 +39,7 @@ INITIAL_MIXING: Dict[str, Callable[[int, int], Tensor]] = {
     "blocks": _blocks,
     # as many expected "ones" as a block has: a head's scores start with the variance of a standard head's
     "normal": lambda heads, dim: nn.init.normal_(torch.empty(heads, dim), std=heads**-0.5),
-    "unit": torch.randn,
-    "signs": lambda heads, dim: torch.randint(0, 2, (heads, dim)) * 2.0 - 1.0,
-    # a head's scores start with the variance that they have where every head sees all dimensions
-    "scaled_blocks": lambda heads, dim: _blocks(heads, dim) * math.sqrt(heads),
-    # the dimensions of other heads start with half of the blocks' variance in all, so that sharing starts at once
-    "noisy_blocks": lambda heads, dim: _blocks(heads, dim) + torch.randn(heads, dim) / math.sqrt(2 * heads),
-    # each head's block and the next head's: every dimension is seen by two heads (by one where there is one)
-    "bands": lambda heads, dim: (_blocks(heads, dim) + _blocks(heads, dim).roll(1, 0)).clamp(max=1.0),
 }
-#: those that give every head a block of its own, which takes a dimension for each
-MIXING_WITH_BLOCKS = ("blocks", "scaled_blocks", "noisy_blocks", "bands")
 
 
 def initial_mixing(name: str, num_heads: int, key_dim: int) -> Tensor:
@@ -58,9 +47,7 @@ def initial_mixing(name: str, num_heads: int, key_dim: int) -> Tensor:
 
     Args:
         name: ``xavier`` (uniform, Glorot and Bengio 2010), ``blocks`` (standard heads, of sizes that differ by at most
-            one where H does not divide D̃k), ``scaled_blocks`` (√H in place of 1), ``noisy_blocks`` (blocks plus normal
-            noise of variance 1/2H), ``bands`` (each head has its block and its neighbour's), ``normal`` (variance 1/H),
-            ``unit`` (normal, variance 1) or ``signs`` (±1).
+            one where H does not divide D̃k) or ``normal`` (variance 1/H).
 
     Returns:
         (H, D̃k) in float32.

@@ -1,17 +1,17 @@
 """The attention modules that are timed: ours, stock fairseq's, and other ways to compute the same.
 
 All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
-Contestants of one *function* hold the same parameters and must give the same output: :func:`.checks.check`.
+Contestants of one *function* hold the same parameters and must give the same output: :func:`.layers.agree`.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Optional, Type
+from typing import Any, Dict, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from collab_fairseq.attention import KINDS, AttentionLayer, CollaborativeAttention, KeyValue, StandardAttention
+from collab_fairseq.attention import KINDS, CollaborativeAttention, KeyValue, StandardAttention
 from collab_fairseq.modules.attention import IncrementalAttention, incremental
 
 #: kinds of heads that a flag chooses
@@ -36,23 +36,7 @@ NAMES = {
     # other kinds at the full width, as they choose: (e) grouped, with a quarter of the heads' keys and values, …
     **{kind.kind: f"({letter}) {kind.kind}" for letter, kind in zip("efghi", _CHOSEN, strict=False)},
     "ours": "ours",  # collaborative heads, with the kernel that the layer chooses; ours-KERNEL: with that one
-    "shared-values": "ours, shared values",  # collaborative heads that share a quarter of the heads' values
 }
-
-
-@dataclass(frozen=True)
-class Shape:
-    """E, H, D̃k of a layer; its site (``encoder``, ``cross`` or ``decoder``); dropout of the attention weights."""
-
-    embed_dim: int
-    num_heads: int
-    key_dim: int
-    site: str
-    dropout: float = 0.0
-
-    def examples(self, kind: Type[AttentionLayer]) -> Dict[str, Any]:
-        """Arguments at which a kind of heads shares more."""
-        return {flag.argument: flag.example(self.num_heads, self.key_dim) for flag in kind.flags if flag.example}
 
 
 class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
@@ -110,56 +94,53 @@ class Contestant:
     beams: int = 1
 
     def __call__(
-        self, query: Tensor, key: Tensor, padding: Optional[Tensor] = None, mask: Optional[Tensor] = None,
-        state: Optional[Dict[str, Any]] = None, cross: bool = False,
+        self, query: Tensor, key: Tensor, padding: Optional[Tensor], state: Optional[Dict[str, Any]] = None,
+        cross: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S), causal mask (T, S)."""
+        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S)."""
         static = self.static if state is None else cross
         if state is not None and cross:
             key, padding = key[:, :: self.beams], None if padding is None else padding[:: self.beams]
-        output: Tensor = self.module(query, key, key, padding, state, False, static, mask)[0]
+        output: Tensor = self.module(query, key, key, padding, state, False, static)[0]
         return output
 
 
-def contestants(shape: Shape, beams: int = 1, seed: int = 0) -> Dict[str, Contestant]:
+def contestants(
+    embed_dim: int, num_heads: int, key_dim: int, *, cross: bool, beams: int = 1, seed: int = 0
+) -> Dict[str, Contestant]:
     """All contestants of a layer, float32 on the CPU; those of one function have the same parameters.
 
     Args:
-        shape: of the layer. beams: hypotheses per sentence in decoding, or 1. seed: of the parameters.
+        embed_dim, num_heads, key_dim: E, H, D̃k. cross: cross-attention. beams: hypotheses per sentence in decoding, or
+            1. seed: of the parameters.
     """
     torch.manual_seed(seed)
-    cross, width = shape.site == "cross", shape.embed_dim
-    sizes: Dict[str, Any] = {"embed_dim": width, "num_heads": shape.num_heads, "dropout": shape.dropout}
 
     def stock() -> nn.Module:
-        return MultiheadAttention(**sizes, self_attention=not cross, encoder_decoder_attention=cross)
+        return MultiheadAttention(embed_dim, num_heads, self_attention=not cross, encoder_decoder_attention=cross)
 
-    def own(kind: Any, key_dim: int = shape.key_dim, **more: Any) -> nn.Module:
+    def own(kind: Any, key_dim: int = key_dim, kernel: str = "auto", **more: Any) -> nn.Module:
         made = kind if issubclass(kind, IncrementalAttention) else incremental(kind)
-        module: nn.Module = made(key_dim=key_dim, cross=cross, **sizes, **more)
-        return module
+        return made(embed_dim, num_heads, key_dim, cross=cross, kernel=kernel, **more)  # type: ignore[no-any-return]
 
-    fairseq = stock()
+    fairseq, ours = stock(), CollaborativeAttention
     found = {"fairseq": Contestant(fairseq, "standard")}
     if beams > 1 and cross:
         found["fairseq-sentence"] = Contestant(sentence := stock(), "standard")
         sentence.set_beam_size(beams)  # type: ignore[operator]
     if beams == 1 and not cross:
         found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(StandardAttention, width, kernel="sdpa"), "standard")
-    if shape.key_dim % shape.num_heads == 0:
-        function = "standard" if shape.key_dim == width else "standard at the key dim"
+    found["standard-sdpa"] = Contestant(own(StandardAttention, embed_dim, "sdpa"), "standard")
+    if key_dim % num_heads == 0:
+        function = "standard" if key_dim == embed_dim else "standard at the key dim"
         found["standard"] = Contestant(own(StandardAttention), function)
     for kind in _CHOSEN:
-        found[kind.kind] = Contestant(own(kind, width, **shape.examples(kind)), kind.kind)
-    shared = own(CollaborativeAttention, **shape.examples(CollaborativeAttention))
-    found["shared-values"] = Contestant(shared, "collaborative, shared values")
+        shared = {flag.argument: flag.example(num_heads, key_dim) for flag in kind.flags if flag.example}
+        found[kind.kind] = Contestant(own(kind, embed_dim, **shared), kind.kind)
     for name, module in {
-        "authors": own(AuthorsAttention),
-        "authors-bmm": own(AuthorsBmmAttention),
-        "ours": own(CollaborativeAttention, kernel="auto"),
-        **{f"ours-{kernel}": own(CollaborativeAttention, kernel=kernel) for kernel in CollaborativeAttention.kernels},
-    }.items():
+        "authors": own(AuthorsAttention), "authors-bmm": own(AuthorsBmmAttention), "ours": own(ours),
+        **{f"ours-{kernel}": own(ours, kernel=kernel) for kernel in ours.kernels},
+    }.items():  # fmt: skip
         found[name] = Contestant(module, "collaborative")
 
     first: Dict[str, nn.Module] = {}

@@ -6,8 +6,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
-from fairseq.data import data_utils
-from torch import Tensor
 
 Step = Callable[[], Any]
 
@@ -27,7 +25,7 @@ class Options:
         clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
         rounds: at most so many per row. seconds: no new round after so many, once there are ``least`` rounds.
         seed: of parameters, inputs and the order of turns. quick: miniatures that show that everything runs.
-        compile: time training steps through ``torch.compile``. sentences: to translate; None: 1000.
+        compile: time training steps through ``torch.compile``.
     """
 
     device: str = "cpu"
@@ -40,7 +38,6 @@ class Options:
     seed: int = 1
     quick: bool = False
     compile: Optional[bool] = None
-    sentences: Optional[int] = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.seconds < float("inf"):
@@ -66,12 +63,12 @@ class Case:
         id: unique, with all that tells it from its neighbours: ``layer/encoder/64x32/dk128/train``.
         prepare: checks the contestants (``MismatchError``: one computes something else), then gives what each does,
             name → step, in one part or several (the batches of a corpus). The contestant ``ours`` is among them.
-        measure: ``time``, ``graph`` (time of a CUDA graph) or ``memory`` (peak).
+        memory: measure the peak of memory in place of the time.
     """
 
     id: str
     prepare: Callable[[Options], Sequence[Mapping[str, Step]]]
-    measure: str = "time"
+    memory: bool = False
 
 
 def choose(rows: Sequence[str], patterns: Sequence[str]) -> List[str]:
@@ -86,33 +83,15 @@ def choose(rows: Sequence[str], patterns: Sequence[str]) -> List[str]:
     return [row for row in rows if not patterns or any(fnmatch.fnmatchcase(row, pattern) for pattern in patterns)]
 
 
-_PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
-#: tokens at these percentiles, </s> included: of the English side of Multi30k's test_2016_flickr (1,000 sentences) in
-#: the 6,000 sentencepiece units of recipes/multi30k, counted in its data-bin; and of newstest2014's German side (3,003
-#: sentences; words from 2 up) at 1.25 subwords per word
-LENGTHS: Dict[str, Sequence[float]] = {
-    "multi30k": (6, 9, 10, 12, 15, 18, 22, 25, 33, 36),
-    "newstest2014": tuple(1.25 * words + 1 for words in (2, 7, 9, 13, 20, 28, 37, 42, 53, 89)),
-}
+#: tokens at these percentiles, </s> included, of the English side of Multi30k's test_2016_flickr (1,000 sentences) in
+#: the 6,000 sentencepiece tokens of recipes/multi30k, counted in its data-bin
+PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
+LENGTHS = (6, 9, 10, 12, 15, 18, 22, 25, 33, 36)
 
 
-def draw(corpus: str, number: int, seed: int, longest: int = 0) -> List[int]:
-    """Lengths of ``number`` sentences, distributed as in a corpus of :data:`LENGTHS`.
-
-    With ``longest``, none is longer and the first is as long; lengths are stretched where all of them are shorter.
-    """
-    known = LENGTHS[corpus]
+def draw(number: int, seed: int, longest: int = LENGTHS[-1]) -> List[int]:
+    """Lengths of ``number`` sentences, the first the longest, distributed as in Multi30k up to a factor."""
     random = torch.Generator().manual_seed(seed)
-    shares = torch.rand(max(10_000, 20 * number), generator=random, dtype=torch.float64).numpy()
-    drawn: Any = np.interp(100 * shares, _PERCENTILES, known) * max(1.0, longest / round(known[-1]))
-    drawn = drawn.round().clip(2)
-    if longest:  # at the end for a corpus whose sentences are nearly all longer than that
-        drawn = np.append(drawn[drawn <= longest], np.full(number, longest))
-        drawn[0] = longest
-    return drawn[:number].astype(int).tolist()  # type: ignore[no-any-return]
-
-
-def padding_mask(lengths: Sequence[int], left: bool, device: str) -> Tensor:
-    """(N, longest) boolean, True for padding, on the left as fairseq pads sources, or on the right."""
-    mask: Tensor = data_utils.lengths_to_padding_mask(torch.tensor(lengths, device=device))
-    return mask.flip(1) if left else mask
+    shares = torch.rand(number, generator=random, dtype=torch.float64).numpy()
+    drawn: Any = np.interp(100 * shares, PERCENTILES, LENGTHS) * (longest / LENGTHS[-1])
+    return [longest, *drawn.round().clip(2).astype(int).tolist()[1:]]

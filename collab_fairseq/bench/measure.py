@@ -1,57 +1,57 @@
-"""Seconds and peak memory of steps.
+"""Seconds and peak memory of steps, and whether contestants compute the same, which is asked before.
 
-Every round runs every contestant once, in an order shuffled anew, so that a machine that slows down slows all of them.
+Every round runs every contestant once, in a new random order, so that a machine that slows down slows all of them.
 The ratio of two contestants is that of their medians; its quartiles are those of the ratios within the rounds.
 """
 
-import logging
 import random
-import statistics
 import time
 from typing import Callable, Dict, List, Mapping, Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from .cases import Options, Step
-
-logger = logging.getLogger(__name__)
 
 CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 #: rounds that are not counted
 WARMUP = 2
+#: largest difference relative to the largest number; float64 allows for the softmax in float32 that fairseq has in any
+#: type
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+class MismatchError(RuntimeError):
+    """A contestant does not compute what it is timed for."""
+
+    user_error = True
+
+
+def compare(what: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Two tensors that must agree to the rounding of a type.
+
+    Raises:
+        MismatchError: with the difference.
+    """
+    scale = max(float(expected.detach().abs().max()), 1e-30)
+    difference = float((got.detach().double() - expected.detach().double()).abs().max()) / scale
+    if not difference <= TOLERANCE[dtype]:
+        raise MismatchError(
+            f"{what} differs by {difference:.2g} of the largest value, allowed are {TOLERANCE[dtype]:.2g}: "
+            "nothing is timed"
+        )
 
 
 def spread(values: Sequence[float]) -> Dict[str, float]:
     """``median``, quartiles ``q1`` and ``q3``, and the number of ``rounds``."""
-    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {"median": quartiles[1], "q1": quartiles[0], "q3": quartiles[2], "rounds": len(values)}
+    q1, median, q3 = map(float, np.quantile(values, (0.25, 0.5, 0.75)))
+    return {"median": median, "q1": q1, "q3": q3, "rounds": len(values)}
 
 
 def ratio(of: Sequence[float], to: Sequence[float]) -> Dict[str, float]:
     """Ratio of the medians of two contestants; quartiles of their ratios round by round."""
-    rounds = spread([a / b for a, b in zip(of, to, strict=True)])
-    return {**rounds, "median": statistics.median(of) / statistics.median(to)}
-
-
-def stopwatch(options: Options) -> Callable[[Step], float]:
-    """Seconds of one call: on the CPU by the clock; on a GPU between two events, host time of launches included."""
-    clock = CLOCKS[options.clock]
-
-    def on_cpu(step: Step) -> float:
-        start = clock()
-        step()
-        return clock() - start
-
-    def on_gpu(step: Step) -> float:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        first.record()
-        step()
-        last.record()
-        torch.cuda.synchronize()
-        return first.elapsed_time(last) / 1e3
-
-    return on_gpu if options.device == "cuda" else on_cpu
+    return {**spread(np.divide(of, to)), "median": float(np.median(of) / np.median(to))}  # type: ignore[arg-type]
 
 
 def interleave(parts: Sequence[Mapping[str, Step]], options: Options) -> Dict[str, List[float]]:
@@ -60,9 +60,11 @@ def interleave(parts: Sequence[Mapping[str, Step]], options: Options) -> Dict[st
     Args:
         parts: what each contestant does, in one part or several whose times are added up; within every part all
             contestants take turns. A call leaves everything ready for the next.
-        options: the clock, when to stop, and the seed of the order of the turns.
+        options: the clock, when to stop, and the seed of the order of the turns. On a GPU the time ends when its work
+            is done; that of launching it is included.
     """
-    order, seconds_of = list(parts[0]), stopwatch(options)
+    order, clock = list(parts[0]), CLOCKS[options.clock]
+    wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     shuffle = random.Random(options.seed).shuffle
     times: Dict[str, List[float]] = {name: [] for name in order}
     spent = 0.0
@@ -73,37 +75,16 @@ def interleave(parts: Sequence[Mapping[str, Step]], options: Options) -> Dict[st
         for part in parts if number >= 0 else parts[:1]:
             shuffle(order)
             for name in order:
-                totals[name] += seconds_of(part[name])
+                wait()
+                start = clock()
+                part[name]()
+                wait()
+                totals[name] += clock() - start
         if number >= 0:
             for name, seconds in totals.items():
                 times[name].append(seconds)
             spent += sum(totals.values())
     return times
-
-
-def captured(steps: Mapping[str, Step]) -> Dict[str, Step]:
-    """CUDA graphs of those steps that can be captured, replayed without launching kernels one by one.
-
-    The others, which wait for the GPU or the like, are named in the log.
-    """
-    graphs: Dict[str, Step] = {}
-    for name, step in steps.items():
-        try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    step()
-            torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            graphs[name] = graph.replay
-        except RuntimeError as error:
-            logger.warning("%s cannot be captured in a CUDA graph: %s", name, str(error).splitlines()[0])
-            torch.cuda.synchronize()
-    return graphs
 
 
 def peak_bytes(step: Step, device: str) -> int:
@@ -120,13 +101,8 @@ def peak_bytes(step: Step, device: str) -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
-    held = peak = 0
-    for _, change in sorted(changes, key=lambda pair: pair[0]):
-        held += change
-        peak = max(peak, held)
-    return peak
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(0, *np.cumsum([0, *(change for _, change in changes)]).tolist())

@@ -19,7 +19,7 @@ from .cases import Options
 
 #: our preset of a size; stock fairseq is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
-#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand units, as for WMT14
+#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}
 #: two layers of two heads for --quick
 _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -73,7 +73,7 @@ def build(
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())
-    return found
+    return {name: model.to(options.device) for name, model in found.items()}
 
 
 def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:

@@ -1,9 +1,9 @@
 """Measure speed and memory side by side with standard heads and the authors' way, on this machine.
 
-    collab bench layer                                    one attention layer: training, inference, peak memory
+    collab bench layer                                    one attention layer: training, peak memory
     collab bench decode                                   steps of beam search, and whole translation
     collab bench train                                    training steps of whole models
-    collab bench layer --rows 'layer/encoder/*/dk128/*' --json layer.json --figure layer.svg
+    collab bench layer --rows 'layer/encoder/*/dk128/*' --json layer.json
     collab bench table layer.json decode.json train.json [--rows ...] [--output README.md --marker speed] [--check]
 
 All contestants run in one process, in interleaved rounds, after those that compute the same have been compared; the
@@ -12,11 +12,8 @@ nothing.
 
 Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and S source positions, key dim D:
 
-    layer/SITE/NxT/dkD/train         forward and backward of a layer; forward: without gradients; memory: peak of both
-    layer/table1-nmt, table1-bert    forward at the sizes of Table 1 of the paper; BERT: width 768, 12 heads
+    layer/encoder/NxT/dkD/train      forward and backward of a layer; memory: peak of both
     decode/cross/NxBEAM/SS/dkD       step of one layer in beam search; decode/self/NxBEAM/TT/dkD: with reordered cache
-    decode/beam-step/SIZE/...        step of a whole decoder
-    .../graph                        with --device cuda: the same as a CUDA graph, of a decoder the layers alone
     decode/translate/SIZE/N/dkD      beam search over N sentences; .../bf16: ours in bfloat16
     train/SIZE/NxT/dkD               forward, label-smoothed loss, backward and Adam; .../compiled: with --compile
     train/SIZE/NxT/dkD/fast          ours with the chunked loss, fused_adam and fast dropout; fast-bf16: under --amp;
@@ -24,19 +21,14 @@ Rows, at width 512 and 8 heads if not said otherwise; N sentences, T target and 
 """
 
 import argparse
-import logging
 import os
 import sys
 import warnings
 from dataclasses import fields
 
-from collab_fairseq.records.drawing import check_figure
-
-from .options import Renamed, add_machine, add_page, check_page, choose_device, command, positive, publish, refuse
+from .options import Gone, Renamed, add_machine, add_page, check_page, choose_device, command, positive, publish, refuse
 
 HELP = "measure speed and memory beside the baselines"
-
-logger = logging.getLogger(__name__)
 
 #: of each thing that is measured: what it is, seconds per row, rounds at least; rows of whole models take longer
 _WHAT = {
@@ -68,11 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add("--compile", action="store_const", const=True,
                 help="layers through torch.compile, fairseq's own too (rows .../compiled)")  # fmt: skip
         if what == "decode":
-            add("--sentences", type=positive, help="to translate (default: 1000)")
+            add(
+                "--sentences",
+                action=Gone,
+                const="rows decode/translate are of 1,000; --rounds 1 --seconds 1 is the least",
+            )
         add("--quick", action="store_true", help="miniatures, to see that everything runs")
         add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
         add("--output", action=Renamed, const="--json")
-        add("--figure", metavar="FILE", help="draw the ratios: FILE.png or FILE.svg")
+        add("--figure", action=Gone, const="collab bench table shows the ratios of a record")
     table = commands.add_parser("table", help="ratios from records", description="The ratios of records, in Markdown.")
     table.set_defaults(run=_table, parser=table)
     table.add_argument("records", nargs="+", metavar="RECORD", help="of collab bench")
@@ -87,13 +83,12 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 def _measure(args: argparse.Namespace) -> int:
     if args.list:
-        refuse(args, ("json", "figure"), "is of a measurement, and --list measures nothing")
-    check_figure(args.figure)
+        refuse(args, ("json",), "is of a measurement, and --list measures nothing")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells of its starts and stops
     # fairseq gives torch a boolean and an additive mask at once, which torch deprecates
     warnings.filterwarnings("ignore", message="Support for mismatched")
     args.device = choose_device(args).partition(":")[0]
-    from collab_fairseq.bench import report, runner
+    from collab_fairseq.bench import runner
     from collab_fairseq.bench.cases import Options
 
     args.dtype = args.dtype or ("float16" if args.device == "cuda" else "float32")
@@ -103,16 +98,13 @@ def _measure(args: argparse.Namespace) -> int:
         sys.stdout.write("".join(f"{case.id}\n" for case in runner.cases(args.what, options, args.rows)))
         return 0
     record = runner.run(args.what, options, args.rows, args.json, command())
-    if args.figure:
-        report.draw(record, args.figure)
-        logger.info("wrote %s", args.figure)
-    sys.stdout.write(report.full_table(record))
+    sys.stdout.write(runner.full_table(record))
     return 0
 
 
 def _table(args: argparse.Namespace) -> int:
     folder = check_page(args)
-    from collab_fairseq.bench.report import ratio_table
+    from collab_fairseq.bench.runner import ratio_table
     from collab_fairseq.records import record
 
     records = [record.load(path, "bench") for path in args.records]

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         options.refuse(args, measuring, "is of a measurement, and --remove measures nothing")
         return _remove(args)
     options.refuse(args, ("empty_layers",), "needs --remove")
-    return _curves(args) if len(args.checkpoint) == 1 else _profile(args)
+    return _measure(args)
 
 
 def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
@@ -64,47 +64,39 @@ def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
     return {head: values[args.ranking] for head, values in measured["heads"].items()}
 
 
-def _curves(args: argparse.Namespace) -> int:
-    from collab_fairseq.heads import pruning, taps
-
-    sites, tests = taps.sites(args.sites), shared.read_tests(args)
-    trained = shared.load(args)
-    source = {"importance_text": shared.data_setting(args, trained)} if not args.importance else {}
-    settings = {**source, **shared.test_settings(args, trained), "loss": args.split, "ranking": args.ranking}
-    record = shared.make_record(args, "prune", settings, trained.device)
-    ranks = record.part("importance", lambda: _importance(args, trained))
-    groups = {"_".join(group): group for group in (sites, *([site] for site in sites if args.by_site))}
-    for name, group in groups.items():
-        pruning.prune(trained, ranks, record, name, sites=group, tests=tests, loss_split=args.split)
-    splits = [test.split for test in tests]
-    shared.show_table(pruning.curve_rows(record.parts, list(groups), splits))
-    if args.figure:
-        pruning.draw_curves(record.parts, list(groups), splits, args.figure)
-    return 0
-
-
-def _profile(args: argparse.Namespace) -> int:
+def _measure(args: argparse.Namespace) -> int:
+    """The curves of a checkpoint, or the profile of several."""
     from collab_fairseq.checkpoints import num_updates
     from collab_fairseq.heads import pruning, taps
 
-    sites, tests = taps.sites(args.sites), shared.read_tests(args)
-    record: Any = None
-    names = [os.path.basename(path) for path in args.checkpoint]
+    sites, tests, several = taps.sites(args.sites), shared.read_tests(args), len(args.checkpoint) > 1
+    names, splits = [os.path.basename(path) for path in args.checkpoint], [test.split for test in tests]
     if len(set(names)) < len(names):
         raise options.UsageError("the checkpoints of a profile must have different file names")
+    groups = {"_".join(group): group for group in (sites, *([site] for site in sites if args.by_site))}
+    record: Any = None
     for path, name in zip(args.checkpoint, names, strict=True):
         trained = shared.load(args, path)
         if record is None:
-            text = {"importance_text": shared.data_setting(args, trained), "ranking": args.ranking}
-            record = shared.make_record(args, "prune", {**text, **shared.test_settings(args, trained)}, trained.device)
-        with record.within(f"{name}/"):  # the unpruned model's scores, too, are each checkpoint's own
+            source = {} if args.importance else {"importance_text": shared.data_setting(args, trained)}
+            settings = {**source, **shared.test_settings(args, trained), "ranking": args.ranking}
+            settings.update({} if several else {"loss": args.split})
+            record = shared.make_record(args, "prune", settings, trained.device)
+        with record.within(f"{name}/" * several):  # the unpruned model's scores, too, are each checkpoint's own
             record.part("updates", lambda state=trained.state: num_updates(state))
             ranks = record.part("importance", lambda trained=trained: _importance(args, trained))
-            pruning.prune(trained, ranks, record, "pruned", sites=sites, tests=tests, loss_split=None)
-    sys.stdout.write(f"BLEU of {tests[0].split} without the least important heads\n\n")
-    shared.show_table(pruning.profile_rows(record.parts, names, tests[0].split))
-    if args.figure:
-        pruning.draw_profile(record.parts, names, tests[0].split, args.figure)
+            for group, chosen in {"pruned": sites}.items() if several else groups.items():
+                loss = None if several else args.split
+                pruning.prune(trained, ranks, record, group, sites=chosen, tests=tests, loss_split=loss)
+    if several:
+        sys.stdout.write(f"BLEU of {splits[0]} without the least important heads\n\n")
+        shared.show_table(pruning.profile_rows(record.parts, names, splits[0]))
+    else:
+        shared.show_table(pruning.curve_rows(record.parts, list(groups), splits))
+    if args.figure and several:
+        pruning.draw_profile(record.parts, names, splits[0], args.figure)
+    elif args.figure:
+        pruning.draw_curves(record.parts, list(groups), splits, args.figure)
     return 0
 
 

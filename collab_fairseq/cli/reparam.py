@@ -37,16 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="FILE", help="the converted checkpoint, a new file; whole or not at all")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--key-dim", type=int, metavar="N", help="shared key dim of every converted layer")
-    size.add_argument("--budget", metavar="KIND:N",
-        help="mean:N (key dim on average) or parameters:N (of the whole model), spread over the layers by what they do "
-        "to the model's predictions on the calibration text")  # fmt: skip
+    size.add_argument("--budget", metavar="mean:N",
+        help="key dim on average, spread over the layers by what they do to the model's predictions on the calibration "
+        "text")  # fmt: skip
     add("--multiple", type=options.positive, metavar="N",
         help="the key dims of --budget are multiples of N: on GPUs half types are fast at multiples of 8 "
         "(default: 8 where --device is a GPU, else 1)")  # fmt: skip
     options.add_sites(parser, "attention to convert")
     add("--calibration", metavar="TEXT",
-        help="SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE,TARGET, two text "
-        "files; or SOURCE, one file, which the model translates first (default: none, a plain fit)")  # fmt: skip
+        help="SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE, a text file, "
+        "which the model translates first (default: none, a plain fit)")  # fmt: skip
     add("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
     add("--distill", type=int, metavar="STEPS",
         help="afterwards train the new layers together for so many steps to predict what the source predicts, without "

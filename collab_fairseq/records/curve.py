@@ -48,23 +48,22 @@ def loss(run: Run) -> float:
     return found
 
 
-def costs(runs: Iterable[Run]) -> Dict[Row, Interval]:
+def costs(runs: Sequence[Run]) -> Dict[Row, Interval]:
     """Row → its loss above that of standard heads at full width, over the seeds that both have, with 95 % intervals.
 
     Raises:
-        RecordError: there are no runs of standard heads at full width; see also `rows` and `loss`.
+        RecordError: there are no runs of standard heads at full width; see also `rows`.
+        ScoringError: a run has no loss of a test set, or was trained on other data.
     """
-    found, made = rows(runs), {}
-    width = next(
-        (int(run["config"]["model"]["encoder_embed_dim"]) for row in found.values() for run in row.values()), 0
-    )
+    made: Dict[Row, Interval] = {}
+    width, found = runs[0]["config"]["model"]["encoder_embed_dim"], rows(runs)
     full = found.get((KINDS[0], width))
     if not full:
         raise RecordError(f"expected runs of standard heads at key dim {width}, the width, to compare the others with")
     for row, of_seeds in found.items():
         sides = [[side[seed] for seed in of_seeds if seed in full] for side in (of_seeds, full)]
         if sides[0]:
-            names = [f"{run['name']} (loss {loss(run):.3f})" for side in sides for run in side]
+            names = [f"{run['name']} ({ALL})" for side in sides for run in side]
             scored = [[evaluation(run, ALL, "nll") for run in side] for side in sides]
             made[row], _ = over_seeds(*scored, metric="nll", names=names)
     return made
@@ -93,7 +92,7 @@ def draw(runs: Sequence[Run], path: PathLike) -> None:
         path: a .png or .svg file, which appears whole or not at all.
 
     Raises:
-        PlotError: there is nothing to draw. RecordError: see `costs`.
+        PlotError: there is nothing to draw. RecordError, ScoringError: see `costs`.
     """
     published = [run for run in runs if "published" in run]
     own = [run for run in runs if "published" not in run]

@@ -159,6 +159,16 @@ def hardware(run: Run) -> str:
     return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
 
 
+def precision(run: Run) -> str:
+    """In which precision a run was trained, by the flags of fairseq that chose it."""
+    chosen = (run["config"] or {}).get("common")
+    if chosen is None:
+        return "not recorded"
+    flags = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]
+    # autocast's type is bfloat16 on a CPU and float16 on a GPU
+    return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
+
+
 def text(value: Any) -> str:
     """The value of a field that rows are grouped by, in a table."""
     if value is None:
@@ -172,8 +182,8 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`. Lines with the
-    same `row` belong together.
+    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`. Lines
+    with the same `row` belong together.
 
     Raises:
         RecordError: pandas is not installed; two records have one name; or runs of a row have
@@ -190,7 +200,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
         row = tuple(text(fields[name]) for name in group_by)
         about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        lines.append({**about, **fields, **numbers(run)})
+        lines.append({**about, "precision": precision(run), **fields, **numbers(run)})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -215,11 +225,12 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 
 def _check_row(row: Any) -> None:
-    """See that runs which would be one row differ in the seed alone."""
+    """See that runs which would be one row differ in the seed alone, or in the precision, which tables tell."""
     import pandas
 
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
     settings = pandas.json_normalize([{"config": run["config"]} for run in runs]).astype(str)
+    settings = settings.loc[:, ~settings.columns.str.startswith("config.common")]
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:
         some = ", ".join(different[:4])

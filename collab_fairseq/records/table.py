@@ -117,8 +117,8 @@ def _records(runs: Sequence[Run], folder: str) -> str:
     paths = [os.path.relpath(run["path"], folder).replace(os.sep, "/") for run in runs]
     start = os.path.commonprefix(paths)  # noqa: RUF071  (of the characters, not of the folders)
     end = os.path.commonprefix([path[len(start) :][::-1] for path in paths])[::-1]  # noqa: RUF071
-    where, name = posixpath.split(f"{start}{'*' * (len(paths) > 1)}{end}")
-    return f"Records: [`{name}`]({where or '.'})."
+    where, name = posixpath.split(start)
+    return f"Records: [`{name}{'*' * (len(paths) > 1)}{end}`]({where or '.'})."
 
 
 def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List[str]:
@@ -130,6 +130,11 @@ def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List
         notes.append("Scores without an interval are of one seed: there is none over seeds.")
     if "±" in table:
         notes.append("After ±: the sample standard deviation over the seeds.")
+    for key, row in data.groupby("row", sort=False):
+        if row["precision"].nunique() > 1:
+            seeds = row.groupby("precision")["seed"].agg(lambda numbers: ", ".join(map(str, numbers)))
+            told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
+            notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
     for metric in (METRICS[name] for name in ("sacrebleu", "chrf", "chrf++", "ter", "comet") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}

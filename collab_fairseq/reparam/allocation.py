@@ -3,14 +3,14 @@
 Some layers can do with far fewer dimensions than others. What counts is what their lack does in the end: for each layer
 alone and each key dim of a grid the divergence KL(p ‖ p') of the model's predictions p' from the source's p is measured
 on calibration text, and these divergences are taken to add up. From full size on, dimensions are taken away where that
-costs least divergence per dimension or parameter saved. On the lower convex hull of every layer's curve this greedy way
+costs least divergence per dimension saved. On the lower convex hull of every layer's curve this greedy way
 is the best one (Fox 1966, "Discrete optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
 """
 
 import logging
 import math
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy
 import torch
@@ -21,7 +21,7 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import convert, score_parameters, sources
+from .fairseq import convert, sources
 
 logger = logging.getLogger(__name__)
 
@@ -31,23 +31,16 @@ GRID = (1 / 8, 3 / 16, 1 / 4, 5 / 16, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
 Curve = Dict[int, float]
 
 
-class Budget(NamedTuple):
-    """Key dim, averaged over the layers; or else the parameters of the whole model, shared ones counted once."""
+def parse_budget(text: str) -> float:
+    """The key dim, averaged over the layers, of ``mean:85``.
 
-    mean: Optional[float] = None
-    parameters: Optional[int] = None
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """``mean:85`` or ``parameters:1500000``.
-
-        Raises:
-            ReparamError: anything else.
-        """
-        match = re.fullmatch(r"mean:(\d+\.?\d*)|parameters:(\d+)", text)
-        if match is None or float(match[1] or match[2]) < 1:
-            raise ReparamError(f"the budget must be mean:KEY_DIM or parameters:NUMBER, but is {text!r}")
-        return cls(mean=float(match[1])) if match[1] else cls(parameters=int(match[2]))
+    Raises:
+        ReparamError: anything else.
+    """
+    match = re.fullmatch(r"mean:(\d+\.?\d*)", text)
+    if match is None or float(match[1]) < 1:
+        raise ReparamError(f"the budget must be mean:KEY_DIM, but is {text!r}")
+    return float(match[1])
 
 
 def parameters_of(state: Mapping[str, Any]) -> int:
@@ -156,72 +149,52 @@ def at_multiples(curve: Curve, multiple: int) -> Curve:
     return dict(zip(dims, numpy.interp(dims, known, [curve[dim] for dim in known]).tolist(), strict=True))
 
 
-def allocate(curves: Mapping[str, Curve], costs: Mapping[str, int], budget: float, step: int = 1) -> Dict[str, int]:
-    """Key dims of least total divergence whose total cost is within the budget.
+def allocate(curves: Mapping[str, Curve], budget: float, step: int = 1) -> Dict[str, int]:
+    """Key dims of least total divergence whose sum is within the budget.
 
     Args:
         curves: layer → key dim → divergence; the largest key dim is where the layer starts.
-        costs: layer → cost of one dimension. budget: for the sum over layers of key dim times cost.
         step: key dims are multiples of it, but for the largest and smallest of a curve.
 
     Raises:
-        ReparamError: even the smallest key dims cost more.
+        ReparamError: even the smallest key dims are too large.
     """
     hulls = {name: convex(curve) for name, curve in curves.items()}
     dims = {name: hull[-1][0] for name, hull in hulls.items()}
-    least = sum(hull[0][0] * costs[name] for name, hull in hulls.items())
+    least, number = sum(hull[0][0] for hull in hulls.values()), len(hulls)
     if least > budget:
-        raise ReparamError(f"the budget is too small: the layers need at least {least} and may have {budget:g}")
-    spent = sum(dims[name] * costs[name] for name in dims)
-    while spent > budget:
+        raise ReparamError(
+            f"the budget is too small: a mean key dim of {least / number:g} is the least, got {budget / number:g}"
+        )
+    while sum(dims.values()) > budget:
         options = []
         for name, hull in hulls.items():
             dim, smallest = dims[name], hull[0][0]
             if dim > smallest:
                 lower = max(smallest, (dim - 1) // step * step)
                 after, before = numpy.interp([lower, dim], [d for d, _ in hull], [v for _, v in hull])
-                options.append((float(after - before) / ((dim - lower) * costs[name]), name, lower))
+                options.append((float(after - before) / (dim - lower), name, lower))
         _, name, lower = min(options)
-        spent -= (dims[name] - lower) * costs[name]
         dims[name] = lower
     return dims
 
 
-def spend(trained: TrainedModel, curves: Mapping[str, Curve], budget: Budget, *, multiple: int = 1) -> Dict[str, int]:
-    """Key dims, all multiples of ``multiple``, of the layers whose curves were measured, within a budget.
+def spend(curves: Mapping[str, Curve], budget: float, *, multiple: int = 1) -> Dict[str, int]:
+    """Key dims, all multiples of ``multiple``, of the layers whose curves were measured; ``budget`` is their mean.
 
     Dimensions are taken away by 1/32 of the largest key dim at a time, but for a layer's last.
 
     Raises:
         ReparamError: the budget is too small, or a layer for the multiple.
     """
-    origin = sources(trained, list(curves))
     step = max(1, max(max(curve) for curve in curves.values()) // 32)
     if multiple > 1:
         curves = {name: at_multiples(curve, multiple) for name, curve in curves.items()}
         step = -(-step // multiple) * multiple
-    least = {name: min(curve) for name, curve in curves.items()}
-    if budget.mean is not None:
-        if budget.mean * len(least) < sum(least.values()):
-            mean = sum(least.values()) / len(least)
-            raise ReparamError(f"the budget is too small: a mean key dim of {mean:g} is the least, got {budget.mean:g}")
-        return allocate(curves, dict.fromkeys(curves, 1), budget.mean * len(curves), step)
-    # a shared dimension is a row of both projections and one weight per head
-    costs = {n: sum(factor.numel() for factor in origin[n].heads) // origin[n].heads.rank for n in curves}
-    # the rest: what is not of the scores, and the content biases (H, Dk) that a fit with calibration has
-    rest = parameters_of(trained.state)
-    for name in curves:
-        heads = origin[name].heads
-        rest += heads.num_heads * heads.key.size(1) - score_parameters(trained.state, name)
-    most = (budget.parameters or 0) - rest
-    if (needed := sum(dim * costs[name] for name, dim in least.items())) > most:
-        raise ReparamError(
-            f"the budget is too small: the model has at least {rest + needed:,} parameters, got {budget.parameters:,}"
-        )
-    return allocate(curves, costs, most, step)
+    return allocate(curves, budget * len(curves), step)
 
 
-def check_budget(trained: TrainedModel, names: Sequence[str], budget: Budget, multiple: int) -> None:
+def check_budget(trained: TrainedModel, names: Sequence[str], budget: float, multiple: int) -> None:
     """Refuse a budget that is too small or too large before anything is measured.
 
     Raises:
@@ -230,7 +203,7 @@ def check_budget(trained: TrainedModel, names: Sequence[str], budget: Budget, mu
     """
     ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
     mean = sum(ranks.values()) / len(ranks)
-    if (budget.mean or 0) > mean:
-        raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}, got {budget.mean:g}")
+    if budget > mean:
+        raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}, got {budget:g}")
     curves = {name: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
-    spend(trained, curves, budget, multiple=multiple)
+    spend(curves, budget, multiple=multiple)

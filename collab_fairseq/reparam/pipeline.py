@@ -34,10 +34,10 @@ class Settings:
     """How a model is converted.
 
     Attributes:
-        key_dim: D̃k of every converted layer; or else budget: ``mean:N`` or ``parameters:N``, spread over the layers in
+        key_dim: D̃k of every converted layer; or else budget: ``mean:N``, their mean, spread over the layers in
             multiples of ``multiple``; None: 8, for half types, where ``device`` is a GPU, else 1.
         sites: which attention, written as in ``--collaborative-heads``.
-        calibration: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
+        calibration: ``SPLIT:N`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
         distill: steps of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
             run that was killed resumes from the output with ``.distilling`` at its end.
@@ -109,7 +109,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
     if given.threads:
         torch.set_num_threads(given.threads)
-    spending = allocation.Budget.parse(given.budget) if given.budget else None
+    spending = allocation.parse_budget(given.budget) if given.budget else None
     began = time.perf_counter()
     text_wanted = bool(calibration or given.evaluate)
     trained = translation.load_model(checkpoint, given.data, device=device, seed=seed, text=text_wanted)
@@ -136,7 +136,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
     if spending and text:
         measured = {**tokens, "sentences": some, "seed": seed}
         curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
-        key_dims = allocation.spend(trained, curves, spending, multiple=multiple or 1)
+        key_dims = allocation.spend(curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
     if given.distill and calibration:
         unlabelled = given.distill_text or calibration

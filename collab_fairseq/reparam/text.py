@@ -13,8 +13,6 @@ from collab_fairseq.translation.text import dataset
 logger = logging.getLogger(__name__)
 
 _SENTENCES = 400
-#: sentences whose loss tells the source from the target
-_SOME = 50
 
 
 def text_of(
@@ -23,7 +21,7 @@ def text_of(
     """Find or read the text; sources without a translation are translated by the model.
 
     Args:
-        flag: as the value of ``option``: ``SPLIT:N``, ``SOURCE,TARGET`` or ``SOURCE``.
+        flag: as the value of ``option``: ``SPLIT:N`` or ``SOURCE``.
         seed: if given, the source side is all that is read, and the model draws the translations.
 
     Returns:
@@ -31,18 +29,19 @@ def text_of(
         ``sentences``, how many of the split, the first.
 
     Raises:
-        TranslationError: no such file or split, or files of different lengths.
+        TranslationError: no such file or split.
     """
-    name, files = option.lstrip("-"), flag.split(",")
-    if len(files) > 2:
-        raise TranslationError(f"{option} must be SPLIT:N, SOURCE,TARGET or SOURCE, but is {flag!r}")
-    if len(files) == 1 and not os.path.isfile(flag):
+    name = option.lstrip("-")
+    if os.path.isfile(flag):
+        sources = _lines(flag, option)
+        description = f"{len(sources)} sentences, {os.path.basename(flag)}"
+    else:
         split, _, number = flag.partition(":")
         there = translation.splits(trained)
         if split not in there:
             raise TranslationError(
-                f"{option} {flag}: there is no file of that name, and the data-bin has no split {split!r}; "
-                f"it has {', '.join(there) or 'none'}"
+                f"{option} must be SPLIT:N or SOURCE, but there is no file {flag}, and the data-bin has no split "
+                f"{split!r}; it has {', '.join(there) or 'none'}"
             )
         if number and not (number.isdigit() and int(number) > 0):
             raise TranslationError(f"{option} {flag}: the number of sentences must be at least 1")
@@ -50,17 +49,10 @@ def text_of(
         description = f"the first {found} sentences of {split}"
         if seed is None:
             return split, {"text": description, "sentences": found}
-        lines = [_sources(trained, split, found)]
-    else:
-        lines = [_lines(file, option) for file in files]
-        description = f"{len(lines[0])} sentences, {' and '.join(map(os.path.basename, files))}"
-    if len(lines) == 1 or seed is not None:
-        lines[1:] = [own_translations(trained, lines[0], name, max_tokens, seed)]
-        description += " and its translation by the model" if seed is None else ", translations drawn from the model"
-    translation.add_text(trained, name, *lines)
-    if len(files) == 2 and seed is None:
-        _check_order(trained, name, lines, max_tokens, option)
-    return name, {"text": description, "sentences": len(lines[0])}
+        sources = _sources(trained, split, found)
+    translation.add_text(trained, name, sources, own_translations(trained, sources, name, max_tokens, seed))
+    description += " and its translation by the model" if seed is None else ", translations drawn from the model"
+    return name, {"text": description, "sentences": len(sources)}
 
 
 def own_translations(
@@ -79,23 +71,6 @@ def own_translations(
     with torch.random.fork_rng(devices=[trained.device] if trained.device.type == "cuda" else []):
         torch.manual_seed(seed or 0)
         return translation.translate(trained, f"{name} source", **search)
-
-
-def _check_order(trained: TrainedModel, name: str, lines: Sequence[List[str]], max_tokens: int, option: str) -> None:
-    """Refuse targets given as sources: with a dictionary of both languages nothing else would tell."""
-    swapped = f"{name} swapped"
-    try:
-        translation.add_text(trained, swapped, *(side[:_SOME] for side in reversed(lines)))
-    except TranslationError:  # dictionaries of their own
-        return
-    some = {"max_tokens": max_tokens, "sentences": _SOME}
-    given, other = (translation.loss(trained, split, **some).nll_loss for split in (name, swapped))
-    del trained.task.datasets[swapped]
-    if other < given:
-        raise TranslationError(
-            f"{option} must be SOURCE,TARGET, but the model finds the first file likelier as the translation of the "
-            f"second ({other:.2f} bits a token) than the other way round ({given:.2f})"
-        )
 
 
 def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:

@@ -39,7 +39,7 @@ from collab_fairseq.cli.options import pair
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
-from collab_fairseq.reparam.allocation import Budget, measure_curves, parameters_of, spend
+from collab_fairseq.reparam.allocation import measure_curves, parameters_of, spend
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
 from collab_fairseq.reparam.text import text_of
@@ -96,11 +96,8 @@ class Study:
             },
             "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
             "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
-            "sentences": args.sentences, "distill": args.distill, "unlabelled": args.unlabelled,
-            "seeds": args.seeds,
-            "distill_ranks": [str(part) for part in args.distill_ranks],
-            "ranks": [str(part) for part in args.ranks],
-            "bleu_ranks": [str(part) for part in args.bleu_ranks],
+            **{name: getattr(args, name) for name in ("sentences", "distill", "unlabelled", "seeds")},
+            **{name: list(map(str, getattr(args, name))) for name in ("distill_ranks", "ranks", "bleu_ranks")},
             "tensorly": importlib.metadata.version("tensorly") if {"paper", "authors"} & {*args.methods} else None,
         }  # fmt: skip
 
@@ -140,12 +137,12 @@ class Study:
             if method == "authors":
                 found = {n: w._replace(scale=(w.heads.rank / w.heads.num_heads) ** -0.5) for n, w in found.items()}
             return found, seconds, None
-        # the same text for all of them: not in anybody's time
+        # the same text for all of them: in no method's time
         calibrations = None if method == "plain" else self.calibrations
         curves = self.curves if method in ("allocated", "distilled") else None
         began, dims = time.process_time(), self.ranks(part)
         if curves:
-            dims = spend(self.trained, curves, Budget(mean=sum(dims.values()) / len(dims)))
+            dims = spend(curves, sum(dims.values()) / len(dims))
         fits = fit_layers(self.origin, dims, calibrations, progress=lambda *_: None, seed=seed)
         found = {name: fit.weights for name, fit in fits.items()}
         seconds = time.process_time() - began

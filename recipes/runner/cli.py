@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NoReturn, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -75,129 +75,132 @@ def numbers(text: str) -> List[int]:
     return [positive(word) for word in text.split(",")]
 
 
-def sweep_parser(recipe: str, cfg: DictConfig, **options: Any) -> argparse.ArgumentParser:
-    """What sweep.sh has for itself; the rest is handed on to run.sh."""
-    parser = Parser(allow_abbrev=False, **options)
-    add = parser.add_argument_group("the runs").add_argument
-    text = "head sites and key dimension of each run, and a --variant"
-    add("--runs", metavar='"A:N ..."', type=str.split, help=f"{text} (default: {' '.join(cfg.recipe.runs)})")
-    add("--seeds", metavar="N,N,...", type=numbers, help=f"each run once per seed (default: {cfg.common.seed})")
-    add("--jobs", metavar="N", type=positive, default=1, help="so many runs at a time on this machine (default: 1)")
-    text = 'hand each run to a cluster instead, such as "sbatch --partition gpu", with recipes/slurm/run.sbatch'
-    add("--submit", metavar="COMMAND", default="", help=text)
-    text = f"where the runs go, one folder each, and table.md (default: runs/{recipe})"
-    add("--output", metavar="DIR", type=absolute, help=text)
-    add("--table", action="store_true", help="only the table of the runs that are finished")
-    add("--dry-run", action="store_true", help="print the commands and do nothing")
-    return parser
+OF_RUN = (
+    ("--heads", "SITES", sites, "collaborative heads: encoder, cross, decoder joined by _, or none (default: "
+     "{model.collaborative_heads})"),
+    ("--key-dim", "N", positive, "shared key dimension (default: {model.key_dim}; with --heads none the width)"),
+    ("--seed", "N", positive, "(default: {common.seed})"),
+    ("--variant", "NAME", str, "more settings, by names of recipe.variants joined by _: {variants}"),
+    ("--output", "DIR", absolute, "where the run is (default: runs/{name}/<what it is>)"),
+    ("--dry-run", None, None, "print the training command and do nothing"),
+)  # fmt: skip
+OF_SWEEP = (
+    ("--runs", '"A:N ..."', str.split, "head sites and key dimension of each run, and a --variant (default: {runs})"),
+    ("--seeds", "N,N,...", numbers, "each run once per seed (default: {common.seed})"),
+    ("--jobs", "N", positive, "so many runs at a time on this machine (default: 1)"),
+    ("--submit", "COMMAND", str, 'hand each run to a cluster instead, such as "sbatch --partition gpu", with '
+     "recipes/slurm/run.sbatch"),
+    ("--output", "DIR", absolute, "where the runs go, one folder each, and table.md (default: runs/{name})"),
+    ("--table", None, None, "only the table of the runs that are finished"),
+    ("--dry-run", None, None, "print the commands and do nothing"),
+)  # fmt: skip
+#: title → options; the same name the same run in all scripts
+OF_ALL = {
+    "model and training": (
+        ("--arch", "NAME", str, "a preset of this project (default: {model._name})"),
+        ("--updates", "N", positive, "length of the training (default: {optimization.max_update})"),
+        ("--warmup", "N", positive, "warm-up updates of the learning rate (default: {lr_scheduler.warmup_updates})"),
+        ("--fast", None, None, "the loss in chunks, Adam in one pass, dropout from fewer random bits"),
+    ),
+    "data": (
+        ("--data", "DIR", absolute, "made by {recipe.prepare}, which is run where DIR does not exist (default: "
+         "{recipe.data})"),
+        ("{recipe.source_option}", "PATH", absolute, "the corpus as downloaded, for that script"),
+        ("--reference", "FILE", absolute, "raw references of the test set (default: those of the data{fetched})"),
+    ),
+    "machine": (
+        ("--device", "NAME", str, "auto, gpu or cpu (default: {recipe.device})"),
+        ("--gpus", "N", positive, "GPUs per node, or processes on a CPU (default: {gpus})"),
+        ("--nodes", "N", positive, "nodes (default: 1, or those of the job); outside Slurm start it on each with"),
+        ("--master", "H:P", str, "a port P of the first node H, and"),
+        ("--node-rank", "R", number, "its number from 0"),
+        ("--max-tokens", "N", positive, "of a GPU and a pass (default: the largest up to {dataset.max_tokens}, more "
+         "from 48 GiB on, that gives the batch)"),
+        ("--batch-tokens", "N", positive, "tokens per update, of all GPUs together (default: {batch})"),
+        ("--precision", "NAME", str, "auto, fp16, bf16, fp32 (default: {recipe.precision}: {on_card}; CPU {on_cpu})"),
+        ("--threads", "N", positive, "CPU threads per node (default: OMP_NUM_THREADS, else the cores of this shell)"),
+        ("--python", "PROGRAM", str, "Python with the project installed (default: $PYTHON, else python)"),
+    ),
+    "results": (
+        ("--average", "N", positive, "average the last N checkpoints (default: {recipe.average}; {saves} in a run)"),
+        ("--stages", "N", positive, "evaluate after each of N equal parts of the run (default: {recipe.stages})"),
+        ("--valid", None, None, "evaluate on the validation set instead of the test set ({valid})"),
+        ("--tensorboard", "DIR", absolute, "curves for TensorBoard"),
+        ("--wandb", "PROJECT", str, "curves for Weights & Biases"),
+        ("--config", "FILE", str, "settings laid over {name}.yaml: FILE.yaml, or the name of one beside it (default: "
+         "$RECIPE_CONFIG)"),
+    ),
+}  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser, title: str, options: Any, facts: Dict[str, Any]) -> None:
+    """Options of a table above, their help filled in with facts."""
+    group = parser.add_argument_group(title)
+    for flag, metavar, kind, text in options:
+        how: Dict[str, Any] = {"metavar": metavar, "type": kind} if metavar else {"action": "store_true"}
+        if flag.startswith("{"):
+            how["dest"] = "corpus"
+        group.add_argument(flag.format(**facts), help=text.format(**facts).replace("%", "%%"), **how)
 
 
 def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
     """The options of a step of a recipe, with that recipe's defaults."""
     step, recipe, own = script.stem, script.parent.name, cfg.recipe
-    about: Dict[str, Any] = {
-        "prog": str(script.relative_to(ROOT)), "description": f"{own.about}. {ABOUT[step]}",
-        "usage": f"{script.relative_to(ROOT)} [options] [SECTION.NAME=VALUE ...]",
-        "epilog": f"Anything in recipes/{recipe}/{recipe}.yaml, and any setting of fairseq, may follow as "
-        "SECTION.NAME=VALUE: optimization.lr=[0.001] model.dropout=0.1 recipe.average=3. The same command continues "
-        "what was interrupted; finished steps and runs are skipped.",
+    facts = {
+        **{str(name): cfg[name] for name in cfg}, "name": recipe, "batch": settings.batch_of(cfg),
+        "variants": " ".join(sorted(own.variants)), "runs": " ".join(own.runs), "gpus": own.gpus or "all GPUs",
+        "fetched": ", else fetched by sacrebleu" if own.sacrebleu_sets else "",
+        "on_cpu": own.cpu_precision or "is measured",
+        "on_card": "fp16" if cfg.common.get("fp16") else "bf16 where the GPUs have it, else fp16",
+        "saves": cfg.optimization.max_update // cfg.checkpoint.save_interval_updates,
+        "valid": ", ".join((own.valid_tests or {}).values()) or "not here",
     }  # fmt: skip
+    name = str(script.relative_to(ROOT))
+    parser = Parser(
+        prog=name, usage=f"{name} [options] [SECTION.NAME=VALUE ...]", description=f"{own.about}. {ABOUT[step]}",
+        allow_abbrev=False, epilog=f"Any setting of recipes/{recipe}/{recipe}.yaml and of fairseq may follow: "
+        "optimization.lr=[0.001] model.dropout=0.1 recipe.average=3. The same options name the same run everywhere; "
+        "the same command continues what was interrupted, and skips what is finished.",
+    )  # fmt: skip
     if step == "sweep":
-        parser = sweep_parser(recipe, cfg, **about)
+        add_options(parser, "the runs", OF_SWEEP, facts)
     else:
-        parser = Parser(allow_abbrev=False, **about)
-        add = parser.add_argument_group("the run").add_argument
-        text = "collaborative heads: encoder, cross, decoder joined by _, or none"
-        add("--heads", metavar="SITES", type=sites, help=f"{text} (default: {cfg.model.collaborative_heads})")
-        text = f"shared key dimension (default: {cfg.model.key_dim}; with --heads none the embedding width)"
-        add("--key-dim", metavar="N", type=positive, help=text)
-        add("--seed", metavar="N", type=positive, help=f"(default: {cfg.common.seed})")
-        text = f"more settings, by names of recipe.variants joined by _: {' '.join(sorted(own.variants))}"
-        add("--variant", metavar="NAME", default="", help=text)
-        add("--with", action=Renamed, const="--variant")
-        add("--output", metavar="DIR", type=absolute, help=f"where the run is (default: runs/{recipe}/<what it is>)")
-        add("--dry-run", action="store_true", help="print the training command and do nothing")
+        add_options(parser, "the run", OF_RUN, facts)
+        parser.add_argument("--with", action=Renamed, const="--variant")
         if own.stock:
             text = "fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch, --fast)"
-            add("--stock", action="store_true", help=text)
+            parser.add_argument("--stock", action="store_true", help=text)
     text = "train with --heads none, convert the result with collab reparam, train on with --finetune-from-model"
     parser.add_argument("--wide", action=Gone, const=text)
-
-    text = "model and training (the same options name the same run in all scripts)"
-    add = parser.add_argument_group(text).add_argument
-    add("--arch", metavar="NAME", help=f"a preset of this project (default: {cfg.model._name})")
-    text = f"length of the training (default: {cfg.optimization.max_update})"
-    add("--updates", metavar="N", type=positive, help=text)
-    text = f"warm-up updates of the learning rate (default: {cfg.lr_scheduler.warmup_updates})"
-    add("--warmup", metavar="N", type=positive, help=text)
-    text = "the loss in chunks, Adam in one pass, dropout from fewer random bits"
-    add("--fast", action="store_true", help=text)
-
-    add = parser.add_argument_group("data").add_argument
-    text = f"made by {own.prepare}, which is run where DIR does not exist (default: {own.data})"
-    add("--data", metavar="DIR", type=absolute, default=str(ROOT / own.data), help=text)
-    text = "the corpus as downloaded, for that script"
-    add(own.source_option, dest="corpus", metavar="PATH", type=absolute, help=text)
-    text = "raw references of the test set (default: those of the data"
-    text += ", else fetched by sacrebleu)" if own.sacrebleu_sets else ")"
-    add("--reference", metavar="FILE", type=absolute, help=text)
-
-    add = parser.add_argument_group("machine").add_argument
-    add("--device", metavar="NAME", help=f"auto, gpu or cpu (default: {own.device})")
-    text = f"GPUs per node, or processes on a CPU (default: {own.gpus or 'all GPUs'})"
-    add("--gpus", metavar="N", type=positive, help=text)
-    text = "nodes (default: 1, in a Slurm job those of the job); outside Slurm start this script on each with --master"
-    add("--nodes", metavar="N", type=positive, default=int(os.environ.get("SLURM_JOB_NUM_NODES") or 1), help=text)
-    add("--master", metavar="H:P", default="", help="a port P of the first node H, and --node-rank")
-    add("--node-rank", metavar="R", type=number, default=0, help="its number from 0")
-    text = f"tokens per GPU and pass (default: the largest up to {cfg.dataset.max_tokens}, more from 48 GiB on, that "
-    add("--max-tokens", metavar="N", type=positive, default=0, help=text + "gives the batch)")
-    text = f"tokens per update, of all GPUs together (default: {settings.batch_of(cfg)})"
-    add("--batch-tokens", metavar="N", type=positive, help=text)
-    on_card = "fp16" if cfg.common.get("fp16") else "bf16 where the GPUs have it, else fp16"
-    on_cpu = own.cpu_precision or "is measured"
-    text = f"auto, fp16, bf16 or fp32 (default: {own.precision}; auto: {on_card}; a CPU {on_cpu})"
-    add("--precision", metavar="NAME", help=text)
-    text = "CPU threads per node (default: OMP_NUM_THREADS, else the cores that this shell may use)"
-    add("--threads", metavar="N", type=positive, help=text)
-    text = "Python with the project installed (default: $PYTHON, else python)"
-    add("--python", metavar="PROGRAM", default=PYTHON, help=text)
-
-    add = parser.add_argument_group("results").add_argument
-    count = cfg.optimization.max_update // cfg.checkpoint.save_interval_updates
-    text = f"average the last N checkpoints (default: {own.average}; there are {count} in a run)"
-    add("--average", metavar="N", type=positive, help=text)
-    text = "average, translate, score and record after each of N equal parts of the run"
-    add("--stages", metavar="N", type=positive, help=f"{text} (default: {own.stages})")
-    text = "evaluate on the validation set instead of the test set"
-    add("--valid", action="store_true", help=f"{text} ({', '.join((own.valid_tests or {}).values()) or 'not here'})")
-    add("--tensorboard", metavar="DIR", type=absolute, help="curves for TensorBoard")
-    add("--wandb", metavar="PROJECT", help="curves for Weights & Biases")
-    text = f"settings laid over {recipe}.yaml: FILE.yaml, or the name of one beside it (default: $RECIPE_CONFIG)"
-    add("--config", metavar="FILE", help=text)
+    for title, options in OF_ALL.items():
+        add_options(parser, title, options, facts)
     return parser
+
+
+def passed_on(argv: List[str]) -> List[str]:
+    """The words of sweep.sh that are run.sh's."""
+    own = Parser(add_help=False, allow_abbrev=False)
+    add_options(own, "", ((flag, metavar, kind, "") for flag, metavar, kind, _ in OF_SWEEP), {})
+    return own.parse_known_args(argv)[1]
 
 
 def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> DictConfig:
     """The settings of a run, of the YAML, its variant, options and `key=value` words, each laid over those before."""
     for word in words:
-        if word == "--":
-            raise RecipeError("flags after -- are gone: give settings, such as optimization.lr=[0.001] for --lr 0.001")
-        if word.startswith("-"):
-            raise RecipeError(f"unknown argument '{word}' (see --help)")
         if decided := DECIDED.get(word.partition("=")[0]):
             raise RecipeError(f"{word.partition('=')[0]} is what this recipe decides; give {decided}")
     given = {name: getattr(args, name, None) for name in NAMES}
-    over = [*settings.variant(cfg, getattr(args, "variant", "")), *(shlex.split(settings.FAST) if args.fast else [])]
+    over = settings.variant(cfg, getattr(args, "variant", None) or "")
+    over += shlex.split(settings.FAST) if args.fast else []
     over += [f"{NAMES[name]}={value}" for name, value in given.items() if value is not None]
     stock = getattr(args, "stock", False)
     if stock:
         if args.fast or any(given[name] for name in ("heads", "key_dim", "arch")):
             raise RecipeError("--stock excludes --heads, --key-dim, --arch and --fast")
-        kept = {key: cfg.model[key] for key in ("share_all_embeddings", "dropout")}
-        cfg.model = OmegaConf.merge(cfg.recipe.stock, kept)
-        cfg.criterion._name = cfg.criterion._name.removesuffix("_chunked")
-        cfg.optimizer._name = cfg.optimizer._name.removeprefix("fused_")
+        from collab_fairseq.models.config import OWN_FIELDS
+
+        cfg = OmegaConf.merge(cfg, cfg.recipe.stock)  # type: ignore[assignment]
+        cfg.model = {name: value for name, value in cfg.model.items() if name not in OWN_FIELDS}
     count = max(1, cfg.optimization.max_update // cfg.checkpoint.save_interval_updates)
     if given["heads"] == "none" and not given["key_dim"]:
         cfg.model.key_dim = None
@@ -210,64 +213,84 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
     return cfg
 
 
+def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> Run:
+    """The run that settings and options name, on the machine that they name."""
+    recipe, own, common = script.parent.name, cfg.recipe, cfg.common
+    if args.valid and not own.valid_tests:
+        raise RecipeError("--valid: this recipe has no references for its validation set")
+    machine = Machine(
+        own.device, own.gpus or 0, args.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1), args.node_rank or 0,
+        args.master or "", args.threads or processor.usable_cores(), args.dry_run, own.precision,
+        "fp16" if common.get("fp16") else None, own.cpu_precision, args.max_tokens or 0,
+    )  # fmt: skip
+    machine.find_cards()
+    parts = ["stock" if getattr(args, "stock", False) else cfg.model.collaborative_heads]
+    parts += [f"dk{cfg.model.key_dim}"] if cfg.model.get("key_dim") else []
+    parts += [args.variant] if args.variant else []
+    name = "-".join([*parts, f"s{common.seed}", f"u{cfg.optimization.max_update}"])
+    output, data = args.output or ROOT / "runs" / recipe / name, args.data or ROOT / own.data
+    command_line = shlex.join([str(script.relative_to(ROOT)), *argv])
+    return Run(
+        cfg, f"{recipe}-{name}", Path(output), Path(data), machine, command_line, args.corpus, args.valid
+    )  # fmt: skip
+
+
+def plan_sweep(recipe: str, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> None:
+    """The runs that settings and options name, and their table."""
+    runs = args.runs or list(cfg.recipe.runs)
+    for run in runs:
+        settings.variant(cfg, parse(run)[2])
+    output, passed = Path(args.output or ROOT / "runs" / recipe), ["--python", PYTHON, *passed_on(argv)]
+    jobs, submit = args.jobs or 1, args.submit or ""
+    plan = Sweep(recipe, output, cfg.optimization.max_update, passed, jobs, submit, args.dry_run)
+    sweep(plan, runs, args.seeds or [cfg.common.seed], args.table)
+
+
+def train(run: Run, dry_run: bool) -> bool:
+    """Train a run, or print the commands; whether what follows is to be done here."""
+    run.check()
+    run.machine.choose_precision(lambda threads: products(run.cfg.model._name, threads))
+    run.machine.split_batch(run.recipe.batch_tokens, run.cfg.dataset.max_tokens)
+    if dry_run:
+        sys.stdout.write("".join(f"{shlex.join(run.command(end))}\n" for end in run.ends))
+    elif run.machine.node_rank > 0:  # the first node does everything else
+        run.train_as_other_node()
+    else:
+        run.prepare()
+        run.keep_settings()
+        run.train()
+    return not dry_run and run.machine.node_rank == 0
+
+
 def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
     """The settings of a run and the options of a step of a recipe, as the command line says."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("RECIPE_CONFIG"))
     cfg = settings.load(script.parent.name, first.parse_known_args(argv)[0].config)
     args, words = build_parser(script, cfg).parse_known_args(argv)
+    for word in words:
+        if word == "--":
+            raise RecipeError("flags after -- are gone: give settings, such as optimization.lr=[0.001] for --lr 0.001")
+        if word.startswith("-"):
+            raise RecipeError(f"unknown argument '{word}' (see --help)")
     return resolve(cfg, args, words), args
 
 
-def main(script: Path, argv: List[str]) -> Optional[int]:
+def main(script: Path, argv: List[str]) -> None:
     """Do a step of a recipe: what the folder and the name of the script say."""
     step, recipe = script.stem, script.parent.name
     logging.basicConfig(level=logging.WARNING, format=f"{recipe}: %(message)s", stream=sys.stderr)
     logging.getLogger("recipe").setLevel(logging.INFO)
     cfg, args = read(script, argv)
     if step == "sweep":
-        for run in (runs := args.runs or list(cfg.recipe.runs)):
-            settings.variant(cfg, parse(run)[2])
-        passed = sweep_parser(recipe, cfg, add_help=False).parse_known_args(argv)[1]
-        output = Path(args.output or ROOT / "runs" / recipe)
-        passed = ["--python", PYTHON, *passed]
-        plan = Sweep(recipe, output, cfg.optimization.max_update, passed, args.jobs, args.submit, args.dry_run)
-        sweep(plan, runs, args.seeds or [cfg.common.seed], args.table)
-        return 0
-
-    own, common = cfg.recipe, cfg.common
-    machine = Machine(
-        own.device, own.gpus or 0, args.nodes, args.node_rank, args.master, args.threads or processor.usable_cores(),
-        args.dry_run, own.precision, "fp16" if common.get("fp16") else None, own.cpu_precision, args.max_tokens,
-    )  # fmt: skip
-    machine.find_cards()
-    what = "stock" if getattr(args, "stock", False) else cfg.model.collaborative_heads
-    key_dim = cfg.model.get("key_dim")
-    name = f"{recipe}-{what}{f'-dk{key_dim}' if key_dim else ''}{args.variant and f'-{args.variant}'}"
-    name += f"-s{common.seed}-u{cfg.optimization.max_update}"
-    output = Path(args.output or ROOT / "runs" / recipe / name.removeprefix(f"{recipe}-"))
-    command_line = shlex.join([str(script.relative_to(ROOT)), *argv])
-    run = Run(cfg, name, output, Path(args.data), machine, command_line, args.corpus, args.valid)
-    if args.valid and not own.valid_tests:
-        raise RecipeError("--valid: this recipe has no references for its validation set")
-    if step in ("train", "run"):
-        run.check()
-        machine.choose_precision(lambda threads: products(cfg.model._name, threads))
-        machine.split_batch(own.batch_tokens, cfg.dataset.max_tokens)
-        if args.dry_run:
-            for end in run.ends:
-                sys.stdout.write(shlex.join(run.command(end)) + "\n")
-            return 0
-        if machine.node_rank > 0:  # the first node does everything else
-            run.train_as_other_node()
-            return 0
-        run.prepare()
-        run.keep_settings()
-        run.train()
-    else:
+        plan_sweep(recipe, argv, cfg, args)
+        return
+    run = plan_run(script, argv, cfg, args)
+    if step not in ("train", "run"):
         run.join(args.average is not None)
+    elif not train(run, args.dry_run):
+        return
     if step in ("average", "run"):
         run.average(run.last)
     if step in ("evaluate", "run"):
         evaluate(run)
-    return 0

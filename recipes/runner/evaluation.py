@@ -59,34 +59,24 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
 
 
 def references(run: Run, name: str) -> Path:
-    """The raw references of a test set: those that were named, the data's, or sacreBLEU's, which are fetched."""
-    target = run.cfg.task.target_lang
-    file = ROOT / run.recipe.reference if run.recipe.reference else run.data / "raw" / f"{name}.{target}"
+    """The raw references of a test set: those that were named, the data's, or sacreBLEU's, which it fetches."""
+    task, given = run.cfg.task, run.recipe.reference
+    file = ROOT / given if given else run.data / "raw" / f"{name}.{task.target_lang}"
     test_set = (run.recipe.sacrebleu_sets or {}).get(name)
-    if not run.recipe.reference and not file.is_file() and test_set:
-        file = run.data / "references" / f"{name}.{target}"
-        if not file.is_file():
-            fetch_references(test_set, f"{run.cfg.task.source_lang}-{target}", file)
+    if test_set and not given and not file.is_file():
+        from sacrebleu.utils import get_reference_files
+
+        pair = f"{task.source_lang}-{task.target_lang}"
+        try:
+            return Path(get_reference_files(test_set, pair)[0])
+        except (Exception, SystemExit) as error:
+            raise RecipeError(
+                f"the references of {name} could not be fetched ({error}); where there is internet, run 'sacrebleu -t "
+                f"{test_set} -l {pair} --echo ref > FILE' and give --reference FILE"
+            ) from error
     if not file.is_file():
         raise RecipeError(f"there are no references {file}; name a file of raw references with --reference")
     return file
-
-
-def fetch_references(test_set: str, pair: str, file: Path) -> None:
-    """The references of a sacreBLEU test set, whole or not at all."""
-    logger.info("fetching the references of %s", test_set)
-    asked = ["sacrebleu", "--test-set", test_set, "--language-pair", pair, "--echo", "ref"]
-    done = subprocess.run([sys.executable, "-m", *asked], capture_output=True, check=False)
-    if done.returncode:
-        sys.stderr.write("".join(done.stderr.decode(errors="replace").splitlines(keepends=True)[-1:]))
-        raise RecipeError(
-            "the references could not be fetched; where there is internet, run "
-            f"'python -m {' '.join(asked)} > FILE' and give --reference FILE"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(f"{file}.tmp")
-    unfinished.write_bytes(done.stdout)
-    unfinished.replace(file)
 
 
 def score(run: Run, average: str, name: str) -> None:

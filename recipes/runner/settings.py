@@ -6,12 +6,12 @@ import re
 import shlex
 import sys
 from argparse import Namespace
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, get_args
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 import collab_fairseq
@@ -66,7 +66,7 @@ class Recipe:
     stages: int = 1  # each of which is averaged, translated, scored and recorded
     decoding_tokens: int = 4000  # tokens in a batch of fairseq-generate
     variants: Dict[str, str] = field(default_factory=dict)  # name → settings as on the command line
-    stock: Optional[Dict[str, Any]] = None  # `model` of fairseq's own transformer, for --stock
+    stock: Optional[Dict[str, Any]] = None  # what --stock lays over, for fairseq's own transformer
     runs: List[str] = field(default_factory=list)  # HEADS:KEY_DIM[:VARIANT] of a sweep
     root: str = str(ROOT)
 
@@ -93,7 +93,7 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
         layers.append(read(beside if beside.is_file() else Path(config)))
     cfg = OmegaConf.merge(*layers)
     cfg.pop("hydra", None)  # where fairseq-hydra-train has its runs
-    cfg.checkpoint.save_dir = None  # --output
+    cfg.checkpoint.save_dir = MISSING  # --output
     return cfg  # type: ignore[return-value]
 
 
@@ -122,29 +122,27 @@ def lay_over(cfg: DictConfig, words: List[str]) -> DictConfig:
 
 
 def check(cfg: DictConfig) -> None:
-    """See that every name is one of fairseq's, of the model's or of a recipe, and every number a number."""
-    known = _known(cfg)
+    """See that every name is one of fairseq's, of the model's or of a recipe, and every value of its type."""
+    schemas = _schemas(cfg)
     for section in cfg:
-        if section not in known:
-            raise RecipeError(f"{section} is no section of settings; the nearest is {_nearest(str(section), known)}")
-        for key, value in _leaves(cfg[section]):
-            name = key.partition(".")[0] if section == "recipe" else key
-            kind = known[section].get(name, RecipeError)
-            if kind is RecipeError:
-                nearest = _nearest(name, known[section])
-                raise RecipeError(f"{section}.{name} is no setting; the nearest is {section}.{nearest}")
-            if kind in (int, float, bool) and value is not None:
-                fits = isinstance(value, bool) if kind is bool else isinstance(value, (int, kind))
-                if not fits or (isinstance(value, bool) and kind is not bool):
-                    raise RecipeError(f"{section}.{key} must be of type {kind.__name__}, got '{value}'")
+        if section not in schemas:
+            raise RecipeError(f"{section} is no section of settings; the nearest is {_nearest(str(section), schemas)}")
+        try:
+            OmegaConf.merge(schemas[section], cfg[section])
+        except ConfigKeyError as error:
+            key, names = f"{section}.{error.full_key}", [about.name for about in fields(error.object_type)]
+            nearest = f"{key.rpartition('.')[0]}.{_nearest(str(error.key), names)}"
+            raise RecipeError(f"{key} is no setting; the nearest is {nearest}") from error
+        except OmegaConfBaseException as error:
+            raise RecipeError(f"{section}.{error.full_key}: {str(error).splitlines()[0]}") from error
 
 
 def _nearest(name: str, names: Any) -> str:
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0)), "")
 
 
-def _known(cfg: DictConfig) -> Dict[Any, Dict[str, Any]]:
-    """Section → name → type of its settings, as the dataclasses say."""
+def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
+    """Section → the dataclass that has its settings."""
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.models.transformer import TransformerConfig
     from fairseq.registry import REGISTRIES
@@ -154,29 +152,17 @@ def _known(cfg: DictConfig) -> Dict[Any, Dict[str, Any]]:
     from collab_fairseq.models.config import TransformerCollabConfig
 
     import_user_module(Namespace(user_dir=USER_DIR))
+    found: Dict[Any, Any] = {section: about.type for section, about in FairseqConfig.__dataclass_fields__.items()}
+    found["recipe"] = Recipe
+    found["model"] = TransformerConfig if cfg.model._name == "transformer" else TransformerCollabConfig
     registries = {"task": TASK_DATACLASS_REGISTRY, **{k: v["dataclass_registry"] for k, v in REGISTRIES.items()}}
-    found: Dict[Any, Dict[str, Any]] = {"recipe": dict(_types(Recipe))}
-    for section, about in FairseqConfig.__dataclass_fields__.items():
-        name, kind = OmegaConf.select(cfg, f"{section}._name"), about.type
-        if section == "model":
-            kind = TransformerConfig if name == "transformer" else TransformerCollabConfig
-        elif section in registries and name is not None:
-            if name not in registries[section]:
-                nearest = _nearest(name, registries[section])
-                raise RecipeError(f"{section}._name={name}: there is no such {section}; the nearest is {nearest}")
-            kind = registries[section][name]
-        found[section] = {"_name": str, **dict(_types(kind))} if is_dataclass(kind) else {}
+    for section, registry in registries.items():
+        name = OmegaConf.select(cfg, f"{section}._name")
+        if name is not None and name not in registry:
+            nearest = _nearest(name, registry)
+            raise RecipeError(f"{section}._name={name}: there is no such {section}; the nearest is {nearest}")
+        found[section] = registry.get(name)
     return found
-
-
-def _types(kind: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
-    for about in fields(kind):
-        if is_dataclass(about.type):
-            for joint in "._":  # fairseq's own two ways to say encoder.layers
-                yield from _types(about.type, f"{prefix}{about.name}{joint}")
-        inner = [part for part in get_args(about.type) if part is not type(None)]
-        optional = len(inner) == 1 and type(None) in get_args(about.type)
-        yield prefix + about.name, inner[0] if optional else about.type
 
 
 def _leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:

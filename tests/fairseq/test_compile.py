@@ -59,7 +59,7 @@ def real_batches(number, seed=3):
     random = torch.Generator().manual_seed(seed)
     for n in range(number):
         size = int(torch.randint(1, 12, (), generator=random))
-        sides = [draw("multi30k", size, 7 * n + side) for side in (0, 1)]
+        sides = [draw(size, 7 * n + side) for side in (0, 1)]
         yield batch_of(*([side[0]] * size if n % 3 == 0 else side for side in sides))
 
 

@@ -147,7 +147,7 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-heads and --kv-latent-dim are different kinds"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
         ({"mixing_lr_multiplier": -1.0}, "--mixing-lr-multiplier must be positive, but is -1.0"),
-        ({"mixing_init": "identity"}, "xavier, blocks, normal, .*, but is 'identity'"),
+        ({"mixing_init": "bands"}, "--mixing-init must be one of xavier, blocks, normal, but is 'bands'"),
         ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
         ({"attention_kernel": "sdpa_one_key"}, "--attention-kernel sdpa_one_key is gone; use sdpa \\(same results\\)"),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),

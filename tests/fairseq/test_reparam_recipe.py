@@ -1,6 +1,7 @@
 """recipes/reparam/run.sh on a tiny model: study, fine-tuning, tables, figures; what is finished is skipped."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -61,8 +62,11 @@ def test_fine_tuned_models_are_scored_and_tables_made_of_it_all(done):
         "finetuned/tiny-full": 4, "finetuned/tiny-calibrated-1of2": 4,
     }  # fmt: skip
     table = (done / "table.md").read_text(encoding="utf-8")
-    assert "| method | R = 1/2 |" in table
-    assert f"| calibrated, R = 1/2 | {tuned['finetuned/tiny-calibrated-1of2']['valid']['loss']:.4f} |" in table
+    losses = [tuned[f"finetuned/tiny-{name}"]["valid"]["loss"] for name in ("full", "calibrated-1of2")]
+    assert f"| source, fine-tuned | R = 1 | {losses[0]:.4f} | 0.0000 | – |" in table
+    assert f"| ours, calibrated, fine-tuned | R = 1/2 | {losses[1]:.4f} | {losses[1] - losses[0]:.4f} | – |" in table
+    increase = parts["conversion/plain-1of2-seed1"]["valid"]["loss"] - parts["source"]["valid"]["loss"]
+    assert re.search(rf"\| ours, plain \| R = 1/2 \| [\d.]+ \| {increase:.4f} \| [\d.]+ \| – \|\n", table)
     for figure in ("time.svg", "quality.svg"):
         assert "<svg" in (done / figure).read_text(encoding="utf-8")
     again = done / "again.md"

@@ -129,7 +129,7 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
     """A YAML over the recipe's, its variant over both, options, then settings; checkpoints keep their number."""
     (tmp_path / "own.yaml").write_text(
         "optimization: {max_update: 7000, lr: [0.25]}\ncheckpoint: {save_interval_updates: 100}\n"
-        "model: {encoder_normalize_before: true}\nrecipe: {variants: {slow: 'optimization.lr=[0.125]'}}\n"
+        "model: {encoder: {normalize_before: true}}\nrecipe: {variants: {slow: 'optimization.lr=[0.125]'}}\n"
     )
     flags = ["--config", tmp_path / "own.yaml", "--variant", "blocks8_slow", "--updates", 1400, "model.dropout=0.5"]
     command = runner_commands("multi30k", *flags)[0]
@@ -147,11 +147,12 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
     ("word", "message"),
     [
         ("model.key_dimm=3", "model.key_dimm is no setting; the nearest is model.key_dim"),
+        ("model.encoder.layer=3", "model.encoder.layer is no setting; the nearest is model.encoder.layers"),
         ("recipe.averag=3", "recipe.averag is no setting; the nearest is recipe.average"),
         ("optimisation.lr=[1]", "optimisation is no section of settings; the nearest is optimization"),
         ("optimizer._name=fuse_adam", "there is no such optimizer; the nearest is fused_adam"),
-        ("optimization.clip_norm=high", "optimization.clip_norm must be of type float, got 'high'"),
-        ("recipe.stages=true", "recipe.stages must be of type int, got 'True'"),
+        ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
+        ("recipe.stages=true", "recipe.stages: Value 'True' of type 'bool' could not be converted to Integer"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
         ("dropout=0.1", "expected a setting such as optimization.lr=[0.001], got 'dropout=0.1'"),
     ],

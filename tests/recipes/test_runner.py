@@ -1,13 +1,18 @@
-"""What the runner of the recipes plans for any number of cards, and how it takes settings."""
+"""What the runner of the recipes plans for any number of cards, what a folder holds, how signals are handed on."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from runner import machine
+from runner.folder import Folder
 from runner.machine import Cards, Machine
 from runner.settings import RecipeError
 
 from fairseq_modern import processor
+from tests.common import ROOT
 
 # --- the batch and the precision -------------------------------------------------------------------------------------
 
@@ -106,3 +111,37 @@ def test_a_cpu_is_measured_with_the_sizes_of_the_model(plan, units, monkeypatch,
             plan(0, precision="bf16")
     else:
         assert plan(0, precision="bf16").training_flags()[-1] == "--amp"
+
+
+# --- the folder of a run ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_names_the_settings_that_differ_and_refuses_old_runs(tmp_path):
+    folder = Folder(tmp_path / "run")
+    wanted = {"common.seed": 1, "optimization.lr": [0.005], "name": "toy"}
+    folder.keep_settings(wanted)
+    folder.keep_settings(wanted)
+    with pytest.raises(RecipeError) as refused:
+        folder.keep_settings({**wanted, "common.seed": 2, "model.dropout": 0.1})
+    assert "holds a run with other settings: common.seed is 1, not 2, model.dropout is None, not 0.1;" in str(
+        refused.value
+    )
+    assert folder.settings == wanted
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "settings.txt").write_text("name toy\n")
+    with pytest.raises(RecipeError, match=r"a run of an earlier release, which cannot be continued; choose another"):
+        Folder(tmp_path / "old").keep_settings(wanted)
+
+
+@pytest.mark.parametrize(("program", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
+def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, tmp_path):
+    told = "import sys; print('begun'); sys.stdout.flush()"
+    text = "from pathlib import Path; from runner.folder import attend; import sys\n"
+    text += f"sys.exit(attend([sys.executable, '-c', {f'{told}; {program}'!r}], Path({str(tmp_path / 'log')!r})))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
+    process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    if status == 75:
+        process.terminate()
+    assert process.wait(60) == status
+    assert (tmp_path / "log").read_text() == "begun\n"

@@ -185,10 +185,6 @@ def test_runs_that_make_no_row_are_refused(runs):
         frame(runs, table.GROUP_BY)
     assert frame(runs, [*table.GROUP_BY, "config.model.dropout"])["row"].nunique() == 4
     del changed["config"]["model"]["dropout"]
-    changed["config"]["common"] = {"amp": True}
-    with pytest.raises(RecordError, match=r"differ in config\.common\.amp; group by that too"):
-        frame(runs, table.GROUP_BY)
-    del changed["config"]["common"]
     changed["seed"] = 3
     with pytest.raises(RecordError, match="have the same seed 3"):
         frame(runs, table.GROUP_BY)
@@ -259,3 +255,15 @@ def test_cached_numbers_are_those_of_the_layers(heads):
     assert cache({"config": {"model": narrow}}) == 8 + 64
     assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None
     assert cache({"config": None}) is None  # a record that was made without a checkpoint
+
+
+def test_precisions_in_one_row_are_told(runs):
+    row = [run for run in runs if run["name"].startswith("none-32-")]
+    for run, flag in zip(row, (None, "amp", "amp"), strict=True):
+        run["config"]["common"] = {name: name == flag for name in ("fp16", "amp")}
+    markdown = table.markdown_table(runs, columns=["seeds"])
+    assert "different precisions: standard, 32, 2,500: --amp on a CPU (seed 2, 3); fp32 (seed 1)." in markdown
+    row[0]["config"]["common"]["amp"] = True
+    assert "different precisions" not in table.markdown_table(runs, columns=["seeds"])
+    del row[0]["config"]["common"]
+    assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])
