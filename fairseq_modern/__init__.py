@@ -68,7 +68,7 @@ AFTER = {
         "survival.memory.patch",
     ),
     "fairseq_cli.generate": ("mistakes.patch",),
-    "fairseq_cli.hydra_train": ("errors.patch_hydra_train",),
+    "fairseq_cli.hydra_train": ("sections.patch", "errors.patch_hydra_train"),
     "fairseq_cli.interactive": ("mistakes.patch",),
     "fairseq_cli.validate": ("mistakes.patch",),
     "fairseq_cli.train": ("train.patch", "survival.stopping.patch_train"),

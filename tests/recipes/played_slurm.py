@@ -37,5 +37,5 @@ def job(folder: Path) -> Dict[str, str]:
         "SLURM_LOG": str(folder / "slurm.log"), "SLURM_JOB_ID": str(1_230_000 + os.getpid() % 10000),
         "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "1",
         "SLURM_SUBMIT_DIR": str(ROOT), "OMP_NUM_THREADS": "1",
-        "RECIPE_CONFIG": str(ROOT / "recipes" / "wmt14_en_de" / "rehearsal.sh"),
+        "RECIPE_CONFIG": str(ROOT / "recipes" / "wmt14_en_de" / "rehearsal.yaml"),
     }  # fmt: skip

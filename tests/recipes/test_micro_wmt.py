@@ -109,17 +109,18 @@ def test_other_sources_leave_nothing(sources, file, line, message):
 
 def test_a_sweep_names_runs_by_their_flags():
     multi30k = ROOT / "recipes" / "multi30k"
-    done = run("bash", multi30k / "sweep.sh", "--config", multi30k / "table.sh", "--seeds", "2", "--dry-run")
+    done = run("bash", multi30k / "sweep.sh", "--config", "table", "--seeds", "2", "--dry-run")
     found = [line.split("/runs/multi30k/")[1].split()[0] for line in done.stdout.splitlines()]
     assert found[0] == "none-dk128-s2-u4000"
     assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in found
-    flags = ("--heads", "none", "--with", "keys1", "--threads", "1", "--dry-run")
+    flags = ("--heads", "none", "--variant", "keys1", "--threads", "1", "--dry-run")
     assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
-    micro, flags = ROOT / "recipes" / "micro_wmt", ("--heads", "none", "--with", "lr002", "--dry-run")
-    done = run("bash", micro / "run.sh", "--config", micro / "rate.sh", *flags)
+    micro, flags = ROOT / "recipes" / "micro_wmt", ("--heads", "none", "--variant", "lr002", "--dry-run")
+    done = run("bash", micro / "run.sh", "--config", micro / "rate.yaml", *flags)
     assert done.stdout.rpartition("--lr ")[2].startswith("0.002 ")
     iwslt = ROOT / "recipes" / "iwslt14_de_en" / "run.sh"
-    done = run("bash", iwslt, "--with", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
+    done = run("bash", iwslt, "--variant", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
     assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout
     wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
-    assert "config.sh has no flags of the name 'keys9'" in wrong.stderr
+    assert "expected a variant of this recipe" in wrong.stderr
+    assert "got 'keys9'" in wrong.stderr

@@ -5,9 +5,11 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import folders
 import pytest
 import toy
 
@@ -83,13 +85,23 @@ def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
     assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
 
 
+def test_two_preparations_of_one_output_take_turns(prepared):
+    data = prepared / "data" / "mini"
+    command = [PREPARE, "--source", prepared / "source", "--manifest", prepared / "manifest.tsv", "--output", data]
+    with folders.alone(data, pytest.fail):
+        second = subprocess.Popen([*map(str, command), "--vocab-size", "150"], stderr=subprocess.PIPE, text=True)
+        assert f"another preparation is at work on {data}; waiting" in second.stderr.readline()
+    assert "is complete, nothing to do" in second.communicate(timeout=100)[1]
+    assert [path.name for path in data.parent.iterdir()] == ["mini"]
+
+
 def test_what_fails_is_one_sentence_and_leaves_nothing(corpus):
     """Other damage is the same for all archives (test_wmt14_data)."""
     refused(prepare(corpus, "--vocab-size", 5000, check=False), "Vocabulary size too high")
     (corpus / "source" / "val.de.gz").write_bytes(b"plain text\n")
     write_manifest(corpus / "source", corpus / "manifest.tsv")
     refused(prepare(corpus, check=False), "val.de.gz is truncated or not a gzipped archive")
-    assert list((corpus / "data").iterdir()) == []
+    assert not (corpus / "data").exists()
 
 
 def test_text_is_prepared_for_a_model_with_pieces_and_a_dictionary_of_its_own(prepared, corpus):
@@ -202,8 +214,9 @@ def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared,
         (["--wide", 2], "--wide is gone: train with --heads none, convert the result with collab reparam"),
         (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
         (["--heads", "foo"], "--heads must be encoder, cross and decoder joined by _, or none, got 'foo'"),
-        (["--", "--max-tokens", 800], "--max-tokens after -- is what this recipe decides; give --max-tokens or"),
-        (["--", "--lr=1", "--seed=2"], "--seed after -- is what this recipe decides; give --seed before the --"),
+        (["--", "--max-tokens", 800], "flags after -- are gone: give settings, such as optimization.lr=[0.001] for"),
+        (["common.cpu=true"], "common.cpu is what this recipe decides; give --device"),
+        (["--with", "blocks8"], "--with is called --variant now"),
         (["--average", 5], "--average 5: there are fewer checkpoints, 4, by update 4, one every 1; lower --average,"),
         (["--stages", 3], "--average 2: there are fewer checkpoints, 1, by update 1, one every 1; lower"),
         (["--max-tokens", 7], "--max-tokens 7 on 1 processes does not give 600 tokens per update; possible with "),

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from runner import evaluation
+from runner.settings import RecipeError
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
-from fairseq_modern import processor
 from tests.common import ROOT, run
 from tests.fairseq import forked
 from tests.recipes import played_slurm
@@ -24,100 +25,6 @@ WMT14 = RECIPES / "wmt14_en_de"
 PYTHON = ["--python", sys.executable]
 
 
-def bash(program, *arguments, check=True):
-    """Run a few lines of bash with the functions of recipes/lib, on a machine with 4 imaginary cards."""
-    settings = f"root={ROOT} recipe=wmt14_en_de dry_run= device=auto gpus= nodes=1 precision=auto"
-    paper = "max_tokens= master= node_rank=0 batch_tokens=28672 largest_tokens=3584 longest=1024"
-    library = f"python={shlex.quote(sys.executable)}; . {RECIPES}/lib/common.sh; . {RECIPES}/lib/batch.sh"
-    text = f"set -euo pipefail; {settings} {paper}; {library}; {program}"
-    return run("bash", "-c", text, "bash", *arguments, check=check)
-
-
-# --- the batch and the precision -------------------------------------------------------------------------------------
-
-
-def plan(cards, capability, *settings, check=True):
-    found = f"cards() {{ echo {cards} {capability}; }}; {' '.join(settings) or 'true'};"
-    wanted = 'echo "$device $((gpus * nodes)) $max_tokens $update_freq $precision"'
-    return bash(f"{found} find_cards; choose_precision; split_batch; {wanted}", check=check)
-
-
-@pytest.mark.parametrize(
-    ("cards", "capability", "settings", "result"),
-    [
-        *((cards, 80, "", f"gpu {cards} {share} bf16") for cards, share in (
-            (1, "3584 8"), (8, "3584 1"), (7, "2048 2"), (16, "1792 1"), (28, "1024 1"))),
-        *((cards, f"80 {memory}", "", f"gpu {cards} {share} bf16") for cards, memory, share in (
-            (1, 39, "3584 8"), (1, 47, "3584 8"), (1, 79, "7168 4"), (1, 139, "14336 2"), (8, 139, "3584 1"))),
-        (1, "80 139", "device=cpu; products() { echo 80 100; }", "cpu 1 3584 8 fp32"),
-        (4, 70, "nodes=2", "gpu 8 3584 1 fp16"),
-        (4, 80, "max_tokens=7168", "gpu 4 7168 1 bf16"),
-        *((4, 70, f"precision={name}", f"gpu 4 3584 2 {name}") for name in ("fp16", "fp32")),
-        (4, 90, "gpu_precision=fp16", "gpu 4 3584 2 fp16"),
-        *((0, 0, f"products() {{ echo 80 {n}; }}", f"cpu 1 3584 8 {p}") for n, p in ((100, "fp32"), (104, "bf16"))),
-        (0, 0, "export CPU_BFLOAT16_UNITS=some; precision=bf16", "cpu 1 3584 8 bf16"),
-    ],
-)  # fmt: skip
-def test_the_effective_batch_is_kept_and_the_precision_suits_the_card(cards, capability, settings, result):
-    done = plan(cards, capability, settings)
-    assert done.stdout.strip() == result
-    processes, max_tokens, update_freq = map(int, result.split()[1:4])
-    assert processes * max_tokens * update_freq == 4 * 3584 * 2
-    assert f"x {max_tokens} tokens x update-freq {update_freq} = 28672 tokens per update" in done.stderr
-
-
-def test_on_a_card_fairseqs_own_models_are_kept_from_cudnns_attention():
-    program = "unset TORCH_CUDNN_SDPA_DEPRIORITIZED; find_device; env | grep -c CUDNN_SDPA || true"
-    assert [bash(f"device={device}; {program}").stdout for device in ("gpu", "cpu")] == ["1\n", "0\n"]
-
-
-@pytest.mark.parametrize("processes", [6, 32])
-def test_an_impossible_number_of_cards_is_refused(processes):
-    told = plan(processes, 80, check=False).stderr
-    possible = re.search(r"possible numbers: ([\d, ]+)", told)[1].split(", ")
-    # by trying every pair of a share and an update frequency
-    shares = range(1024, 3585)
-    expected = [n for n in range(1, 65) if any(28672 % (n * share) == 0 for share in shares)]
-    assert [int(number) for number in possible] == expected
-    assert processes not in expected
-
-
-@pytest.mark.parametrize(
-    ("cards", "capability", "settings", "message"),
-    [
-        (4, 80, "max_tokens=5000", "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
-         "possible with --max-tokens 7168, 3584, 1792, 1024"),
-        (6, 80, "max_tokens=4096", "does not give 28672 tokens per update; no number does on so many"),
-        (4, 70, "precision=bf16", "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
-        (4, 80, "gpus=8", "--gpus 8: this machine has 4"),
-        (0, 0, "device=gpu", "torch sees no GPU here"),
-    ],
-)  # fmt: skip
-def test_what_the_machine_cannot_do_is_refused(cards, capability, settings, message):
-    done = plan(cards, capability, settings, check=False)
-    assert (done.returncode, message in done.stderr) == (1, True)
-
-
-@pytest.mark.parametrize("units", ["none", "some"])
-def test_a_cpu_is_measured_with_the_sizes_of_the_model(units, monkeypatch):
-    monkeypatch.setenv(processor.ASSUMED, units)
-    tool = RECIPES / "lib" / "products.py"
-    single, half = map(int, run("python", tool, "transformer_collab_tiny", 256).stdout.split())
-    assert (single > 0, half > 0) == (True, units == "some")
-    given = "gpus=1 nodes=1 device=cpu capability=0 max_tokens=8 update_freq=1; products() { echo 9 99; };"
-    wanted = f'{given} choose_precision; plan_processes; echo "$precision ${{parallel_flags[*]}}"'
-    single, half = "fp32 --max-tokens 8 --update-freq 1\n", "bf16 --max-tokens 8 --update-freq 1 --amp\n"
-    done = bash(wanted)
-    assert (done.stdout, "at 9 GFLOP/s in fp32, 99 in bf16: trains in bf16" in done.stderr) == (half, True)
-    assert bash(f"cpu_precision=fp32; {wanted}").stdout == single
-    done = bash(f"cpu_precision=bf16; {wanted}")
-    assert done.stdout == {"none": single, "some": half}[units]
-    assert ("this CPU has no units for bfloat16: trains in fp32" in done.stderr) == (units == "none")
-    done = bash(f"precision=bf16; {wanted}", check=False)
-    assert done.stdout == {"none": "", "some": half}[units]
-    assert ("give --precision fp32" in done.stderr) == (units == "none")
-
-
 # --- the scripts -----------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +32,7 @@ def test_a_cpu_is_measured_with_the_sizes_of_the_model(units, monkeypatch):
     ("recipe", "words"),
     [
         ("wmt14_en_de_spm", "--arch transformer_collab --key-dim 64 --max-tokens 3584 --update-freq 8"),
-        ("curve", "--lr 0.005 --lr-scheduler cosine --encoder-layers 2 --decoder-attention-heads 8 --max-update 2000"),
+        ("curve", "--lr-scheduler cosine --lr 0.005 --encoder-layers 2 --decoder-attention-heads 8 --max-update 2000"),
         ("micro_wmt", "--arch transformer_collab_tiny --max-update 6000 --lr-scheduler cosine"),
         ("iwslt14_de_en", "--source-lang de --target-lang en --arch transformer_collab_iwslt_de_en --max-tokens 4096"),
     ],
@@ -144,22 +51,24 @@ def test_a_step_without_a_run_says_what_makes_it(tmp_path):
     assert f"there is no run in {tmp_path / 'run'} (train.sh makes it" in done.stderr
 
 
-def test_reference_lengths_tell_the_published_test_set(tmp_path):
+def test_reference_lengths_tell_the_published_test_set(tmp_path, capsys, caplog):
     lengths = {"compound-split BLEU": 64496, "sacreBLEU": 62688}
     scores = {"scores": [{"metric": metric, "ref_len": length} for metric, length in lengths.items()]}
     (tmp_path / "scores.json").write_text(json.dumps(scores))
     shutil.copy(ROOT / "data_prep" / "wmt16_en_de.tsv", tmp_path / "prepared.txt")
-    check = f'data={tmp_path}; . {RECIPES}/lib/evaluate.sh; check_lengths newstest2014 "$1"'
-    done = bash(check, tmp_path / "scores.json")
-    assert "compound-split BLEU has the 64496 tokens" in done.stdout
-    assert "sacreBLEU has the 62688 tokens" in done.stdout
+    files = "newstest2014", tmp_path / "scores.json", tmp_path / "prepared.txt"
+    evaluation.check_lengths(*files)
+    told = capsys.readouterr().out
+    assert "compound-split BLEU has the 64496 tokens" in told
+    assert "sacreBLEU has the 62688 tokens" in told
     scores["scores"][1]["ref_len"] = 62689
     (tmp_path / "scores.json").write_text(json.dumps(scores))
-    done = bash(check, tmp_path / "scores.json", check=False)
-    assert done.returncode == 1
-    assert "sacreBLEU has 62689 tokens in its references, expected 62688" in done.stderr
+    with pytest.raises(RecipeError, match="sacreBLEU has 62689 tokens in its references, expected 62688"):
+        evaluation.check_lengths(*files)
     (tmp_path / "prepared.txt").write_text("# a miniature\n")
-    assert "reference lengths not checked" in bash(check, tmp_path / "scores.json").stderr
+    caplog.set_level("INFO", "recipe")
+    evaluation.check_lengths(*files)
+    assert "reference lengths not checked" in caplog.text
 
 
 # --- the rehearsal, shortened ----------------------------------------------------------------------------------------
@@ -195,7 +104,7 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
         assert (folder / page).read_text(encoding="utf-8") in done.stdout
     for row in ("standard, authors' initialisation +\\| 64", "collaborative, authors' initialisation +\\| 16"):
         assert re.search(rf"\| {row} +\| 10 ", done.stdout)
-    assert "killed (SIGKILL); the same command goes on" in done.stderr
+    assert "killed (SIGKILL); the same command resumes it" in done.stderr
     assert re.search(r"training: resuming from checkpoint_(last|best|1_\d)\.pt", done.stderr)
 
 
@@ -203,7 +112,7 @@ def test_the_rehearsal_ends_with_the_table(rehearsed):
 def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
     run_folder = rehearsed[0] / NAMES[0]
     before = (run_folder / "averaged.pt").read_bytes()
-    flags = ["--config", WMT14 / "rehearsal.sh", "--output", run_folder, "--data", rehearsed[0] / "data", *PYTHON]
+    flags = ["--config", WMT14 / "rehearsal.yaml", "--output", run_folder, "--data", rehearsed[0] / "data", *PYTHON]
     run("bash", WMT14 / "average.sh", *flags, "--average", 2)
     (run_folder / ".done" / "average.last2").unlink()  # interrupted before it was finished: the same command repeats it
     run("bash", WMT14 / "average.sh", *flags, "--average", 2)
@@ -213,6 +122,7 @@ def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def slurm(tmp_path):
@@ -233,7 +143,7 @@ def test_a_node_has_all_cores_of_its_share_of_the_job(slurm, given, cores, tmp_p
 @pytest.mark.slow
 def test_a_job_on_two_nodes_is_asked_to_stop_requeued_and_goes_on(rehearsed, slurm, tmp_path):
     data = ["--data", rehearsed[0] / "data", "--reference", rehearsed[0] / "miniature" / "references.de"]
-    flags = ["--output", tmp_path / "run", *data, "--updates", 400, *PYTHON, "--", "--save-interval-updates", 5]
+    flags = ["--output", tmp_path / "run", *data, "--updates", 400, *PYTHON, "checkpoint.save_interval_updates=5"]
     first = subprocess.Popen(
         [str(word) for word in ("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", *flags)],
         env={**os.environ, **slurm}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -269,9 +179,8 @@ def test_the_first_hour_on_a_cluster_has_commands_of_these_recipes():
     commands = re.findall(r"(recipes/wmt14_en_de/\w+\.sh) ([^`\n]*)", page)
     assert len(commands) == 3
     for script, rest in commands:
-        words, _, after = rest.partition(" -- ")
-        flags = [*shlex.split(words), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run", *PYTHON]
-        done = run("bash", ROOT / script, *flags, "--", *shlex.split(after), env={"RECIPE_CONFIG": ""})
+        flags = [*shlex.split(rest), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run", *PYTHON]
+        done = run("bash", ROOT / script, *flags, env={"RECIPE_CONFIG": ""})
         assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in script else "--max-update 200 ") in (1, 24)
 
 
@@ -293,7 +202,7 @@ def test_a_sweep_of_the_papers_eight_runs_can_be_submitted(tmp_path):
 
 
 def test_nodes_without_slurm_need_an_address(tmp_path):
-    flags = ["--config", WMT14 / "rehearsal.sh", "--output", tmp_path / "run", "--nodes", 2, "--gpus", 1, "--dry-run"]
+    flags = ["--config", WMT14 / "rehearsal.yaml", "--output", tmp_path / "run", "--nodes", 2, "--gpus", 1, "--dry-run"]
     done = run("bash", WMT14 / "train.sh", *flags, *PYTHON, check=False)
     assert "--nodes 2 outside Slurm needs --master HOST:PORT" in done.stderr
     command = run("bash", WMT14 / "train.sh", *flags, *PYTHON, "--master", "first:1234", "--node-rank", 1).stdout

@@ -1,0 +1,166 @@
+"""Translating, scoring and recording a run's averages, and publishing its model."""
+
+import gzip
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import collab_fairseq
+
+from .settings import ROOT, RecipeError, flags
+from .training import Run, collab, tool
+
+logger = logging.getLogger("recipe")
+
+
+def evaluate(run: Run) -> None:
+    """Translate, score and record each of its averages."""
+    if not (run.output / f"averaged{run.last}.pt").exists():
+        raise RecipeError(f"there is no averaged{run.last}.pt in {run.output}; average.sh makes it")
+    for average in run.averages():
+        for split, name in run.sets.items():
+            translate(run, average, split, name)
+        for name in run.sets.values():
+            score(run, average, name)
+        record(run, average)
+        if not (average or run.valid):
+            publish(run)
+
+
+def translate(run: Run, average: str, split: str, name: str) -> None:
+    """Translate a split with an average: NAME.generate.log."""
+    log, step = run.output / f"{name}{average}.generate.log", f"translate.{name}{average}"
+    if run.folder.finished(step):
+        logger.info("translating %s: done before", name)
+        return
+    logger.info("translating %s", name)
+    cfg, seed, stock = run.cfg, str(run.cfg.common.seed), not run.cfg.common.user_dir
+    command = [
+        tool("fairseq-generate"), str(run.data / "data-bin"), "--path", str(run.output / f"averaged{average}.pt"),
+        "--gen-subset", split, *flags(cfg, "task", "generation", "common_eval"), "--max-tokens",
+        str(run.recipe.decoding_tokens), *([] if stock else ["--user-dir", cfg.common.user_dir]), *run.machine.flags(),
+        "--seed", seed, "--num-workers", "0",
+    ]  # fmt: skip
+    told, errors = Path(f"{log}.tmp"), Path(f"{log}.err")
+    with open(told, "wb") as out, open(errors, "wb") as err:
+        threads = {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
+        status = subprocess.run(command, stdout=out, stderr=err, env=threads, check=False).returncode
+    if status:
+        ends = [file.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] for file in (told, errors)]
+        sys.stderr.write("".join(f"{line}\n" for lines in ends for line in lines))
+        raise RecipeError(f"translating {name} failed, see {errors}")
+    told.replace(log)
+    errors.unlink()
+    run.folder.finish(step)
+
+
+def references(run: Run, name: str) -> Path:
+    """The raw references of a test set: those that were named, the data's, or sacreBLEU's, which it fetches."""
+    task, given = run.cfg.task, run.recipe.reference
+    file = ROOT / given if given else run.data / "raw" / f"{name}.{task.target_lang}"
+    test_set = (run.recipe.sacrebleu_sets or {}).get(name)
+    if test_set and not given and not file.is_file():
+        from sacrebleu.utils import get_reference_files
+
+        pair = f"{task.source_lang}-{task.target_lang}"
+        try:
+            return Path(get_reference_files(test_set, pair)[0])
+        except (Exception, SystemExit) as error:
+            raise RecipeError(
+                f"the references of {name} could not be fetched ({error}); where there is internet, run 'sacrebleu -t "
+                f"{test_set} -l {pair} --echo ref > FILE' and give --reference FILE"
+            ) from error
+    if not file.is_file():
+        raise RecipeError(f"there are no references {file}; name a file of raw references with --reference")
+    return file
+
+
+def score(run: Run, average: str, name: str) -> None:
+    """Print the BLEUs of a test set; keep them as NAME.scores.json, and what was scored in hypotheses/."""
+    target, scores = run.cfg.task.target_lang, run.output / f"{name}{average}.scores.json"
+    (run.output / "hypotheses").mkdir(exist_ok=True)
+    file = references(run, name)
+    sys.stdout.write(f"{name}\n")
+    collab(
+        "score", run.output / f"{name}{average}.generate.log", "--reference", file, "--target-lang", target, "--json",
+        scores, "--hypotheses", run.output / "hypotheses" / f"{name}{average}.{target}.gz",
+    )  # fmt: skip
+    check_lengths(name, scores, run.data / "prepared.txt")
+
+
+def check_lengths(name: str, scores: Path, prepared: Path) -> None:
+    """See by the reference lengths that prepared.txt gives that it is the published test set."""
+    rows = prepared.read_text(encoding="utf-8").splitlines() if prepared.is_file() else []
+    row = next((row.split("\t")[2:] for row in rows if row.startswith(f"reference\t{name}\t")), None)
+    if row is None:
+        logger.info("%s: reference lengths not checked, since %s has none (not the published test set)", name, prepared)
+        return
+    found = {entry["metric"]: entry["ref_len"] for entry in json.loads(scores.read_text(encoding="utf-8"))["scores"]}
+    for metric, length in zip(("compound-split BLEU", "sacreBLEU"), row, strict=True):
+        if length == "-":
+            continue
+        if found.get(metric) != int(length):
+            raise RecipeError(
+                f"{name}: {metric} has {found.get(metric)} tokens in its references, expected {length}: it was scored "
+                "against other references than those of the published results"
+            )
+        sys.stdout.write(f"{name}: {metric} has the {length} tokens in its references that published results have\n")
+
+
+def record(run: Run, average: str) -> None:
+    """One JSON of everything that was done and seen."""
+    what = f"{average}.valid" if run.valid else average
+    file, stage = run.output / f"record{what}.json", re.match(r"(\.u\d+)?", average)[0]  # type: ignore[index]
+    if not run.folder.finished(f"record{what}"):
+        flags = ["--scores=" + f"{name}={run.output}/{name}{average}.scores.json" for name in run.sets.values()]
+        flags += [f"--loss={name}={split}" for split, name in {"valid": "valid", **run.sets}.items()]
+        # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
+        asked = ["git", "-C", str(ROOT), "rev-parse", "--verify", "HEAD"]
+        if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
+            flags += ["--repository", str(ROOT)]
+        collab(
+            "record", "--name", f"{run.name}{what}", "--checkpoint", run.output / f"averaged{average}.pt",
+            "--train-log", run.output / f"train{stage}.log", "--usage", run.output / f"train{stage}.usage.jsonl",
+            "--seed", run.cfg.common.seed, "--threads", run.machine.threads, "--data-sums", run.data / "SHA256SUMS",
+            "--started-as", run.command_line, "--data", run.data / "data-bin", "--output", file, *flags,
+        )  # fmt: skip
+        run.folder.finish(f"record{what}")
+    logger.info("record: %s", file)
+
+
+def publish(run: Run) -> None:
+    """The folder model/ for `collab translate`, and with it translations of the sets that have no references here."""
+    if not run.recipe.blind:
+        return
+    model, sources, cfg = run.output / "model", run.corpus or run.recipe.blind_sources, run.cfg.task
+    if not model.is_dir():
+        collab(
+            "export", run.output / "averaged.pt", "--to", "folder", "--half", "--data", run.data / "data-bin",
+            "--record", run.output / "record.json", "--output", model,
+        )  # fmt: skip
+    for name in run.recipe.blind:
+        text, source = run.output / "hypotheses" / f"{name}.{cfg.target_lang}.gz", f"{name}.{cfg.source_lang}.gz"
+        if text.is_file():
+            logger.info("translating %s: done before", name)
+        elif not sources:
+            logger.info("translating %s: %s does not say where its text is", name, run.recipe.source_option)
+        elif not Path(sources, source).is_file():
+            logger.info("translating %s: there is no %s/%s", name, sources, source)
+        else:
+            logger.info("translating %s", name)
+            translator = collab_fairseq.load(
+                str(model), device="cuda" if run.machine.device == "gpu" else "cpu", threads=run.machine.threads
+            )
+            with gzip.open(Path(sources, source), "rt", encoding="utf-8", newline="\n") as lines:
+                found = [best[0].text for chunk in translator.stream(lines, _refuse, beam=5) for best in chunk]
+            unfinished = Path(f"{text}.tmp")
+            unfinished.write_bytes(gzip.compress("".join(f"{line}\n" for line in found).encode("utf-8"), mtime=0))
+            unfinished.replace(text)
+
+
+def _refuse(number: int, reason: str) -> None:
+    raise RecipeError(f"line {number} cannot be translated: {reason}")

@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# What run.sh and its like of every recipe source: finds the Python in use, which does the rest (recipes/run.py).
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
+python=${PYTHON:-python}
+for ((word = 1; word < $#; word++)); do
+    if [ "${!word}" = --python ]; then next=$((word + 1)) && python=${!next}; fi
+done
+command -v "$python" >/dev/null || {
+    echo "${script#"$root/"}: error: no Python '$python'; name one with --python" >&2
+    exit 1
+}
+# steps run in other folders
+case $python in /*) ;; */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
+PYTHON=$python exec "$python" "$root/recipes/run.py" "$script" "$@"

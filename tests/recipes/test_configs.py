@@ -1,0 +1,175 @@
+"""The YAML of a recipe: the runner and fairseq-hydra-train train the same by it; WMT14's is the paper's protocol."""
+
+import re
+import shlex
+import sys
+from dataclasses import asdict
+
+import pytest
+import yaml
+from fairseq import models, options
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig, OmegaConf, open_dict
+from runner import settings
+from runner.settings import RecipeError
+
+import collab_fairseq.models
+from collab_fairseq.models.config import resolve
+from tests.common import ROOT, run
+from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
+
+RECIPES = ROOT / "recipes"
+#: recipe → how many cards its YAML is for
+NAMES = {
+    path.stem: 4 if "wmt14" in path.stem else 1
+    for path in sorted(RECIPES.glob("*/*.yaml"))
+    if path.parent.name == path.stem
+}
+
+
+def runner_commands(recipe, *flags):
+    """What run.sh would run on the cards that the YAML is for, a command for each stage."""
+    folders = ["--data", "/data", "--output", "/run"]
+    if recipe == "own":  # which has data and run in one folder
+        folders = ["--source", "my.en", "my.de", "--output", "/"]
+    machine = [*folders, "--device", "gpu", "--gpus", NAMES[recipe], "--python"]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": "", "MASTER_PORT": "29500"}
+    precision = [] if "wmt14" in recipe or "--precision" in flags else ["--precision", "fp32"]
+    given = [*machine, sys.executable, *precision, *flags]
+    return run("bash", RECIPES / recipe / "run.sh", *given, "--dry-run", env=environment).stdout.splitlines()
+
+
+def runner_config(recipe, *flags):
+    """What run.sh would give fairseq-train in the last stage, as that resolves its command line."""
+    words = shlex.split(runner_commands(recipe, *flags)[-1])
+    program = next(number for number, word in enumerate(words) if word.endswith("fairseq-train"))
+    args = options.parse_args_and_arch(options.get_training_parser(), words[program + 1 :])
+    return convert_namespace_to_omegaconf(args)
+
+
+def hydra(recipe, *overrides):
+    """fairseq-hydra-train with the YAML of a recipe."""
+    folder = ["--config-dir", RECIPES / recipe, "--config-name", recipe]
+    return run("fairseq-hydra-train", *folder, f"common.user_dir={ROOT / 'collab_fairseq'}", *overrides).stdout
+
+
+def hydra_config(recipe, *overrides):
+    """What Hydra itself composes, as fairseq-hydra-train resolves it."""
+    paths = ["task.data=/data/data-bin", "checkpoint.save_dir=/run/checkpoints"]
+    paths += ["task.source_lang=en", "task.target_lang=de"] if recipe == "own" else []
+    cfg = OmegaConf.create(yaml.safe_load(hydra(recipe, *paths, *overrides, "--cfg", "job")))
+    cfg.recipe.root = ""  # which the runner sets
+    add_defaults(cfg)
+    return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+
+
+def model_config(cfg):
+    """The model's config as its build_model resolves it, presets applied."""
+    model = cfg.model
+    if isinstance(model, DictConfig):
+        with open_dict(model):
+            models.ARCH_CONFIG_REGISTRY[model._name](model)
+    return resolve(model)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_fairseq_hydra_train_reads_what_the_runner_resolves(recipe):
+    ours, theirs = runner_config(recipe), hydra_config(recipe)
+    for section in ("task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint"):
+        assert ours[section] == theirs[section], section
+    assert ours.common.fp16 == theirs.common.fp16 == ("wmt14" in recipe)
+    assert ours.common.seed == theirs.common.seed
+    assert ours.distributed_training.distributed_world_size == theirs.distributed_training.distributed_world_size
+    assert asdict(model_config(ours)) == asdict(model_config(theirs))
+    assert theirs.recipe.about
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_fairseq_hydra_train_takes_an_update_from_each_yaml(recipe, tiny_data, tmp_path):  # noqa: F811
+    """On the corpus and in the size of the tests; the section of the recipes is not among what it trains with."""
+    small = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 16, "attention_heads": 4}
+    sizes = [f"++model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()]
+    hydra(
+        recipe, *sizes, f"task.data={tiny_data}", "task.source_lang=src", "task.target_lang=tgt", "model.key_dim=16",
+        "optimization.max_update=1", "optimization.update_freq=[1]", "dataset.valid_subset=valid", "common.fp16=false",
+        "common.cpu=true", "distributed_training.distributed_world_size=1", f"hydra.run.dir={tmp_path}",
+        f"checkpoint.save_dir={tmp_path}", "dataset.max_tokens=400",
+    )  # fmt: skip
+    state = collab_fairseq.checkpoints.load(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+    assert "recipe" not in state["cfg"]
+
+
+@pytest.mark.parametrize("config", [runner_config, hydra_config])
+def test_it_is_the_protocol_of_the_paper(config):
+    runs = {runner_config: ["--heads", "none", "--key-dim", 512], hydra_config: ["model.collaborative_heads=none"]}
+    cfg = config("wmt14_en_de", *runs[config])
+    assert (cfg.distributed_training.distributed_world_size, cfg.dataset.max_tokens) == (4, 3584)
+    assert (cfg.optimization.update_freq, cfg.optimization.lr, cfg.optimization.max_update) == ([2], [7e-4], 300_000)
+    assert (cfg.common.fp16, cfg.common.bf16, cfg.common.seed) == (True, False, 1)
+    assert (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.weight_decay) == ("adam", "(0.9, 0.98)", 0.0)
+    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("inverse_sqrt", 4000)
+    assert (cfg.lr_scheduler.warmup_init_lr, cfg.optimization.stop_min_lr) == (1e-7, 1e-9)
+    assert (cfg.criterion._name, cfg.criterion.label_smoothing) == ("label_smoothed_cross_entropy", 0.1)
+    assert (cfg.optimization.clip_norm, cfg.task.source_lang, cfg.task.target_lang) == (0.0, "en", "de")
+    saved = cfg.checkpoint
+    assert (saved.save_interval_updates, saved.keep_interval_updates, saved.keep_last_epochs) == (1000, 10, 10)
+    assert not saved.no_epoch_checkpoints
+    model = model_config(cfg)
+    assert (model.encoder.layers, model.decoder.layers, model.encoder.embed_dim) == (6, 6, 512)
+    assert (model.encoder.attention_heads, model.encoder.ffn_embed_dim, model.dropout) == (8, 2048, 0.1)
+    assert (model.share_all_embeddings, model.collaborative_heads, model.key_dim) == (True, "none", 512)
+
+
+def test_a_run_is_trained_in_stages_that_differ_in_nothing_but_their_end():
+    for flags, ends in (((), (100, 200, 300)), (("--stages", 1), (300,)), (("--updates", 150000), (50, 100, 150))):
+        commands = runner_commands("wmt14_en_de", *flags)
+        assert [re.findall(r" --max-update (\d+) ", command) for command in commands] == [[f"{n}000"] for n in ends]
+        assert len({re.sub(r"--max-update \d+", "", command) for command in commands}) == 1
+
+
+def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
+    """A YAML over the recipe's, its variant over both, options, then settings; checkpoints keep their number."""
+    (tmp_path / "own.yaml").write_text(
+        "optimization: {max_update: 7000, lr: [0.25]}\ncheckpoint: {save_interval_updates: 100}\n"
+        "model: {encoder: {normalize_before: true}}\nrecipe: {variants: {slow: 'optimization.lr=[0.125]'}}\n"
+    )
+    flags = ["--config", tmp_path / "own.yaml", "--variant", "blocks8_slow", "--updates", 1400, "model.dropout=0.5"]
+    command = runner_commands("multi30k", *flags)[0]
+    for words in (
+        "--lr 0.125", "--dropout 0.5", "--encoder-normalize-before", "--mixing-init blocks --mixing-lr-multiplier 8",
+        "--max-update 1400", "--save-interval-updates 20", "--keep-interval-updates 5", "--adam-betas '(0.9, 0.98)'",
+    ):  # fmt: skip
+        assert f" {words} " in command
+    command = runner_commands("multi30k", *flags, "checkpoint.save_interval_updates=7", "recipe.average=3")[0]
+    assert " --save-interval-updates 7 --keep-interval-updates 3 " in command
+    assert " --key-dim " not in runner_commands("multi30k", "--heads", "none")[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.key_dimm=3", "model.key_dimm is no setting; the nearest is model.key_dim"),
+        ("model.encoder.layer=3", "model.encoder.layer is no setting; the nearest is model.encoder.layers"),
+        ("recipe.averag=3", "recipe.averag is no setting; the nearest is recipe.average"),
+        ("optimisation.lr=[1]", "optimisation is no section of settings; the nearest is optimization"),
+        ("optimizer._name=fuse_adam", "there is no such optimizer; the nearest is fused_adam"),
+        ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
+        ("recipe.stages=true", "recipe.stages: Value 'True' of type 'bool' could not be converted to Integer"),
+        ("optimization.lr=[1", "optimization.lr=[1: "),
+        ("dropout=0.1", "expected a setting such as optimization.lr=[0.001], got 'dropout=0.1'"),
+    ],
+)
+def test_settings_that_are_none_are_refused_by_name(word, message):
+    with pytest.raises(RecipeError) as refused:
+        settings.check(settings.lay_over(settings.load("multi30k"), [word]))
+    assert message in str(refused.value)
+
+
+def test_the_launcher_for_slurm_is_found():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
+    told = hydra("wmt14_en_de", "hydra/launcher=slurm", "--cfg", "hydra", "--package", "hydra.launcher")
+    launcher = yaml.safe_load(told)
+    assert launcher["_target_"].endswith(".SlurmLauncher")
+    assert (launcher["gpus_per_node"], launcher["tasks_per_node"], launcher["max_num_timeout"]) == (4, 1, 10)

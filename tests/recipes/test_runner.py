@@ -1,0 +1,147 @@
+"""What the runner of the recipes plans for any number of cards, what a folder holds, how signals are handed on."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from runner import machine
+from runner.folder import Folder
+from runner.machine import Cards, Machine
+from runner.settings import RecipeError
+
+from fairseq_modern import processor
+from tests.common import ROOT
+
+# --- the batch and the precision -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Plans the paper's batch for a machine with these imaginary cards; its CPU multiplies at these rates."""
+
+    def planned(*found, rates=(0, 0), **given):
+        monkeypatch.setattr(machine, "cards", lambda: Cards(*found))
+        planned = Machine(threads=1, **given)
+        planned.find_cards()
+        planned.choose_precision(lambda threads: rates)
+        planned.split_batch(28672, 3584)
+        return planned
+
+    monkeypatch.setattr("os.environ", dict(machine.os.environ))
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("cards", "given", "result"),
+    [
+        *(((number, 80), {}, f"gpu {number} {share} bf16") for number, share in (
+            (1, "3584 8"), (8, "3584 1"), (7, "2048 2"), (16, "1792 1"), (28, "1024 1"))),
+        *(((number, 80, memory), {}, f"gpu {number} {share} bf16") for number, memory, share in (
+            (1, 39, "3584 8"), (1, 47, "3584 8"), (1, 79, "7168 4"), (1, 139, "14336 2"), (8, 139, "3584 1"))),
+        ((1, 80, 139), {"device": "cpu", "rates": (80, 100)}, "cpu 1 3584 8 fp32"),
+        ((4, 70), {"nodes": 2}, "gpu 8 3584 1 fp16"),
+        ((4, 80), {"max_tokens": 7168}, "gpu 4 7168 1 bf16"),
+        *(((4, 70), {"precision": name}, f"gpu 4 3584 2 {name}") for name in ("fp16", "fp32")),
+        ((4, 90), {"gpu_precision": "fp16"}, "gpu 4 3584 2 fp16"),
+        *(((0,), {"rates": (80, half)}, f"cpu 1 3584 8 {name}") for half, name in ((100, "fp32"), (104, "bf16"))),
+        ((0,), {"precision": "bf16"}, "cpu 1 3584 8 bf16"),
+    ],
+)  # fmt: skip
+def test_the_effective_batch_is_kept_and_the_precision_suits_the_card(plan, cards, given, result, monkeypatch, caplog):
+    caplog.set_level("INFO", "recipe")
+    if given.get("precision") == "bf16":
+        monkeypatch.setattr(processor, "bfloat16_units", lambda: ["AMX"])
+    made = plan(*cards, **given)
+    assert f"{made.device} {made.processes} {made.max_tokens} {made.update_freq} {made.precision}" == result
+    assert made.processes * made.max_tokens * made.update_freq == 4 * 3584 * 2
+    assert f"x {made.max_tokens} tokens x update-freq {made.update_freq} = 28672 tokens per update" in caplog.text
+
+
+def test_on_a_card_fairseqs_own_models_are_kept_from_cudnns_attention(monkeypatch):
+    for device in ("gpu", "cpu"):
+        monkeypatch.setattr("os.environ", {})
+        assert machine.choose_device(device, 1) == device
+        assert ("TORCH_CUDNN_SDPA_DEPRIORITIZED" in machine.os.environ) == (device == "gpu")
+
+
+@pytest.mark.parametrize("processes", [6, 32])
+def test_an_impossible_number_of_cards_is_refused(plan, processes):
+    with pytest.raises(RecipeError) as refused:
+        plan(processes, 80)
+    possible = re.search(r"possible numbers: ([\d, ]+)", str(refused.value))[1].split(", ")
+    # by trying every pair of a share and an update frequency
+    shares = range(1024, 3585)
+    expected = [n for n in range(1, 65) if any(28672 % (n * share) == 0 for share in shares)]
+    assert [int(number) for number in possible] == expected
+    assert processes not in expected
+
+
+@pytest.mark.parametrize(
+    ("cards", "given", "message"),
+    [
+        ((4, 80), {"max_tokens": 5000}, "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
+         "possible with --max-tokens 7168, 3584, 1792, 1024"),
+        ((6, 80), {"max_tokens": 4096}, "does not give 28672 tokens per update; no number does on so many"),
+        ((4, 70), {"precision": "bf16"}, "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
+        ((4, 80), {"gpus": 8}, "--gpus 8: this machine has 4"),
+        ((0,), {"device": "gpu"}, "torch sees no GPU here"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_cannot_do_is_refused(plan, cards, given, message):
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        plan(*cards, **given)
+
+
+@pytest.mark.parametrize("units", ["none", "some"])
+def test_a_cpu_is_measured_with_the_sizes_of_the_model(plan, units, monkeypatch, caplog):
+    caplog.set_level("INFO", "recipe")
+    monkeypatch.setenv(processor.ASSUMED, units)
+    single, half = machine.products("transformer_collab_tiny", 1, tokens=256)
+    assert (single > 0, half > 0) == (True, units == "some")
+    amp = {"none": [], "some": ["--amp"]}[units]
+    assert plan(0, rates=(9, 99)).training_flags()[-1] == "--amp"
+    assert "at 9 GFLOP/s in fp32, 99 in bf16: trains in bf16" in caplog.text
+    assert "--amp" not in plan(0, cpu_precision="fp32").training_flags()
+    assert plan(0, cpu_precision="bf16").training_flags()[7:] == amp
+    assert ("this CPU has no units for bfloat16: trains in fp32" in caplog.text) == (units == "none")
+    if units == "none":
+        with pytest.raises(RecipeError, match="give --precision fp32"):
+            plan(0, precision="bf16")
+    else:
+        assert plan(0, precision="bf16").training_flags()[-1] == "--amp"
+
+
+# --- the folder of a run ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_names_the_settings_that_differ_and_refuses_old_runs(tmp_path):
+    folder = Folder(tmp_path / "run")
+    wanted = {"common.seed": 1, "optimization.lr": [0.005], "name": "toy"}
+    folder.keep_settings(wanted)
+    folder.keep_settings(wanted)
+    with pytest.raises(RecipeError) as refused:
+        folder.keep_settings({**wanted, "common.seed": 2, "model.dropout": 0.1})
+    assert "holds a run with other settings: common.seed is 1, not 2, model.dropout is None, not 0.1;" in str(
+        refused.value
+    )
+    assert folder.settings == wanted
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "settings.txt").write_text("name toy\n")
+    with pytest.raises(RecipeError, match=r"a run of an earlier release, which cannot be continued; choose another"):
+        Folder(tmp_path / "old").keep_settings(wanted)
+
+
+@pytest.mark.parametrize(("program", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
+def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, tmp_path):
+    told = "import sys; print('begun'); sys.stdout.flush()"
+    text = "from pathlib import Path; from runner.folder import attend; import sys\n"
+    text += f"sys.exit(attend([sys.executable, '-c', {f'{told}; {program}'!r}], Path({str(tmp_path / 'log')!r})))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
+    process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    if status == 75:
+        process.terminate()
+    assert process.wait(60) == status
+    assert (tmp_path / "log").read_text() == "begun\n"
