@@ -174,9 +174,10 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
-    note = f"In brackets: {OVER_SEEDS}, seed by seed{_told(alone)}. A star: 0 is outside."
-    note += " Of one seed there is no interval." * any(line["seeds"] == "1" for line in lines)
-    return f"Compared with {about}:\n\n{markdown(lines)}\n\n{note}"
+    several, single = (any((line["seeds"] == "1") is one for line in lines) for one in (False, True))
+    notes = [f"In brackets: {OVER_SEEDS}, seed by seed{_told(alone)}. A star: 0 is outside."] * several
+    notes += ["Of one seed there is no interval."] * single
+    return f"Compared with {about}:\n\n{markdown(lines)}\n\n{' '.join(notes)}"
 
 
 def _told(alone: Set[str]) -> str:
