@@ -18,8 +18,8 @@ import argparse
 import logging
 from typing import List
 
-from collab_fairseq.records import table
 from collab_fairseq.records.drawing import check_figure
+from collab_fairseq.records.rows import COLUMNS, GROUP_BY, ON_REQUEST
 
 from .options import UsageError, add_page, check_page, publish, refuse
 
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="JSON files of collab record, in any order")
     add("--columns", type=_names, metavar="A,B,...",
-        help=f"which columns, in this order, of: those of --group-by, {', '.join((*table.COLUMNS, *table.ON_REQUEST))} "
+        help=f"which columns, in this order, of: those of --group-by, {', '.join((*COLUMNS, *ON_REQUEST))} "
         "(default: all that have a value)")  # fmt: skip
-    add("--group-by", type=_names, default=list(table.GROUP_BY), metavar="A,B,...",
+    add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...",
         help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "
         "config.model.dropout (default: heads,key_dim,updates)")  # fmt: skip
     text = "name of a run: compare the other rows with the row that it is in; repeatable"
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, ("y", "group_by"), "does not go with --x width, which draws the loss of either kind of heads")
     check_figure(args.figure)
     folder = check_page(args)
-    from collab_fairseq.records import curve, figures
+    from collab_fairseq.records import curve, figures, table
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]

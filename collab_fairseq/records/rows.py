@@ -25,6 +25,15 @@ NUMBERS = {
 }  # fmt: skip
 MACHINES = ("words_per_second", "wall_time", "peak_memory")
 
+GROUP_BY = ("heads", "key_dim", "updates")
+#: all columns besides those that the rows are grouped by, which stand before them
+COLUMNS = (
+    "seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf",
+    "words_per_second", "wall_time", "peak_memory",
+)  # fmt: skip
+#: and those that are shown where they are asked for
+ON_REQUEST = ("nll", "chrf++", "ter", "comet")
+
 #: what the record of a training must hold, whoever wrote it; the fields are described in training.py
 _NEEDED = ("seed", "config", "data", "parameters", "training", "curves", "scores")
 

@@ -10,18 +10,21 @@ import posixpath
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import DASH, KEYS, MACHINES, NUMBERS, Run, frame, losses
+from collab_fairseq.records.rows import (
+    COLUMNS,
+    DASH,
+    GROUP_BY,
+    KEYS,
+    MACHINES,
+    NUMBERS,
+    ON_REQUEST,
+    Run,
+    frame,
+    losses,
+)
 from collab_fairseq.records.scores import METRICS, interval, test_sets
 from collab_fairseq.scoring.significance import OVER_SEEDS
 
-GROUP_BY = ("heads", "key_dim", "updates")
-#: all columns besides those that the rows are grouped by, which stand before them
-COLUMNS = (
-    "seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf",
-    "words_per_second", "wall_time", "peak_memory",
-)  # fmt: skip
-#: and those that are shown where they are asked for
-ON_REQUEST = ("nll", "chrf++", "ter", "comet")
 #: what rows are compared in, where it is shown; sacreBLEU where none of them is
 _COMPARED = ("nll", "sacrebleu", "chrf++", "ter", "comet")
 

@@ -126,7 +126,7 @@ def test_the_same_records_give_the_same_bytes(runs):
     assert ("±" in once, "±" in alone) == (True, False)
     assert ("[" in once.split("\n\n")[0], "[" in alone.split("\n\n")[0]) == (True, False)
     assert "Scores without an interval are of one seed" in alone
-    assert alone.endswith("A star: 0 is outside. Of one seed there is no interval.\n")
+    assert alone.endswith("+26.99                    |\n\nOf one seed there is no interval.\n")
     assert "Scores without an interval are of one seed" not in once
 
 
