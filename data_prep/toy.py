@@ -49,13 +49,18 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What decides the corpus."""
+    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="of the corpus (default: %(default)s)")
+    for part, size in SIZES.items():
+        text = "sentence pairs (default: %(default)s)"
+        parser.add_argument(f"--{part}", type=positive, default=size, metavar="N", help=text)
+
+
 def run(parser: argparse.ArgumentParser, make: Any) -> int:
     """Read the options of a script that makes a corpus; `make` writes its parts to a folder as the options say."""
-    add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
-    add("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
-    for part, size in SIZES.items():
-        add(f"--{part}", type=positive, default=size, metavar="N", help="sentence pairs (default: %(default)s)")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
+    add_options(parser)
     args = parser.parse_args()
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         parser.error(f"--output must be a new or empty folder, but {args.output} is there")

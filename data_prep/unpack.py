@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Check the archives of a parallel corpus against a manifest and unpack the texts that are used.
+"""Fetch the archives of a parallel corpus, check them against a manifest and unpack the texts that are used.
 
 The manifest is a tab-separated text file; lines that start with `#` are comments. `-` stands for what is not known.
 
@@ -10,30 +9,23 @@ The manifest is a tab-separated text file; lines that start with `#` are comment
 
 Members that become one text follow one another in it, in the manifest's order. Of `.sgm` and `.xml` members the text
 of the `<seg>` elements is taken, as sacrebleu takes it; of `train.tags.*` the lines outside and the titles and
-descriptions within tags. Lengths of references are for recipes/runner/evaluation.py: they tell that the right test set
-was scored.
+descriptions within tags. Lengths of references tell the recipes that the right test set was scored.
 
-    unpack.py archives MANIFEST                  `NAME<tab>URL` per archive
-    unpack.py check    MANIFEST NAME PATH        the archive's sum, where it is known
-    unpack.py unpack   MANIFEST TARGET NAME=PATH ...    write the texts to the folder TARGET
-    unpack.py agrees   MANIFEST OTHER            exit status 0 if OTHER has the same rows
-
-PATH is an archive, or a folder in which it was unpacked before. `unpack` prints the manifest with every sum filled in
-(SHA-256 of archives whose sum was not known): kept, it is the manifest to check another copy against. Any error is one
-sentence on standard error and exit status 1.
+With every sum filled in (SHA-256 of archives whose sum was not known) it is kept as prepared.txt: the manifest to check
+another copy against.
 """
 
 import gzip
 import hashlib
 import re
 import shutil
-import sys
+import subprocess
 import tarfile
 import tempfile
 import zlib
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Dict, Iterable, Iterator, List
+from typing import Callable, Dict, Iterable, Iterator, List
 
 Rows = List[List[str]]
 
@@ -46,7 +38,9 @@ _SEGMENT = re.compile(rb"<seg.*?>(.*)</seg>")
 
 
 class CorpusError(Exception):
-    """The corpus on disk is not the one that the manifest describes."""
+    """The corpus on disk is not what it should be."""
+
+    user_error = True
 
 
 def read_manifest(path: Path) -> Rows:
@@ -87,6 +81,38 @@ def checked(name: str, expected: str, path: Path) -> str:
     return found
 
 
+def download(url: str, file: Path) -> bool:
+    """Continue the download of a file; whether it is there."""
+    fetch = ["curl", "--fail", "--location", "--silent", "--show-error", "--retry", "3", "--output", str(file), url]
+    status = subprocess.run([*fetch, "--continue-at", "-"], check=False).returncode
+    if status in (22, 33, 36) and file.is_file() and file.stat().st_size:
+        # the server cannot continue, as when the file is whole already
+        file.unlink()
+        status = subprocess.run(fetch, check=False).returncode
+    return status == 0
+
+
+def fetched(name: str, digest: str, url: str, folder: Path, tell: Callable[[str], None]) -> Path:
+    """An archive, downloaded and checked where it is not in the folder yet."""
+    file, part = folder / name, folder / f"{name}.part"
+    if file.is_file():
+        return file
+    if not shutil.which("curl"):
+        raise CorpusError("curl is needed for the download; or name what you have (see --help)")
+    folder.mkdir(parents=True, exist_ok=True)
+    tell(f"downloading {name}")
+    if not download(url, part):
+        raise CorpusError(f"the download of {url} failed; run again to continue, or name what you have (see --help)")
+    try:
+        checked(name, digest, part)
+    except CorpusError as error:
+        part.unlink()
+        raise CorpusError(
+            f"{url} did not give the archive: {error}; download it by hand and name it (see --help)"
+        ) from error
+    return part.rename(file)
+
+
 def extract(name: str, path: Path, wanted: List[str], folder: Path) -> Path:
     """The wanted members of a tar archive, or the gzipped text that is the only one, in a new folder in `folder`."""
     folder = Path(tempfile.mkdtemp(dir=folder))
@@ -107,6 +133,10 @@ def unpack(rows: Rows, target: Path, sources: Dict[str, Path]) -> Rows:
     """Write the texts to `target`; returns the manifest with all sums.
 
     Every archive is checked before anything is written.
+
+    Args:
+        target: an empty folder.
+        sources: archive → its file, or a folder in which it was unpacked before.
 
     Raises:
         CorpusError: an archive or an unpacked text is not what the manifest says.
@@ -166,31 +196,3 @@ def agree(rows: Rows, others: Rows) -> bool:
         old[:2] == new[:2] and (old[2] in ("-", new[2]) if old[0] == "archive" else old[2:] == new[2:])
         for old, new in zip(rows, others, strict=True)
     )
-
-
-def main() -> int:
-    if len(sys.argv) < 3 or sys.argv[1] not in ("archives", "check", "unpack", "agrees"):
-        sys.stdout.write(__doc__)
-        return 0 if "--help" in sys.argv else 2
-    command, manifest, *arguments = sys.argv[1:]
-    try:
-        rows = read_manifest(Path(manifest))
-        archives = of_kind(rows, "archive")
-        if command == "archives":
-            sys.stdout.writelines(f"{name}\t{url}\n" for name, _, url in archives)
-        elif command == "check":
-            name, path = arguments
-            checked(name, next(digest for archive, digest, _ in archives if archive == name), Path(path))
-        elif command == "agrees":
-            return 0 if agree(rows, read_manifest(Path(arguments[0]))) else 1
-        else:
-            sources = {name: Path(path) for name, _, path in (argument.partition("=") for argument in arguments[1:])}
-            sys.stdout.writelines("\t".join(row) + "\n" for row in unpack(rows, Path(arguments[0]), sources))
-    except (CorpusError, OSError, UnicodeDecodeError) as error:
-        sys.stderr.write(f"data_prep/unpack.py: error: {error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What run.sh and its like of every recipe hand their arguments to: run.py SCRIPT [ARGUMENTS]
+"""What the scripts of recipes and data_prep hand their arguments to: run.py SCRIPT [ARGUMENTS]
 
-A script with a program of its own name beside it (demo/run.sh, demo/run.py) has that one run, which finds the package
-`runner`; the others are steps of a recipe, named for what they do: run, train, average, evaluate, sweep.
+A script with a program of its own name beside it (demo/run.sh, demo/run.py) has the function `main` of that one called,
+one of data_prep that of prepare.py; the others are steps of a recipe, named for what they do: run, train, average,
+evaluate, sweep.
 """
 
-import runpy
+import importlib
 import sys
 from pathlib import Path
 
@@ -21,10 +22,10 @@ except ImportError as missing:
 
 if __name__ == "__main__":
     script = Path(sys.argv[1])
-    sys.argv = sys.argv[1:]
     name = str(script.relative_to(cli.ROOT))
-    if script.with_suffix(".py").is_file():
-        sys.argv[0] = name
-        runpy.run_path(str(script.with_suffix(".py")), run_name="__main__")
-    else:
-        sys.exit(guarded(name, lambda: cli.main(script, sys.argv[1:])))
+    sys.argv = [name, *sys.argv[2:]]
+    programs = [path for path in (script.with_name("prepare.py"), script.with_suffix(".py")) if path.is_file()]
+    if programs:
+        sys.path.insert(0, str(script.parent))
+        sys.exit(guarded(name, importlib.import_module(programs[0].stem).main))
+    sys.exit(guarded(name, lambda: cli.main(script, sys.argv[1:])))

@@ -5,7 +5,7 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; one group: Shazeer (201
 
 from typing import Any, Optional
 
-from .kind import Flag, quarter
+from .kind import Flag, check_groups, quarter
 from .standard import StandardAttention
 
 
@@ -38,6 +38,5 @@ class GroupedAttention(StandardAttention):
     def __init__(
         self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any
     ) -> None:
-        if kv_heads < 1 or num_heads % kv_heads != 0:
-            raise ValueError(f"kv_heads must divide the {num_heads} heads, but is {kv_heads}")
+        check_groups("kv_heads", kv_heads, num_heads)
         super().__init__(embed_dim, num_heads, key_dim, value_heads=kv_heads, key_heads=kv_heads, **options)

@@ -43,6 +43,12 @@ def quarter(num_heads: int, key_dim: int = 0) -> int:
     return max(number for number in range(1, max(1, num_heads // 4) + 1) if num_heads % number == 0)
 
 
+def check_groups(name: str, number: int, num_heads: int) -> None:
+    """Raise ValueError where heads do not fall into so many groups of one size."""
+    if number < 1 or num_heads % number != 0:
+        raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
+
+
 class Kind:
     """Base of :class:`.AttentionLayer`, whose subclasses are the kinds of heads.
 

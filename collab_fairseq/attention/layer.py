@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .cache import KeyValue, of_each_head
 from .kernels import check_name
-from .kind import Kind
+from .kind import Kind, check_groups
 from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
@@ -83,8 +83,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         value_heads = num_heads if value_heads is None else value_heads
         key_heads = num_heads if key_heads is None else key_heads
         for name, number in (("value_heads", value_heads), ("key_heads", key_heads)):
-            if number < 1 or num_heads % number != 0:
-                raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
+            check_groups(name, number, num_heads)
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, but is {dropout}")
         self.embed_dim, self.num_heads, self.key_dim, self.head_dim = embed_dim, num_heads, key_dim, head_dim

@@ -1,20 +1,14 @@
-#!/usr/bin/env python3
 """Score what a training with gates has left: loss on valid and BLEU of the model without closed heads.
-
-    gates.py CHECKPOINT --model FILE --data DIR --reference SPLIT=FILE --penalty X --finalised FILE --json FILE …
 
 Adds them to the record, which has those of the model that the training began with; prints the record's table, and draws
 BLEU against the heads left.
 """
 
 import argparse
-import logging
-import sys
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options as shared
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import compare, evaluate, whole_model
 from collab_fairseq.modules.heads import LETTERS
@@ -27,7 +21,7 @@ def score(args: argparse.Namespace) -> None:
     tests, source = shared.read_tests(args), shared.load(args, args.model)
     settings = {"checkpoint": checkpoints.file_setting(args.model), **shared.test_settings(args, source)}
     settings["updates"] = args.updates
-    record = shared.make_record(args, "gates", settings, source.device, program="recipes/heads/gates.py")
+    record = shared.make_record(args, "gates", settings, source.device, program="recipes/heads/run.sh")
     whole = {test.split: whole_model(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
@@ -77,8 +71,9 @@ def show(path: str, figure_path: str) -> None:
             axis.legend(loc="lower right")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: List[str]) -> None:
+    """Score one training, whose options run.py gives."""
+    parser = argparse.ArgumentParser()
     add = parser.add_argument
     shared.add_model(parser, None)
     shared.add_tests(parser)
@@ -88,11 +83,6 @@ def main() -> None:
     add("--finalised", required=True, metavar="FILE", help="where the model without closed heads goes")
     add("--json", required=True, metavar="FILE", help="the record, added to if it is there")
     add("--figure", required=True, metavar="FILE")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    args = parser.parse_args(argv)
     score(args)
     show(args.json, args.figure)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("gates.py", main))

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Dict, List, NoReturn, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -48,6 +48,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise RecipeError(f"{message} (see --help)")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown argument '{unknown[0]}'")
+        return found
 
 
 def sites(text: str) -> str:
@@ -259,21 +265,26 @@ def train(run: Run, dry_run: bool) -> bool:
     return not dry_run and run.machine.node_rank == 0
 
 
-def main(script: Path, argv: List[str]) -> None:
-    """Do a step of a recipe: what the folder and the name of the script say."""
-    step, recipe = script.stem, script.parent.name
-    logging.basicConfig(level=logging.WARNING, format=f"{recipe}: %(message)s", stream=sys.stderr)
-    logging.getLogger("recipe").setLevel(logging.INFO)
+def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
+    """The settings of a run and the options of a step of a recipe, as the command line says."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("RECIPE_CONFIG"))
-    cfg = settings.load(recipe, first.parse_known_args(argv)[0].config)
+    cfg = settings.load(script.parent.name, first.parse_known_args(argv)[0].config)
     args, words = build_parser(script, cfg).parse_known_args(argv)
     for word in words:
         if word == "--":
             raise RecipeError("flags after -- are gone: give settings, such as optimization.lr=[0.001] for --lr 0.001")
         if word.startswith("-"):
             raise RecipeError(f"unknown argument '{word}' (see --help)")
-    cfg = resolve(cfg, args, words)
+    return resolve(cfg, args, words), args
+
+
+def main(script: Path, argv: List[str]) -> None:
+    """Do a step of a recipe: what the folder and the name of the script say."""
+    step, recipe = script.stem, script.parent.name
+    logging.basicConfig(level=logging.WARNING, format=f"{recipe}: %(message)s", stream=sys.stderr)
+    logging.getLogger("recipe").setLevel(logging.INFO)
+    cfg, args = read(script, argv)
     if step == "sweep":
         plan_sweep(recipe, argv, cfg, args)
         return

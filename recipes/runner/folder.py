@@ -80,7 +80,8 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that Ctrl-C in a terminal does not reach: it is told by SIGTERM, once."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return subprocess.Popen([str(word) for word in command], **options)
+        # locks that are marked so are inherited
+        return subprocess.Popen([str(word) for word in command], close_fds=False, **options)
     finally:
         signal.signal(signal.SIGINT, before)
 

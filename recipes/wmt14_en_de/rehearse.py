@@ -21,7 +21,6 @@ from runner.cli import Parser
 from runner.folder import Folder, start
 from runner.settings import PYTHON, ROOT, RecipeError
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import positive
 
 HERE = ROOT / "recipes" / "wmt14_en_de"
@@ -68,6 +67,7 @@ def train_and_kill(folder: Path, words: List[Any], updates: int) -> None:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="rehearsal: %(message)s", stream=sys.stderr)
     parser = Parser(prog=NAME, usage=f"{NAME} [options]", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     text = "(default: runs/wmt14_en_de.rehearsal)"
@@ -117,8 +117,3 @@ def main() -> None:
     logger.info("the sweep: this model and the others")
     run(HERE / "sweep.sh", "--output", output, *(["--runs", args.runs] if args.runs else []), *common)
     logger.info("done: %s", output / "table.md")
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="rehearsal: %(message)s", stream=sys.stderr)
-    sys.exit(guarded(NAME, main))

@@ -30,7 +30,10 @@ NAMES = {
 
 def runner_commands(recipe, *flags):
     """What run.sh would run on the cards that the YAML is for, a command for each stage."""
-    machine = ["--device", "gpu", "--gpus", NAMES[recipe], "--data", "/data", "--output", "/run", "--python"]
+    folders = ["--data", "/data", "--output", "/run"]
+    if recipe == "own":  # which has data and run in one folder
+        folders = ["--source", "my.en", "my.de", "--output", "/"]
+    machine = [*folders, "--device", "gpu", "--gpus", NAMES[recipe], "--python"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": "", "MASTER_PORT": "29500"}
     precision = [] if "wmt14" in recipe or "--precision" in flags else ["--precision", "fp32"]
     given = [*machine, sys.executable, *precision, *flags]
@@ -54,6 +57,7 @@ def hydra(recipe, *overrides):
 def hydra_config(recipe, *overrides):
     """What Hydra itself composes, as fairseq-hydra-train resolves it."""
     paths = ["task.data=/data/data-bin", "checkpoint.save_dir=/run/checkpoints"]
+    paths += ["task.source_lang=en", "task.target_lang=de"] if recipe == "own" else []
     cfg = OmegaConf.create(yaml.safe_load(hydra(recipe, *paths, *overrides, "--cfg", "job")))
     cfg.recipe.root = ""  # which the runner sets
     add_defaults(cfg)

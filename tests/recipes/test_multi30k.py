@@ -5,9 +5,11 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import folders
 import pytest
 import toy
 
@@ -83,13 +85,23 @@ def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
     assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
 
 
+def test_two_preparations_of_one_output_take_turns(prepared):
+    data = prepared / "data" / "mini"
+    command = [PREPARE, "--source", prepared / "source", "--manifest", prepared / "manifest.tsv", "--output", data]
+    with folders.alone(data, pytest.fail):
+        second = subprocess.Popen([*map(str, command), "--vocab-size", "150"], stderr=subprocess.PIPE, text=True)
+        assert f"another preparation is at work on {data}; waiting" in second.stderr.readline()
+    assert "is complete, nothing to do" in second.communicate(timeout=100)[1]
+    assert [path.name for path in data.parent.iterdir()] == ["mini"]
+
+
 def test_what_fails_is_one_sentence_and_leaves_nothing(corpus):
     """Other damage is the same for all archives (test_wmt14_data)."""
     refused(prepare(corpus, "--vocab-size", 5000, check=False), "Vocabulary size too high")
     (corpus / "source" / "val.de.gz").write_bytes(b"plain text\n")
     write_manifest(corpus / "source", corpus / "manifest.tsv")
     refused(prepare(corpus, check=False), "val.de.gz is truncated or not a gzipped archive")
-    assert list((corpus / "data").iterdir()) == []
+    assert not (corpus / "data").exists()
 
 
 def test_text_is_prepared_for_a_model_with_pieces_and_a_dictionary_of_its_own(prepared, corpus):

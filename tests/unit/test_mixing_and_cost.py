@@ -71,8 +71,8 @@ def test_table_1_of_the_paper(kind, sizes, millions, multiply_adds_of_128):
     assert f"{multiply_adds(layer, 128, 128):.2e}" == multiply_adds_of_128
 
 
-#: heads of a token's width 512 and of the tiny model; by hand from the papers' formulas: parameters without biases,
-#: biases, multiply–adds of 20 queries over 31 keys and of 2 over 310, cache of a token in numbers
+#: heads of a token's width 512 and of the tiny model: parameters without biases, biases, multiply–adds of 20 queries
+#: over 31 keys and of 2 over 310, as a closed form of each kind had them, cache of a token in numbers
 COSTS = [
     (StandardAttention, (512, 8, 512), {}, 1048576, 2048, 27373568, 164212736, 512 + 512),
     (CollaborativeAttention, (512, 8, 128), {}, 656384, 1280, 17684480, 103190528, 128 + 512),

@@ -1,0 +1,82 @@
+"""A folder that appears whole or not at all, knows what it was made from, and holds the sums of its files."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Callable, Iterator
+
+from unpack import CorpusError, checked
+
+
+@contextlib.contextmanager
+def alone(output: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """One preparation of an output at a time; a killed one holds up none."""
+    path = f"{output}.lock"
+    while True:
+        with open(path, "w") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                wait()
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                try:
+                    yield
+                finally:
+                    os.unlink(path)
+                return  # otherwise the one before us has taken the file away
+
+
+def sha256(path: Path) -> str:
+    return checked(path.name, "-", path).partition(":")[2]
+
+
+def is_whole(output: Path) -> bool:
+    """Whether all files are what SHA256SUMS says."""
+    rows = (line.split("  ", 1) for line in (output / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
+    return all((output / name).is_file() and sha256(output / name) == expected for expected, name in rows)
+
+
+def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> bool:
+    """Whether the output is there, which `is_this` tells from its prepared.txt; refuses another one, unless forced."""
+    if not output.exists():
+        return False
+    if not (output / "prepared.txt").is_file():
+        if not output.is_dir() or any(output.iterdir()):
+            raise CorpusError(
+                f"{output} exists and was not made by this script; move it away or choose another --output"
+            )
+        output.rmdir()
+        return False
+    if force:
+        return False
+    if not is_this(output / "prepared.txt"):
+        raise CorpusError(
+            f"{output} was prepared with other options or other files (see its prepared.txt); "
+            "give --force to rebuild it, or another --output"
+        )
+    if not is_whole(output):
+        raise CorpusError(f"{output} is damaged (its files differ from its SHA256SUMS); give --force to rebuild it")
+    return True
+
+
+@contextlib.contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """A folder beside the output, in the place of which it comes at the end with the sums of its files."""
+    work = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
+    old = work.with_name(f"{work.name}.old")
+    try:
+        work.chmod(0o755)
+        yield work
+        files = [path for depth in ("*", "*/*") for path in sorted(work.glob(depth)) if path.is_file()]
+        text = "".join(f"{sha256(path)}  {path.relative_to(work)}\n" for path in files)
+        (work / "SHA256SUMS").write_text(text, encoding="utf-8")
+        if output.exists():
+            output.rename(old)
+        work.rename(output)
+    finally:
+        for folder in (work, old):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,100 @@
+"""The whole job in minutes: a generated corpus, three small models, their scores side by side."""
+
+import argparse
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator
+
+from runner import settings
+from runner.cli import Parser, absolute, positive
+from runner.folder import STOPPED, Folder, attend
+from runner.progress import shown
+from runner.settings import PYTHON, ROOT, RecipeError
+from runner.summary import summarise
+from runner.sweep import Sweep
+
+from fairseq_modern import processor
+
+logger = logging.getLogger("recipe")
+
+ABOUT = """Make an English-German corpus from a grammar (data_prep/toy.py), train three small transformers on it at the
+same time (standard heads at the full key dimension, standard and collaborative heads at a quarter of it; fewer at a
+time where OMP_NUM_THREADS says so), average, translate, score, and show the results in a table, a figure and a few
+translations. The same command continues an interrupted demo; what is finished is skipped."""
+ENDING = "OUTPUT: data/, one folder per model as recipes/toy/run.sh leaves it, summary.md, validation.svg."
+CORPUS = {
+    "train": (12000, "sentence pairs to train on"), "valid": (500, "sentence pairs to validate on"),
+    "test": (500, "sentence pairs to translate"), "vocab_size": (1500, "SentencePiece pieces, both languages together"),
+}  # fmt: skip
+
+
+def parse(toy: settings.DictConfig) -> argparse.Namespace:
+    parser = Parser(prog="recipes/demo/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False)
+    numbers = {
+        "seed": (1, "of the corpus and of the training"),
+        "updates": (toy.optimization.max_update, "length of each training"),
+        "warmup": (toy.lr_scheduler.warmup_updates, "warm-up updates of the learning rate"),
+        "average": (toy.recipe.average, "average the last N checkpoints"), **CORPUS,
+    }  # fmt: skip
+    for name, (default, text) in numbers.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, metavar="N", type=positive, default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--output", metavar="DIR", type=absolute, help="(default: runs/demo/seed<N>)")
+    text = "auto, gpu or cpu (default: auto: one GPU where there is one)"
+    parser.add_argument("--device", metavar="NAME", default="auto", help=text)
+    text = "Python with the project installed (default: $PYTHON, else python)"
+    parser.add_argument("--python", metavar="PROGRAM", help=text)
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One demo at a time in a folder. What it starts inherits the lock: what is left of a killed one counts."""
+    with open(folder / ".lock", "a") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            told = "another demo, or what is left of one that was killed, is at work in %s; waiting for its end"
+            logger.info(told, folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    toy = settings.load("toy")
+    args = parse(toy)
+    logging.basicConfig(level=logging.WARNING, format="demo: %(message)s", stream=sys.stderr)
+    logger.setLevel(logging.INFO)
+    demo = Path(args.output or ROOT / "runs" / "demo" / f"seed{args.seed}")
+    demo.mkdir(parents=True, exist_ok=True)
+    with alone(demo):
+        data = ["--seed", args.seed, *(w for n in CORPUS for w in (f"--{n.replace('_', '-')}", getattr(args, n)))]
+        if attend([ROOT / "data_prep" / "toy.sh", *data, "--output", demo / "data", "--python", PYTHON]):
+            raise RecipeError("the corpus could not be made")
+        runs = list(toy.recipe.runs)
+        plan = Sweep("toy", demo, args.updates, [])
+        folders = [demo / plan.add(run, args.seed)[0] for run in runs]
+        jobs = min(len(runs), processor.usable_cores()) if os.environ.get("OMP_NUM_THREADS") else len(runs)
+        names = ("updates", "warmup", "average", "device")
+        passed = [word for name in names for word in (f"--{name}", getattr(args, name))]
+        passed += ["--seeds", args.seed, "--jobs", jobs, "--threads", 1, "--data", demo / "data", "--output", demo]
+        with shown("demo", args.updates, folders):
+            command = [ROOT / "recipes" / "toy" / "sweep.sh", *passed, "--python", PYTHON]
+            status = attend(command, stdout=subprocess.DEVNULL)
+        if status == STOPPED:
+            logger.info("interrupted; the same command resumes from here")
+            return 130
+        if status:
+            for messages in (folder / "messages.txt" for folder in folders if not Folder(folder).finished("record")):
+                if messages.is_file():
+                    lines = messages.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+                    sys.stderr.writelines(lines[-8:])
+            raise RecipeError("not all models are finished (see above); the same command resumes from here")
+        summarise(demo, demo / "data" / "raw", ("en", "de"), folders)
+    return 0

@@ -1,0 +1,124 @@
+"""See, rank, prune and gate the heads of one trained translation model: all analyses of `collab heads`."""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import gates
+import page
+from runner.cli import absolute
+from runner.folder import attend
+from runner.machine import Machine
+from runner.settings import RecipeError
+from runner.trained import build_parser, open_folder, train_on
+from runner.training import tool
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.options import positive
+from collab_fairseq.heads import redundancy
+from collab_fairseq.records.files import write_text
+
+logger = logging.getLogger("recipe")
+
+ABOUT = """Analyse the heads of a trained translation model: redundancy, importance, ablation (each head without, and
+alone) with paired bootstrap, pruning curves, roles and attention maps; then train it further with stochastic gates
+at several penalties, and score what they leave. The same command resumes what was interrupted."""
+ENDING = """OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json,
+NAME.roles.json, NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the
+trainings, maps/. One page of several models:
+  python recipes/heads/page.py FOLDER... --output README.md"""
+# the rate falls to zero along a line: gates need a high one to get anywhere, the weights a low one in the end
+TRAINING = [
+    "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0", "--lr", "0.006",
+    "--lr-scheduler", "polynomial_decay", "--criterion", "label_smoothed_cross_entropy_with_gates",
+    "--label-smoothing", "0.1", "--max-tokens", "2048", "--save-interval-updates", "200", "--log-interval", "50",
+]  # fmt: skip
+
+
+def penalties(text: str) -> "list[str]":
+    if not re.fullmatch(r"none|[\d.]+(,[\d.]+)*", text):
+        raise RecipeError(f"--penalties must be numbers such as 0.01,0.03, got '{text}'")
+    return [] if text == "none" else text.split(",")
+
+
+def main() -> None:
+    parser = build_parser("heads", description=ABOUT, epilog=ENDING)
+    add = parser.add_argument
+    text = "translate only the first N of each test split in ablation and pruning (default: all)"
+    add("--sentences", metavar="N", type=positive, help=text)
+    text = "CoNLL-U of the validation set's source side, for syntactic heads"
+    add("--parses", metavar="FILE", type=absolute, help=text)
+    text = "draw the attention of these sentences of the validation set (default: 0)"
+    add("--maps", metavar="N,N", default="0", help=text)
+    text = "gate penalties λ; 0 is the same training without a penalty (default: %(default)s; none: no gates)"
+    add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
+    text = "where the gates are (default: %(default)s; encoder alone freezes the decoder)"
+    add("--gate-sites", metavar="SITES", default="encoder_cross_decoder", help=text)
+    text = "length of each training with gates (default: %(default)s)"
+    add("--gate-updates", metavar="N", type=positive, default=1000, help=text)
+    add("--device", metavar="NAME", default="auto", help="cpu or gpu (default: gpu if any)")
+    args = parser.parse_args()
+    if not args.reference:
+        raise RecipeError("--reference is needed (see --help)")
+    if args.parses and not Path(args.parses).is_file():
+        raise RecipeError(f"there is no file {args.parses}")
+    logging.basicConfig(level=logging.WARNING, format="heads: %(message)s", stream=sys.stderr)
+    logger.setLevel(logging.INFO)
+    machine = Machine(args.device, gpus=1)
+    machine.find_cards()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
+    folder = open_folder(args, "heads", settings)
+    output, name = args.output, args.name
+    (output / "maps").mkdir(exist_ok=True)
+
+    def heads(step: str, *words: Any) -> None:
+        """The analysis that the step begins with; what it prints goes to a file."""
+        if folder.finished(step):
+            return
+        logger.info("%s", step)
+        made = ["--json", output / f"{name}.{step}.json", "--figure", output / f"{name}.{step}.svg"]
+        told = output / f"{step}.md.tmp"
+        with open(told, "wb") as stream:
+            command = [tool("collab"), "heads", step.partition("-")[0], args.model, *words, *made]
+            status = attend(command, stdout=stream)
+        if status:
+            raise RecipeError(f"the analysis '{step}' failed (see above)")
+        told.replace(output / f"{step}.md")
+        folder.finish(step)
+
+    data = ["--data", args.data, "--device", "cuda" if machine.device == "gpu" else "cpu", "--threads", args.threads]
+    tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
+    limit = ["--sentences", args.sentences] if args.sentences else []
+    ranking = ["--importance", output / f"{name}.importance.json"]
+    shares = redundancy.read_weights(checkpoints.load_with_model(args.model)).values()
+    heads("redundancy", *(["--overlap", output / f"{name}.overlap.svg"] if any(kind for _, kind in shares) else []))
+    heads("importance", *data)
+    heads("ablate", *data, *tests, *limit)
+    heads("prune", *data, *tests, *ranking, "--by-site", *limit)
+    heads("prune-raw", *data, *tests, *ranking, "--ranking", "raw", *limit)
+    parses = ["--parses", args.parses] if args.parses else []
+    heads("roles", *data, *ranking, "--maps", args.maps, "--maps-folder", output / "maps", *parses)
+
+    for penalty in args.penalties:
+        trained = output / "gates" / f"penalty-{penalty}"
+        if not folder.finished(f"gates-{penalty}"):
+            logger.info("training with gates, penalty %s, %d updates", penalty, args.gate_updates)
+            frozen = ["--head-gates-freeze-decoder"] if args.gate_sites == "encoder" else []
+            flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
+            flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty, *frozen]
+            train_on(args, args.model, trained, args.gate_updates, flags)
+            folder.finish(f"gates-{penalty}")
+        if not folder.finished(f"score-{penalty}"):
+            made = ["--json", output / f"{name}.gates.json", "--figure", output / f"{name}.gates.svg"]
+            made += ["--finalised", trained / "finalised.pt", "--penalty", penalty, "--updates", args.gate_updates]
+            with open(output / "gates.md", "w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
+                words = [trained / "checkpoint_last.pt", "--model", args.model, *data, *tests, *limit, *made]
+                gates.main([str(word) for word in words])
+            folder.finish(f"score-{penalty}")
+    write_text(page.section(output, output / "table.md"), output / "table.md")
+    logger.info("results: %s/table.md, %s.*.json, %s.*.svg, maps/", output, name, name)

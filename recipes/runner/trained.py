@@ -1,0 +1,103 @@
+"""What the recipes share that begin with a trained model and its data."""
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.options import positive
+from collab_fairseq.modules.stock import as_transformer_collab, model_config
+
+from .cli import Parser, absolute
+from .folder import Folder, attend
+from .settings import ROOT, USER_DIR, RecipeError
+from .training import tool
+
+SWITCHES = (
+    "share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before", "decoder_normalize_before",
+    "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding",
+)  # fmt: skip
+
+
+def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
+    """The options of all of these recipes."""
+    parser = Parser(
+        prog=f"recipes/{recipe}/run.sh",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **about,
+    )
+    add = parser.add_argument
+    add("--model", metavar="FILE", type=absolute, help="checkpoint of fairseq's transformer or of transformer_collab")
+    text = "its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
+    add("--data", metavar="DIR", type=absolute, help=text)
+    add("--name", help="of the model in records, tables and figures")
+    text = "a test split and its raw references, such as test=test_2016_flickr.de; repeatable"
+    add("--reference", action="append", default=[], type=reference, metavar="SPLIT=FILE", help=text)
+    add("--seed", metavar="N", type=positive, default=1, help="(default: 1)")
+    add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
+    add("--output", metavar="DIR", type=absolute, help=f"(default: runs/{recipe}/NAME)")
+    add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
+    return parser
+
+
+def reference(text: str) -> Tuple[str, str]:
+    """SPLIT=FILE, for argparse."""
+    split, _, file = text.partition("=")
+    if not (split and Path(file).is_file()):
+        raise RecipeError(f"--reference must be SPLIT=FILE, got '{text}'")
+    return split, absolute(file)
+
+
+def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any]) -> Folder:
+    """Check model, data and name; the folder of the results, which holds one run."""
+    if not (args.model and args.data and args.name):
+        raise RecipeError("--model, --data and --name are needed (see --help)")
+    if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
+        raise RecipeError(f"--name must be made of letters, digits, _ and -, got '{args.name}'")
+    if not Path(args.model).is_file():
+        raise RecipeError(f"there is no checkpoint {args.model}")
+    if not Path(args.data).is_dir():
+        raise RecipeError(f"there is no data-bin {args.data}")
+    args.output = Path(args.output or ROOT / "runs" / recipe / args.name)
+    folder = Folder(args.output)
+    folder.keep_settings({"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed, **settings})
+    return folder
+
+
+def model_flags(checkpoint: str) -> List[str]:
+    """fairseq-train's flags for a model of the sizes of a checkpoint."""
+    config: Mapping[str, Any] = model_config(as_transformer_collab(checkpoints.load(checkpoint)))
+    found = ["--arch", "transformer_collab"]
+    for side in ("encoder", "decoder"):
+        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
+            found += [f"--{side}-{name.replace('_', '-')}", str(config[f"{side}_{name}"])]
+    for name in ("dropout", "attention_dropout", "activation_dropout", "activation_fn"):
+        found += [f"--{name.replace('_', '-')}", str(config.get(name) or ("relu" if name == "activation_fn" else 0))]
+    return found + [f"--{name.replace('_', '-')}" for name in SWITCHES if config.get(name)]
+
+
+def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: int, flags: List[str]) -> Path:
+    """Train a model of the sizes of --model further; a second call resumes. Returns its last checkpoint.
+
+    Args:
+        checkpoint: what it begins with. folder: of its checkpoints; its log is beside it.
+        flags: more for fairseq-train.
+    """
+    last = folder / "checkpoint_last.pt"
+    # fairseq-train would make one update more
+    if not last.is_file() or (checkpoints.num_updates(checkpoints.load(last)) or 0) < updates:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{folder}.log", "ab") as log:
+            command = [
+                tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR, *flags,
+                *model_flags(args.model), "--attention-from", checkpoint, "--finetune-from-model", checkpoint,
+                "--num-workers", 0, "--seed", args.seed, "--max-update", updates, "--total-num-update", updates,
+                "--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1, "--log-format", "json",
+            ]  # fmt: skip
+            status = attend(command, stdout=log, stderr=subprocess.STDOUT)
+        if status:
+            raise RecipeError(f"the training failed or was stopped, see {folder}.log; run again to resume")
+    return last
