@@ -192,7 +192,6 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
     given = {name: getattr(args, name, None) for name in NAMES}
     over = settings.variant(cfg, getattr(args, "variant", None) or "")
     over += shlex.split(settings.FAST) if args.fast else []
-    over += [f"{NAMES[name]}={value}" for name, value in given.items() if value is not None]
     stock = getattr(args, "stock", False)
     if stock:
         if args.fast or any(given[name] for name in ("heads", "key_dim", "arch")):
@@ -204,7 +203,11 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
     count = max(1, cfg.optimization.max_update // cfg.checkpoint.save_interval_updates)
     if given["heads"] == "none" and not given["key_dim"]:
         cfg.model.key_dim = None
-    cfg = settings.lay_over(cfg, [*over, *words])
+    cfg = settings.lay_over(cfg, over)
+    for name, value in given.items():
+        if value is not None:
+            OmegaConf.update(cfg, NAMES[name], value)
+    cfg = settings.lay_over(cfg, words)
     if not any(word.startswith("checkpoint.save_interval_updates=") for word in words):
         cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // count)
     settings.check(cfg)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List
 
+from collab_fairseq.records.rows import load_run
+
 from .folder import STOPPED, Folder, attend, handing_on, start
 from .settings import ROOT, RecipeError
 from .training import collab
@@ -105,7 +107,7 @@ class Sweep:
         # the first run is what the others are compared with
         baseline: List[str] = []
         if records[0].parent == self.folders[0] and len(records) > 1:
-            baseline = ["--baseline", Folder(self.folders[0]).settings["name"]]
+            baseline = ["--baseline", str(load_run(records[0])["name"])]
         self._publish("table.md", records, baseline)
         pattern = re.compile(r"record(\.u\d+)?(\.epochs\d+)?\.json")
         found = [file for folder in self.folders for file in sorted(folder.glob("record*.json"))]

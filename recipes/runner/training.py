@@ -113,14 +113,14 @@ class Run:
         wanted = {"name": self.name, "data": zlib.crc32("\n".join(sums).encode()), **identity(self.cfg)}
         self.folder.keep_settings(wanted)
 
-    def join(self, own_average: bool) -> None:
-        """Take name and seed of the run that is there. Another average than its own has files of its own."""
+    def join(self, given: bool) -> None:
+        """Take name, seed and, unless given, average of the run that is there. Another one has files of its own."""
         there = self.folder.settings
         if not there:
             told = "train.sh makes it; the same options name the same run"
             raise RecipeError(f"there is no run in {self.output} ({told})")
         self.name, self.cfg.common.seed = there["name"], there["common.seed"]
-        if not own_average:
+        if not given:
             self.recipe.average = there["recipe.average"]
         elif self.recipe.average != there["recipe.average"]:
             self.last = f".last{self.recipe.average}"
