@@ -126,10 +126,10 @@ def _records(runs: Sequence[Run], folder: str) -> str:
 
 def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List[str]:
     """What the numbers above need to be read, one line each."""
-    notes = []
-    if "[" in table:
+    notes, seeds = [], data.groupby("row").size()
+    if set(METRICS) & set(shown) and seeds.max() > 1:
         notes.append(f"In brackets: {OVER_SEEDS}{_told(alone)}.")
-    if set(METRICS) & set(shown) and data.groupby("row").size().min() < 2:
+    if set(METRICS) & set(shown) and seeds.min() < 2:
         notes.append("Scores without an interval are of one seed: there is none over seeds.")
     if "±" in table:
         notes.append("After ±: the sample standard deviation over the seeds.")
