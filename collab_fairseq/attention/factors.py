@@ -25,7 +25,7 @@ class ReparamError(ValueError):
 
 
 class HeadMaps(NamedTuple):
-    """A layer as standard heads, with their biases behind the weights, as of an input that is 1; float64.
+    """A layer as standard heads, with their biases behind the weights, for an input that is 1; float64.
 
     Attributes:
         query: (H, w, E + 1). key: (H, w, kdim + 1). value: (H, dv, vdim + 1). w: query and key dimensions of a head.
@@ -37,7 +37,7 @@ class HeadMaps(NamedTuple):
 
 
 def affine(projection: nn.Linear) -> Tensor:
-    """(outputs, inputs + 1) in float64: the weight, and the bias behind it, as of an input that is 1."""
+    """(outputs, inputs + 1) in float64: the weight, and the bias behind it, for an input that is 1."""
     weight, bias = projection.weight.double(), projection.bias
     return torch.cat([weight, weight.new_zeros(len(weight), 1) if bias is None else bias.double()[:, None]], dim=1)
 

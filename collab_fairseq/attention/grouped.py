@@ -17,7 +17,7 @@ class GroupedAttention(StandardAttention):
     Decoding caches G·(dk + dv) numbers per position. With G = H it is :class:`.StandardAttention`.
 
     Args:
-        kv_heads: G, a divisor of H; 1: multi-query attention. The others: as of :class:`.StandardAttention`.
+        kv_heads: G, a divisor of H; 1: multi-query attention. The others: see :class:`.StandardAttention`.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (G·dk, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv).
 

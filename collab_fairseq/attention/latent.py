@@ -26,7 +26,7 @@ class LatentAttention(StandardAttention):
     queries, expanding is cheaper; see :mod:`.cost`.
 
     Args:
-        kv_latent_dim: L. The others: as of :class:`.StandardAttention`.
+        kv_latent_dim: L. The others: see :class:`.StandardAttention`.
         kdim, vdim: width of the inputs Y; keys and values have the same inputs, hence one width.
 
     Parameters: ``q_proj`` (H·dk, E), ``latent_proj`` (L, kdim) without bias, ``k_proj`` (H·dk, L), ``v_proj``

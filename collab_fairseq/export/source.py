@@ -83,7 +83,7 @@ def read_source(
         licence: of the model, in your words; default: that of the model folder.
 
     Raises:
-        TranslationError, CheckpointError, ConfigurationError: as of :func:`~collab_fairseq.translation.load_model`;
+        TranslationError, CheckpointError, ConfigurationError: see :func:`~collab_fairseq.translation.load_model`;
             subword units without their model, or with another's.
     """
     name = os.fspath(path)

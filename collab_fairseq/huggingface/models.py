@@ -146,10 +146,10 @@ def check_convertible(model: Any) -> None:
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
-    """Name and scores of every attention layer, standard or collaborative, names as of :func:`attention_layers`.
+    """Name and scores of every attention layer, standard or collaborative, names see :func:`attention_layers`.
 
     Raises:
-        ReparamError: as of :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.
+        ReparamError: see :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.
     """
     check_convertible(model)
     for name, layer in attention_layers(model):

@@ -31,8 +31,8 @@ class IncrementalAttention(FairseqIncrementalState):
         gates: log α that :class:`.HeadGates` start from (``--head-gates``); None: no gates.
 
     Attributes:
-        head_multiplier: factor on the heads' context, (H), (R, H) or (R, T, H), or None. Whoever masks heads of a model
-            in memory, or wants the gradient of a mask, sets it; it is not saved.
+        head_multiplier: factor on the heads' context, (H), (R, H) or (R, T, H), or None. Set it to mask heads of a
+            model in memory, or for the gradient of a mask; it is not saved.
     """
 
     # fairseq's own: renaming the fused projections of old checkpoints

@@ -43,7 +43,7 @@ class CollabDecoderLayer(TransformerDecoderLayerBase):
     """Decoder layer whose self- and cross-attention are as the config says.
 
     Args:
-        cfg, layer: as of :class:`CollabEncoderLayer`. no_encoder_attn: no cross-attention.
+        cfg, layer: see :class:`CollabEncoderLayer`. no_encoder_attn: no cross-attention.
     """
 
     def __init__(self, cfg: Any, layer: int, no_encoder_attn: bool = False) -> None:

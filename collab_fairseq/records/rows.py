@@ -34,7 +34,7 @@ COLUMNS = (
 #: and those that are shown where they are asked for
 ON_REQUEST = ("nll", "chrf++", "ter", "comet")
 
-#: what the record of a training must hold, whoever wrote it; the fields are described in training.py
+#: what the record of a training must hold; the fields are described in training.py
 _NEEDED = ("seed", "config", "data", "parameters", "training", "curves", "scores")
 
 Run = Dict[str, Any]

@@ -132,7 +132,7 @@ def to_collaborative(
         options: of :func:`.fit_layers`, such as ``seed``, ``sweeps``, ``progress``.
 
     Raises:
-        ReparamError: a model that cannot be converted and why; unknown layers; as of :func:`.fit_layers`.
+        ReparamError: a model that cannot be converted and why; unknown layers; see :func:`.fit_layers`.
     """
     sources = dict(score_weights(model))
     if not isinstance(key_dim, int):

@@ -99,7 +99,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
 
     Raises:
         ReparamError: a model that the settings do not fit. TargetError: ``output`` cannot be written. CheckpointError,
-        TranslationError, ConfigurationError: as of :func:`.load_model`.
+        TranslationError, ConfigurationError: see :func:`.load_model`.
     """
     recorded = ("key_dim", "budget", "sites", "distill", "seed", "distill_text", "distill_rate")
     settings: Dict[str, Any] = {name: getattr(given, name) for name in recorded}

@@ -120,7 +120,7 @@ def fit_layers(
         options: of :func:`fit_scores`.
 
     Raises:
-        ReparamError: as of :func:`fit_scores`, with the layer's name; layers without a key dim or calibration.
+        ReparamError: see :func:`fit_scores`, with the layer's name; layers without a key dim or calibration.
     """
     wanted = dict.fromkeys(sources, key_dims) if isinstance(key_dims, int) else dict(key_dims)
     for what, given in (("a key dim", wanted), ("calibration", calibrations)):

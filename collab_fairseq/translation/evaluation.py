@@ -117,7 +117,7 @@ def score(
         options: of :func:`translate`.
 
     Raises:
-        ScoringError: as of :func:`score_text`.
+        ScoringError: see :func:`score_text`.
     """
     hypotheses = translate(trained, split, **options)
     if references is None:
@@ -186,7 +186,7 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
         ``valid``: the fields of :class:`Loss`; ``bleu``: by split ``score``, ``signature`` and ``references``.
 
     Raises:
-        TranslationError, ScoringError: as of :func:`test_splits` and :func:`score`.
+        TranslationError, ScoringError: see :func:`test_splits` and :func:`score`.
     """
     tests = test_splits(trained, references, options.get("sentences"))
     tokens = {name: options[name] for name in ("max_tokens", "sentences") if name in options}

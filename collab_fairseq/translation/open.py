@@ -15,7 +15,7 @@ _ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
 #: changes with what a conversion writes
 _VERSION = "3"
 
-#: a model folder of torch, and where its conversion is to be
+#: a model folder of torch, and the folder that its conversion goes to
 Convert = Callable[[str, str], None]
 
 

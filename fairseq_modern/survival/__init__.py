@@ -1,9 +1,8 @@
 """What changes how trainings behave, so that they survive being killed, stopped, starved or continued elsewhere.
 
 It is off unless it is asked for: by `enable()`, which a --user-dir may call, or by the environment variable
-FAIRSEQ_MODERN_SURVIVAL=1. FAIRSEQ_MODERN_SURVIVAL=0 keeps it off whoever calls. The
-functions of fairseq that are wrapped ask at each call, so that it does not matter what is imported first. README.md one
-folder up says what each file does.
+FAIRSEQ_MODERN_SURVIVAL=1. FAIRSEQ_MODERN_SURVIVAL=0 keeps it off in any case. The functions of fairseq that are wrapped
+ask at each call, so that it does not matter what is imported first. README.md one folder up says what each file does.
 """
 
 import os

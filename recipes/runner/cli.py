@@ -250,7 +250,7 @@ def plan_sweep(recipe: str, argv: List[str], cfg: DictConfig, args: argparse.Nam
 
 
 def train(run: Run, dry_run: bool) -> bool:
-    """Train a run, or print the commands; whether what follows is to be done here."""
+    """Train a run, or print the commands; True if this node does the steps that follow."""
     run.check()
     run.machine.choose_precision(lambda threads: products(run.cfg.model._name, threads))
     run.machine.split_batch(run.recipe.batch_tokens, run.cfg.dataset.max_tokens)
