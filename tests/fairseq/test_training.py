@@ -154,7 +154,7 @@ def test_a_sweep_through_submitit(tiny_data, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
     small = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 16, "attention_heads": 2}
     run(
-        "fairseq-hydra-train", "--multirun", "--config-dir", ROOT / "recipes/wmt14_en_de/conf", "--config-name",
+        "fairseq-hydra-train", "--multirun", "--config-dir", ROOT / "recipes/wmt14_en_de", "--config-name",
         "wmt14_en_de", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", f"hydra.sweep.dir={tmp_path}",
         f"common.user_dir={ROOT / 'collab_fairseq'}", f"task.data={tiny_data}", "task.source_lang=src",
         "task.target_lang=tgt", "model.collaborative_heads=none,encoder_cross_decoder", "model.key_dim=6",
