@@ -12,8 +12,6 @@ METRICS = {
     "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
     "chrf++": "chrF++", "ter": "TER", "comet": "COMET", "nll": "nll",
 }  # fmt: skip
-
-
 #: all test sets that a loss is of, as one, weighted by tokens
 ALL = "all tests"
 

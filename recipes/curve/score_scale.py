@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from collab_fairseq import checkpoints
+from collab_fairseq.attention.kinds import SITES
 
-LAYERS, HEADS, SITES = 2, 8, ("encoder", "cross", "decoder")
+LAYERS, HEADS = 2, 8
 
 
 def main() -> None:

@@ -220,7 +220,7 @@ class Run:
         self.folder.finish(f"average{name}")
 
     def averages(self) -> List[str]:
-        """What is to be translated: the averages of stages and epochs that are there, then the run's own."""
+        """The averages to translate: those of stages and epochs that are there, then the run's own."""
         if self.last:
             return [self.last]
         names = [name for end in self.ends for name in (self.at(end), f"{self.at(end)}.epochs{self.epochs}")]

@@ -1,4 +1,4 @@
-"""Where training goes on: in a folder that is its own, at a position that still holds."""
+"""Where a training resumes: in a folder of its own, at a position that still holds."""
 
 import logging
 import os
