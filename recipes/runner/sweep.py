@@ -86,17 +86,17 @@ class Sweep:
                 self.running[name] = start(command, env=own, **streams)
 
     def wait_for(self, number: int) -> None:
-        """Wait until no more than so many runs are at work; a signal that ends this program ends them, too."""
+        """Wait until no more than so many runs are at work; a signal stops them, and all are waited for: they save."""
         with handing_on(list(self.running.values())) as came:
-            while len(self.running) > number:
+            while len(self.running) > (0 if came else number):
                 time.sleep(0.05)
                 for name, process in list(self.running.items()):
                     if process.poll() is not None:
                         del self.running[name]
                         if process.returncode:
                             self.failed.append(name)
-                if came:
-                    raise SystemExit(STOPPED)
+        if came:
+            raise SystemExit(STOPPED)
 
     def table(self) -> None:
         """Of the records of the runs, printed and kept as table.md, and of all their averages as averages.md."""

@@ -145,3 +145,28 @@ def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, t
         process.terminate()
     assert process.wait(60) == status
     assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_a_sweep_that_is_stopped_waits_until_its_runs_have_saved(tmp_path):
+    run = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), open({!r}, 'w'), sys.exit(75)))"
+    run += "; print('begun', flush=True); time.sleep(100)"
+    text = "import sys; from pathlib import Path; from runner.folder import start; from runner.sweep import Sweep\n"
+    text += f"plan = Sweep('toy', Path({str(tmp_path)!r}), 1, [])\n"
+    for name in ("a", "b"):
+        program = run.format(str(tmp_path / name))
+        text += f"plan.running[{name!r}] = start([sys.executable, '-c', {program!r}])\n"
+    text += """
+import signal, threading, time
+def tell():
+    while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        time.sleep(0.01)
+    print("waiting", flush=True)
+threading.Thread(target=tell).start()
+plan.wait_for(1)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
+    process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
+    assert sorted(process.stdout.readline() for _ in range(3)) == ["begun\n", "begun\n", "waiting\n"]
+    process.terminate()
+    assert process.wait(60) == 75
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
