@@ -24,7 +24,7 @@ class StandardAttention(AttentionLayer):
         kernel: ``auto``, or a name of :data:`.kernels.STANDARD`; ``bmm`` for second derivatives, which torch's fused
             attention (``sdpa``, for long sentences also ``auto``) lacks.
         device, dtype: of the parameters.
-        options: see :class:`.CollaborativeAttention`; see :class:`.AttentionLayer`. The default scale is (E/H)^-0.5
+        options: see :class:`.CollaborativeAttention` and :class:`.AttentionLayer`. The default scale is (E/H)^-0.5
             at every key dim, as in the paper's runs.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (H·dk, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv).

@@ -67,7 +67,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
     """The checkpoint without gates and without the heads that they have closed; it computes what the gated one does.
 
     Raises:
-        HeadsError: the model has no gates, or see :func:`remove_heads`.
+        HeadsError: the model has no gates; see also :func:`remove_heads`.
     """
     closed = " ".join(head for head, gate in read_gates(state).items() if not gate.is_open)
     made = as_transformer_collab(dict(state))

@@ -146,7 +146,7 @@ def check_convertible(model: Any) -> None:
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
-    """Name and scores of every attention layer, standard or collaborative, names see :func:`attention_layers`.
+    """Name and scores of every attention layer, standard or collaborative, by the names of :func:`attention_layers`.
 
     Raises:
         ReparamError: see :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.

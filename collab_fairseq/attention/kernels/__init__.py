@@ -88,7 +88,7 @@ def choose(
 
 
 def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, need_weights: bool) -> StandardKernel:
-    """The kernel that computes a layer of standard heads; arguments see :func:`choose`, and the dropout."""
+    """The kernel that computes a layer of standard heads; arguments are those of :func:`choose`, and the dropout."""
     if name != "auto":
         check_name(name, STANDARD)
         return STANDARD[name]
