@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from collab_fairseq.bench import runner
-from collab_fairseq.bench.cases import Options
+from collab_fairseq.bench.measure import Options
 from collab_fairseq.cli import heads_options
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
@@ -105,7 +105,7 @@ def test_a_record_gathers_everything_and_is_json(record):
 def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
     heads = heads_options.make_record(argparse.Namespace(checkpoint=[], json=None), "redundancy", {}).content
-    monkeypatch.setitem(runner._CASES, "layer", lambda options: [])
+    monkeypatch.setattr(runner, "rows", lambda *_: {})
     bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
     assert record.keys() == heads.keys() == bench.keys()  # a conversion's are looked at where one is made
     found = [(r["kind"], r["name"]) for r in (record, heads, bench)]

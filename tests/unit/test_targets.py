@@ -45,6 +45,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
     [
         ("bench layer --output x", "--output is called --json now"),
         ("bench layer --figure x", "--figure is gone: collab bench table shows the ratios of a record"),
+        ("bench layer --list", "--list is gone: a --rows that matches none names them"),
         ("bench decode --sentences 9", "--sentences is gone: rows decode/translate are of 1,000"),
         ("heads ablate x --reference test", "expected NAME=FILE such as test=test.de, got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once, got a, a"),
