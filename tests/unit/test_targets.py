@@ -13,7 +13,6 @@ COMMANDS = [
     ["bench", "layer", "--json"],
     ["doctor", "--json"],
     ["bench", "table", "missing.json", "--output"],
-    ["record", "--name", "x", "--scores", "test=missing.json", "--output"],
     ["reparam", "missing.pt", "--key-dim", "8", "--output"],
     ["reparam", "missing.pt", "--key-dim", "8", "--output", "fine.pt", "--json"],
     ["score", "missing.log", "--json"],
@@ -57,7 +56,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads prune x --remove 4 --output y --beam 2", "--beam is of a measurement"),
         ("reparam x --key-dim 8 --output y --max-tokens 9", "--max-tokens needs --calibration or --evaluate"),
         ("reparam x --keep-progress", "--keep-progress is gone: train on from the result with --attention-from"),
-        ("table x --x updates", "--x needs --figure"),
+        ("table x --x width", "--x needs --figure"),
         ("translate x .", ". is a folder: DIR comes first, then FILE"),
     ],
 )
