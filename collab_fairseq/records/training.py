@@ -77,6 +77,7 @@ def make_record(
         repository: the checkout that the run was started from, whose commit is noted (default: that of this package).
     """
     log, about = read_train_log(train_log), describe_checkpoint(checkpoint)
+    # a run that was killed has no line
     runs = [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()]
     sums = (line.split(maxsplit=1) for line in data_sums.read_text(encoding="utf-8").splitlines())
     free = log["gb_free"]
@@ -93,7 +94,7 @@ def make_record(
         "parameters": about["parameters"],
         "training": {
             "updates": about["updates"],
-            "wall_seconds": sum(part["wall_seconds"] for part in runs),
+            "wall_seconds": sum(part["wall_seconds"] for part in runs) if runs else None,
             "train_seconds": log["train_seconds"],
             "words_per_second": log["words_per_second"],
             "peak_memory_bytes": max((part["peak_memory_bytes"] for part in runs), default=None),

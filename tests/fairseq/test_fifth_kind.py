@@ -1,5 +1,6 @@
 """A kind of heads that the project does not know (tests/fairseq/fifth_kind.py) trains, decodes, and is in tables."""
 
+import json
 import re
 import sys
 
@@ -47,6 +48,7 @@ def test_a_kind_is_one_file_and_one_line(tiny_data, tmp_path):
     (tmp_path / "lines").write_text("")
     made = dict.fromkeys(("train_log", "usage", "data_sums"), tmp_path / "lines")
     write_json(make_record("fifth", "", checkpoint=load(tmp_path / "mean.pt"), scores={}, losses={}, **made), record)
+    assert json.loads(record.read_text())["parts"]["training"]["wall_seconds"] is None
     program = known + "from collab_fairseq.cli.main import main; main(['table', sys.argv[1]])"
     told = run(sys.executable, "-c", program, record, cwd=ROOT).stdout
     assert re.search(r"\| collaborative in cross, slices of 12 key dimensions \| 16 .* 9,856 +\| 28 ", told), told
