@@ -80,12 +80,12 @@ def build(
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
         torch.manual_seed(SEED)
         found[name] = models.build_model(args, task)
-    for place, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
+    for layer_name, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
         if isinstance(layer, CollaborativeAttention):  # the same parameters, computed otherwise
             authors = AuthorsAttention(
                 layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
             )
-            found["authors"].set_submodule(parameter_prefix(place)[:-1], authors)
+            found["authors"].set_submodule(parameter_prefix(layer_name)[:-1], authors)
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())

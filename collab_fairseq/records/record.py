@@ -133,7 +133,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {without_paths(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):

@@ -146,7 +146,7 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
 )
 def test_absolute_paths_are_shortened(before, after):
     assert without_paths(before) == after
-    assert plain((before, 1.5, None)) == [after, 1.5, None]
+    assert plain(({before: before}, 1.5, None)) == [{after: after}, 1.5, None]
 
 
 def test_measure_passes_output_and_status_on(tmp_path):
