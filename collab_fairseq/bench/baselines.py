@@ -58,8 +58,7 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
         scores = self.scores(query * self.scale, entry.key)
         if mask is not None:
             scores = scores + mask
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)  # as fairseq's
         if dropout > 0.0:
             weights = nn.functional.dropout(weights, p=dropout)
         return weights.matmul(entry.value), weights
