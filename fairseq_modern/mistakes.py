@@ -34,7 +34,7 @@ SAID = (
         "--update-freq in proportion.",
     ),
     (  # gloo and NCCL of a process that is gone
-        "(?:[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|remote process exited|Socket closed)",
+        r"(?s)^(?:Runtime|Dist\w+)Error: .*(?:[Cc]onnection (?:closed|reset)|[Bb]roken pipe|remote process exit)",
         "another process of this training has ended; see its message.",
     ),
     (  # fairseq then looks for the first NaN, where today's torch fails on the encoder's outputs (StopIteration)

@@ -142,6 +142,7 @@ def test_a_mistake_is_one_sentence(scene, mistake):
 @pytest.mark.parametrize(
     "error",
     [
+        BrokenPipeError(32, "Broken pipe"),
         KeyError(None), IndexError("Replacement index 1"), FileNotFoundError(2, "No such file", "x"), StopIteration(),
         FloatingPointError("Fatal error: gradients are inconsistent between workers."),
     ],
