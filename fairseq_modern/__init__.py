@@ -35,7 +35,7 @@ AFTER = {
         "survival.stopping.patch",
     ),
     "fairseq.data.codedataset": ("loading.patch",),
-    "fairseq.data.indexed_dataset": ("mistakes.patch_data",),
+    "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),

@@ -4,21 +4,15 @@ The functions of fairseq that fail say why: what they raise stays what it is, an
 positional arguments. What says enough itself is put into other words (`SAID`). `errors` asks for the sentence only
 where it shows errors as one line, when the program is about to end: no program runs differently, and what is not known
 here keeps its traceback.
-
-Binarised data whose files do not hold what their index says, as an interrupted copy leaves them, are refused when they
-are opened; as published, a training ends when it comes to the first sentence that is not there.
 """
 
 import contextlib
 import functools
-import io
 import os
 import re
 import traceback
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional
-
-from fairseq_modern.patching import wrap
 
 # What fairseq and its libraries say -> what is said instead; {0} is the first group.
 SAID = (
@@ -184,22 +178,3 @@ def explained(function: Callable[..., Any], say: Callable[..., Optional[str]]) -
             raise
 
     return wrapper
-
-
-def patch_data(module: ModuleType) -> None:
-    """Wrap how `fairseq.data.indexed_dataset.MMapIndexedDataset` opens its two files."""
-    import numpy
-
-    from fairseq_modern.errors import UserError
-
-    @wrap(module.MMapIndexedDataset)
-    def _do_init(original: Any, self: Any, path: str) -> None:
-        self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())  # for __del__, where nothing comes in its place
-        try:
-            original(self, path)
-            start, size = self._index[len(self._index) - 1] if len(self._index) else (0, 0)
-            expected, got = int(start) + int(size) * numpy.dtype(self._index.dtype).itemsize, len(self._bin_buffer)
-        except ValueError as error:  # the index is cut, or a file is empty
-            raise UserError(f"{path}.idx or .bin is not whole ({error}); binarise or copy the data again.") from error
-        if got < expected:
-            raise UserError(f"{path}.bin has {got} bytes, expected {expected}; binarise or copy the data again.")
