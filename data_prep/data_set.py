@@ -1,12 +1,12 @@
 """What a SET.yaml of this folder says, and the options that follow from it."""
 
 import argparse
+import importlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
-import own
 import toy
 from runner.cli import Parser
 
@@ -21,6 +21,8 @@ class DataSet:
     #: first line of prepared.txt: the options that decide the result; none: a corpus of gzipped texts
     header: str = ""
     languages: List[str] = field(default_factory=lambda: ["en", "de"])
+    #: the program of this folder that makes the texts; none: they are unpacked
+    maker: str = ""
     #: split of the data-bin -> text; none: those that the manifest of gzipped texts names
     texts: Dict[str, str] = field(default_factory=dict)
     #: the option that names the corpus as it was downloaded, and its help
@@ -45,6 +47,11 @@ class DataSet:
     holds: str = ""
 
 
+def maker_of(data_set: DataSet) -> Any:
+    """The program, with `add_options(parser)`, `described(args)` and `make(args, folder, say)`: it writes the texts."""
+    return importlib.import_module(data_set.maker)
+
+
 def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
     """The options of a data set; their defaults are its own, or those of environment variables."""
 
@@ -58,14 +65,14 @@ and SHA256SUMS of all. It appears whole or not at all. A second run checks it an
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     add = parser.add_argument
-    if data_set.option:
+    if data_set.maker:
+        maker_of(data_set).add_options(parser)
+    else:
         add(data_set.option, dest="given", default=default(data_set.option[2:]), metavar="PATH", help=data_set.given)
         about = "download URL/<archive> instead, from a mirror; an interrupted download is continued"
         add("--url", default="", help=about)
         about = f"expected archives and texts: sums, line counts (default: data_prep/{name}.tsv)"
         add("--manifest", type=Path, default=default("manifest", f"{HERE}/{name}.tsv"), metavar="FILE", help=about)
-    else:
-        {"toy": toy, "own": own}[name].add_options(parser)
     if data_set.vocab_size:
         about = "SentencePiece pieces, both languages together (default: %(default)s)"
         add("--vocab-size", type=toy.positive, default=data_set.vocab_size, metavar="N", help=about)

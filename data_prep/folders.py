@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Callable, Iterator
 
-from unpack import CorpusError, checked
+from unpack import CorpusError
+
+from fairseq_modern.files import sha256
 
 
 @contextlib.contextmanager
@@ -28,10 +30,6 @@ def alone(output: Path, wait: Callable[[], None]) -> Iterator[None]:
                 finally:
                     os.unlink(path)
                 return  # otherwise the one before us has taken the file away
-
-
-def sha256(path: Path) -> str:
-    return checked(path.name, "-", path).partition(":")[2]
 
 
 def is_whole(output: Path) -> bool:

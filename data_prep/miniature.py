@@ -17,7 +17,7 @@ import re
 import sys
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence
 
 import toy
 from toy import write_lines
@@ -48,7 +48,7 @@ def marked_up(lines: Sequence[str], name: str) -> Lines:
     return list(lines)
 
 
-def members(rows: Rows, parts: Dict[str, List[Tuple[str, str]]]) -> List[Lines]:
+def members(rows: Rows, parts: toy.Parts) -> List[Lines]:
     """The lines of every member: a part is divided among the members that become the same text."""
     found, texts = [], [text for *_, text in rows]
     for number, (_, path, _, text) in enumerate(rows):
@@ -73,7 +73,7 @@ def archive_bytes(contents: Dict[str, Lines]) -> bytes:
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
-def write(name: str, parts: Dict[str, List[Tuple[str, str]]], folder: Path) -> None:
+def write(name: str, parts: toy.Parts, folder: Path) -> None:
     """Write archives, manifest and references into `folder`."""
     public = read_manifest(_HERE / f"{name}.tsv")
     inside = of_kind(public, "member")
@@ -94,7 +94,7 @@ def write(name: str, parts: Dict[str, List[Tuple[str, str]]], folder: Path) -> N
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=("wmt16_en_de", "wmt14_en_de_spm", "iwslt14_de_en"))
-    return toy.run(parser, lambda parts, folder, args: write(args.name, parts, folder))
+    return toy.run(parser, lambda args, folder: write(args.name, toy.parts_of(args), folder))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
-from folders import sha256
-from toy import positive
+from toy import positive, write
 from unpack import CorpusError
+
+from fairseq_modern.files import sha256
 
 PARTS = ("train", "valid", "test")
 #: fewer pairs teach nothing
@@ -57,9 +58,10 @@ def files(args: argparse.Namespace) -> Dict[str, List[Path]]:
     return found
 
 
-def sums(args: argparse.Namespace) -> List[str]:
-    """What prepared.txt says of the files."""
-    return [f"{path.name} {sha256(path)}" for pair in files(args).values() for path in pair]
+def described(args: argparse.Namespace) -> Tuple[Pair, List[str]]:
+    """The languages, and what prepared.txt says besides the options."""
+    langs, sums = languages(args), [f"{path.name} {sha256(path)}" for pair in files(args).values() for path in pair]
+    return langs, [*sums, f"languages {'-'.join(langs)}, held out {args.held_out or 'by size'}"]
 
 
 def lines(path: Path) -> List[str]:
@@ -123,9 +125,8 @@ def most_pieces(found: List[Pair]) -> int:
     return len(found) // 4 + len({letter for pair in found for side in pair for letter in side})
 
 
-def write(parts: Dict[str, List[Pair]], langs: Pair, folder: Path) -> None:
-    """Write PART.LANGUAGE into a folder."""
-    for part, found in parts.items():
-        for side, lang in enumerate(langs):
-            text = "".join(pair[side] + "\n" for pair in found)
-            (folder / f"{part}.{lang}").write_text(text, encoding="utf-8", newline="\n")
+def make(args: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
+    """Write the three parts; a small corpus has fewer pieces."""
+    parts = read(args, say)
+    args.vocab_size = min(args.vocab_size, most_pieces(parts["train"]))
+    write(parts, folder, languages(args))

@@ -15,14 +15,15 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-import own
-import toy
 import unpack
-from data_set import HERE, DataSet, parser_of
-from folders import alone, is_complete, new_folder, sha256
+from data_set import HERE, DataSet, maker_of, parser_of
+from folders import alone, is_complete, new_folder
 from omegaconf import OmegaConf
 from runner.settings import PYTHON
 from unpack import CorpusError
+
+from fairseq_modern import processor
+from fairseq_modern.files import sha256
 
 
 class Preparation:
@@ -30,16 +31,12 @@ class Preparation:
 
     def __init__(self, name: str, data_set: DataSet, args: argparse.Namespace) -> None:
         self.name, self.set, self.args = name, data_set, args
-        self.languages = data_set.languages
-        self.gzipped = not self.set.header
-        if self.gzipped:
-            self.header = self.gzipped_header()
-        else:
-            self.header = [f"# data_prep/{name}.sh: {self.set.header.format(**vars(args))}"]
-        if name == "own":
-            self.header += own.sums(args)
-            self.languages = own.languages(args)
-            self.header += [f"languages {'-'.join(self.languages)}, held out {args.held_out or 'by size'}"]
+        self.languages, self.gzipped = data_set.languages, not data_set.header
+        filled = f"# data_prep/{name}.sh: {data_set.header.format(**vars(args))}"
+        self.header = self.gzipped_header() if self.gzipped else [filled]
+        if data_set.maker:
+            self.languages, described = maker_of(data_set).described(args)
+            self.header += described
 
     def say(self, text: str) -> None:
         sys.stderr.write(f"{self.name}: {text}\n")
@@ -72,7 +69,7 @@ class Preparation:
     def is_this(self, prepared: Path) -> bool:
         """Whether an earlier run's prepared.txt says what this run would; sums that were not known may be any."""
         found = prepared.read_text(encoding="utf-8").splitlines()
-        if self.gzipped or "manifest" not in self.args:
+        if self.gzipped or self.set.maker:
             return found == self.header
         rows = unpack.read_manifest(self.args.manifest)
         return found[:1] == self.header and unpack.agree(rows, unpack.read_manifest(prepared))
@@ -96,18 +93,11 @@ class Preparation:
 
     def texts(self, raw: Path) -> List[str]:
         """Write the raw texts; returns what prepared.txt says of them."""
-        if self.name == "toy":
-            sizes = {part: getattr(self.args, part) for part in toy.SIZES}
-            toy.write(toy.corpus(self.args.seed, sizes), raw)
-        elif self.name == "own":
-            parts = own.read(self.args, self.say)
-            self.args.vocab_size = min(self.args.vocab_size, own.most_pieces(parts["train"]))
-            own.write(parts, self.languages, raw)
-        elif self.gzipped:
-            self.unpack(raw)
-        else:
-            return [*self.header, *self.unpack(raw)]
-        return self.header
+        if self.set.maker:
+            maker_of(self.set).make(self.args, raw, self.say)
+            return self.header
+        rows = self.unpack(raw)
+        return self.header if self.gzipped else [*self.header, *rows]
 
     def encode(self, work: Path, splits: Dict[str, str]) -> Path:
         """The folder of the texts in pieces; sets aside what is left out or held out of training."""
@@ -140,8 +130,6 @@ class Preparation:
 
     def binarise(self, work: Path, folder: Path, splits: Dict[str, str]) -> None:
         """data-bin/ from the texts of a folder, which goes."""
-        from fairseq_modern import processor
-
         self.say("binarising")
         command = [PYTHON, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--destdir", "data-bin"]
         command += ["--workers", str(self.args.workers or processor.usable_cores()), *self.set.flags]

@@ -13,11 +13,12 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from toy_grammar import Sentences
 
 SIZES = {"train": 12000, "valid": 500, "test": 500}
+LANGUAGES = ("en", "de")
 Parts = Dict[str, List[Tuple[str, str]]]
 
 
@@ -36,10 +37,10 @@ def write_lines(path: Path, lines: List[str]) -> None:
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
-def write(parts: Parts, folder: Path) -> None:
-    """Write PART.en and PART.de into a folder."""
+def write(parts: Parts, folder: Path, languages: Sequence[str] = LANGUAGES) -> None:
+    """Write PART.LANGUAGE into a folder."""
     for part, pairs in parts.items():
-        for side, lang in enumerate(("en", "de")):
+        for side, lang in enumerate(languages):
             write_lines(folder / f"{part}.{lang}", [pair[side] for pair in pairs])
 
 
@@ -57,8 +58,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{part}", type=positive, default=size, metavar="N", help=text)
 
 
+def described(args: argparse.Namespace) -> Tuple[Sequence[str], List[str]]:
+    """The languages, and what prepared.txt says besides the options."""
+    return LANGUAGES, []
+
+
+def parts_of(args: argparse.Namespace) -> Parts:
+    return corpus(args.seed, {part: getattr(args, part) for part in SIZES})
+
+
+def make(args: argparse.Namespace, folder: Path, say: Any = None) -> None:
+    """Write the texts that the options ask for."""
+    write(parts_of(args), folder)
+
+
 def run(parser: argparse.ArgumentParser, make: Any) -> int:
-    """Read the options of a script that makes a corpus; `make` writes its parts to a folder as the options say."""
+    """Read the options of a script that makes a corpus; `make(args, folder)` writes it."""
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
     add_options(parser)
     args = parser.parse_args()
@@ -69,7 +84,7 @@ def run(parser: argparse.ArgumentParser, make: Any) -> int:
         with tempfile.TemporaryDirectory(prefix=f"{args.output.name}.", dir=args.output.parent) as work:
             folder = Path(work, "whole")
             folder.mkdir()
-            make(corpus(args.seed, {part: getattr(args, part) for part in SIZES}), folder, args)
+            make(args, folder)
             os.replace(folder, args.output)
     except OSError as error:
         sys.stderr.write(f"data_prep/{parser.prog}: error: {error}\n")
@@ -79,7 +94,7 @@ def run(parser: argparse.ArgumentParser, make: Any) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    return run(parser, lambda parts, folder, args: write(parts, folder))
+    return run(parser, make)
 
 
 if __name__ == "__main__":

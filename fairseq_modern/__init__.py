@@ -4,10 +4,10 @@ A `.pth` file beside the installed package imports this module whenever Python s
 scripts, `python -m fairseq_cli.train`, torchrun, notebooks and spawned workers are covered without a word from the
 user. (Python reads `.pth` files in site-packages only: after `pip install --target` or with PYTHONPATH alone, import
 fairseq_modern before fairseq.) That is why nothing heavy happens here: importing this module puts one finder in front
-of `sys.meta_path`, which knows the names of the modules to mend and does nothing for any other. The mends themselves,
-one file per subject, are imported when the module that they mend is; no file of fairseq is edited.
+of `sys.meta_path`, which knows the names of the modules to patch and does nothing for any other. The patches, one file
+per subject, are imported when the module that they patch is; no file of fairseq is edited.
 
-README.md beside this file says what each mend does and how to switch it off; `survival` holds what changes how
+README.md beside this file says what each patch does and how to switch it off; `survival` holds what changes how
 trainings behave, and does nothing unless it is switched on.
 """
 
@@ -31,13 +31,12 @@ AFTER = {
         "loading.patch",
         "saving.patch",
         "mistakes.patch",
-        "survival.position.patch",
         "survival.resuming.patch",
         "survival.stopping.patch",
     ),
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
-    "fairseq.data.huffman.huffman_coder": ("huffman.patch",),
+    "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
     "fairseq.distributed.utils": ("survival.workers.patch", "distributed.patch"),
@@ -51,7 +50,7 @@ AFTER = {
     "fairseq.modules.transformer_layer": ("encoder_layer.patch",),
     "fairseq.optim.amp_optimizer": ("amp.patch",),
     "fairseq.optim.fp16_optimizer": ("amp.patch_half", "flat.patch"),
-    "fairseq.options": ("options.patch", "mistakes.patch"),
+    "fairseq.options": ("options.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks": ("mistakes.patch",),
     "fairseq.tasks.text_to_speech": ("quiet.restore_root",),
@@ -72,13 +71,13 @@ AFTER = {
     "fairseq_cli.interactive": ("mistakes.patch",),
     "fairseq_cli.validate": ("mistakes.patch",),
     "fairseq_cli.train": ("train.patch", "survival.stopping.patch_train"),
-    "fairseq.data.data_utils": ("numpy_names.patch",),
-    "fairseq.data.language_pair_dataset": ("numpy_names.patch",),
-    "fairseq.data.token_block_dataset": ("numpy_names.patch",),
+    "fairseq.data.data_utils": ("removed_names.patch",),
+    "fairseq.data.language_pair_dataset": ("removed_names.patch",),
+    "fairseq.data.token_block_dataset": ("removed_names.patch",),
     "fairseq.modules.adaptive_input": ("markers.patch",),
     "fairseq.modules.adaptive_softmax": ("markers.patch",),
     "fairseq.modules.sinusoidal_positional_embedding": ("markers.patch",),
-    "fairseq.modules.dynamic_crf_layer": ("numpy_names.patch",),
+    "fairseq.modules.dynamic_crf_layer": ("removed_names.patch",),
     "fairseq.models.speech_to_text.xm_transformer": ("loading.patch",),
     "fairseq.models.text_to_speech.vocoder": ("loading.patch",),
     "fairseq.modules.quantization.pq.em": ("loading.patch",),
@@ -98,13 +97,13 @@ def warn(about, message):
 
 
 def skipped():
-    """The names of mends in FAIRSEQ_MODERN_SKIP, with commas between them. Warns, once, of those that are none."""
+    """The names of patches in FAIRSEQ_MODERN_SKIP, with commas between them. Warns, once, of those that are none."""
     wanted = {name.strip() for name in os.environ.get("FAIRSEQ_MODERN_SKIP", "").split(",")} - {""}
     if wanted:
         names = {function.split(".")[-2] for table in (BEFORE, AFTER) for row in table.values() for function in row}
         unknown = ", ".join(sorted(wanted - names))
         if unknown:
-            warn("skip", f"has no mend {unknown}, as in FAIRSEQ_MODERN_SKIP, but {', '.join(sorted(names))}")
+            warn("skip", f"has no patch {unknown}, as in FAIRSEQ_MODERN_SKIP, but {', '.join(sorted(names))}")
     return wanted
 
 
@@ -120,12 +119,11 @@ def _call(functions, module):
         try:
             getattr(sys.modules[qualified], function)(module)
         except AttributeError as error:  # another version of fairseq, or a fork
-            tell = sys.modules[f"{__name__}.survival"].warn if file.startswith("survival.") else warn
-            tell(patch, f"left out the mend {patch}, which does not know this fairseq: {error}")
+            warn(patch, f"left out the patch {patch}, which does not know this fairseq: {error}")
 
 
 class Finder:
-    """Finds the modules named in BEFORE and AFTER where Python would, and has them mended as they are executed.
+    """Finds the modules named in BEFORE and AFTER where Python would, and has them patched as they are executed.
 
     Loaders keep their class, so that `inspect`, `runpy` and pickle see nothing unusual; only the method that executes
     the module is replaced, on a copy of the loader: that of a zip file serves all modules in it.
@@ -133,7 +131,7 @@ class Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Return the module's spec with a loader that mends, or None for a module that is not ours to mend."""
+        """Return the module's spec with a loader that patches, or None for a module that is not ours to patch."""
         before = BEFORE.get(name, ())
         after = AFTER.get(name, ()) + AFTER["fairseq.*"] * name.startswith("fairseq.")
         if not before and not after:
@@ -147,7 +145,7 @@ class Finder:
         else:
             return None
         execute = getattr(spec.loader, "exec_module", None)
-        if execute is None:  # a namespace package or a very old loader: there is no code of fairseq's to mend
+        if execute is None:  # a namespace package or a very old loader: there is no code of fairseq's to patch
             return spec
 
         def exec_module(module):
@@ -163,7 +161,7 @@ class Finder:
 
 
 def install():
-    """Put the finder in place, once. Warns if fairseq is already imported: what has run cannot be mended any more."""
+    """Put the finder in place, once. Warns if fairseq is already imported: what has run cannot be patched any more."""
     if Finder in sys.meta_path or os.environ.get("FAIRSEQ_MODERN") == "0":
         return
     if "fairseq" in sys.modules:

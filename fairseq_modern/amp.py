@@ -1,4 +1,4 @@
-"""Mends mixed precision: `--amp` on a GPU and on a CPU, and `--bf16` in fairseq-generate and fairseq-interactive.
+"""Patches mixed precision: `--amp` on a GPU and on a CPU, and `--bf16` in fairseq-generate and fairseq-interactive.
 
 torch's GradScaler remembers for each optimizer object whether its gradients have been unscaled. fairseq unscales those
 of the inner optimizer before clipping, then steps the wrapper around it, for which the scaler unscales them again: they
@@ -13,7 +13,7 @@ fairseq-generate and fairseq-interactive know `--fp16` but not `--bf16`, and tra
 `--fp16` on a CPU is refused; half precision on one without units for bfloat16 is slower than fp32, and said to be.
 
 `--fp16` and `--bf16` train parameters in fp32, but checkpoints hold only what is left of them in half precision, from
-which a training that is resumed goes on. Here the state of the optimizer has them too.
+which a training resumes. Here the state of the optimizer has them too.
 """
 
 import logging
@@ -37,7 +37,7 @@ def step(self: Any) -> None:
 
 
 def patch(module: ModuleType) -> None:
-    """Mend `AMPOptimizer`: its step, where it steps the wrapper, and on a CPU its scaler."""
+    """Patch `AMPOptimizer`: its step, where it steps the wrapper, and on a CPU its scaler."""
     optimizer = module.AMPOptimizer
     if names(optimizer.step) == {"scaler", "step", "fp32_optimizer", "update"}:
         optimizer.step = step

@@ -24,10 +24,7 @@ class _Archive(tarfile.TarFile):
 
     def extractall(self, *args: Any, **options: Any) -> None:
         if not hasattr(tarfile, "data_filter"):
-            raise UserError(
-                f"{self.name!r} was not unpacked, since this Python cannot do so safely: "
-                "expected Python 3.10.12, 3.11.4 or newer, or a folder that was unpacked already."
-            )
+            raise UserError(f"{self.name!r} was not unpacked: that is safe with Python 3.10.12, 3.11.4 or newer only.")
         try:
             super().extractall(*args, **{"filter": "data", **options})
         except tarfile.FilterError as error:

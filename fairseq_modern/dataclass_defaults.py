@@ -1,4 +1,4 @@
-"""Mends: `import fairseq` on Python 3.11 and later.
+"""Patches: `import fairseq` on Python 3.11 and later.
 
 fairseq's configuration dataclasses use instances of one another as default values. Since 3.11 `dataclasses` refuses
 every default whose class is unhashable, and a dataclass with `__eq__` is. Factories instead of defaults would not do:
@@ -7,7 +7,7 @@ hash of a plain object, through an `__init_subclass__` on their common base, whi
 
 The base class must have it before the next class of the same file is made, that is while
 `fairseq.dataclass.configs` is being executed. That module is lent a private copy of the built-in functions, in which
-the one that makes classes recognises the base class; nobody else sees it.
+the one that makes classes recognises the base class; no one else sees it.
 """
 
 import builtins

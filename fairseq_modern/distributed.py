@@ -1,4 +1,4 @@
-"""Mends training in several processes.
+"""Patches training in several processes.
 
 - Resuming: the first process sends its state to the others through `torch.save` and `torch.load`, which refuses the
   configuration in it. The processes of one job may trust one another: the state goes through
@@ -7,17 +7,15 @@
 - DistributedDataParallel refuses device numbers for a model on the CPU: it gets none.
 - fairseq starts workers itself, one per GPU. Where there is none it stops with a bare assertion or, with
   `--distributed-init-method`, trains nothing and reports success: an error that names torchrun.
-- `fairseq-validate` in several processes stops at an empty share of the data: an error that says so.
 - A finished process leaves its process groups to the interpreter's exit. A thread of gloo's that releases its last
   piece of work just then wants the interpreter, cannot have it any more and aborts the process ("terminate called
   without an active exception"), which torchrun reports as a failure: groups are closed, their threads joined before.
 """
 
 import gc
-import inspect
 import os
 from types import ModuleType
-from typing import Any, List, Optional
+from typing import Any, List
 
 import torch
 import torch.distributed as dist
@@ -74,7 +72,6 @@ def patch(module: ModuleType) -> None:
 
     @wrap(fairseq)
     def call_main(original: Any, cfg: Any, main: Any, **options: Any) -> Any:
-        refuse_several_validators(cfg, main)
         refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
         return original(cfg, main, **options)
 
@@ -106,18 +103,6 @@ def patch_data_parallel(module: ModuleType) -> None:
 def started_by_torchrun() -> bool:
     """Whether the environment describes this process's place among others, as fairseq looks for it."""
     return all(name in os.environ for name in TORCHRUN)
-
-
-def refuse_several_validators(cfg: Any, main: Any) -> None:
-    """Raise UserError if fairseq-validate is to run in more than one process."""
-    # Run as `python -m fairseq_cli.validate`, the function belongs to a module called __main__: its file tells.
-    code: Optional[Any] = getattr(inspect.unwrap(main), "__code__", None)
-    if code is None or os.path.normpath(code.co_filename).split(os.sep)[-2:] != ["fairseq_cli", "validate.py"]:
-        return
-    workers = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
-    workers = max(workers, cfg.distributed_training.distributed_world_size)
-    if workers > 1:
-        raise UserError(f"fairseq-validate must be run in one process, got {workers}; its result is the same.")
 
 
 def refuse_workers_without_gpu(cfg: Any, infer_init_method: Any) -> None:

@@ -1,4 +1,4 @@
-"""Mends the Transformer's encoder layer (`TransformerEncoderLayerBase`) and the encoder that asks it about a fast path.
+"""Patches the Transformer's encoder layer (`TransformerEncoderLayerBase`) and the encoder that asks for its fast path.
 
 As published, the layer calls a private function of torch in evaluation. Its signature has changed since, so that
 generating and validating stop with "Mask Type should be defined". For that fast path the layer

@@ -37,7 +37,7 @@ def tool_name() -> Optional[str]:
 
 
 def sentence(error: BaseException) -> Optional[str]:
-    """What fairseq's tools print in place of a traceback; None: in other programs, and for errors nobody can act on."""
+    """What fairseq's tools print in place of a traceback; None in other programs and for errors no one can act on."""
     if os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0") or tool_name() is None:
         return None
     return str(error) if getattr(error, "user_error", False) is True else mistakes.sentence(error)
@@ -66,22 +66,7 @@ def show_user_errors(module: ModuleType) -> None:
 
 
 def patch_hydra_train(module: ModuleType) -> None:
-    """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place.
-
-    A --config-name that is no file is refused: fairseq registers its defaults under that name.
-    """
-
-    @wrap(module)
-    def hydra_init(original: Any, cfg_name: str = "config") -> Any:
-        from hydra._internal.utils import get_args
-
-        folder = get_args().config_dir or get_args().config_path
-        file = cfg_name.removesuffix(".yaml") + ".yaml"
-        if cfg_name != "config" and not (folder and os.path.exists(os.path.join(folder, file))):
-            present = sorted(name for name in os.listdir(folder) if name.endswith(".yaml")) if folder else []
-            where = f"in {folder}; its files are {', '.join(present) or 'none'}" if folder else "without --config-dir"
-            raise UserError(f"--config-name {cfg_name}: there is no {file} {where}")
-        return original(cfg_name)
+    """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place."""
 
     @wrap(module)
     def _hydra_main(original: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Mends: settings that are evaluated as Python code, also when they come from a checkpoint.
+"""Patches: settings that are evaluated as Python code, also when they come from a checkpoint.
 
 fairseq reads settings such as `--adam-betas "(0.9, 0.98)"` or `--encoder-layers "[(512, 3)] * 20"` with `eval`. A
 checkpoint carries the settings of its model, so that loading one could run any code that its author put there. The

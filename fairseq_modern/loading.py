@@ -1,4 +1,4 @@
-"""Mends: resuming from, generating with and averaging checkpoints, which torch >= 2.6 refuses to load.
+"""Patches: resuming from, generating with and averaging checkpoints, which torch >= 2.6 refuses to load.
 
 torch unpickles nothing but tensors and plain containers unless a class is allowed. What fairseq's own checkpoints hold
 beyond that is allowed while one is loaded, and not otherwise: `argparse.Namespace`, and NumPy's arrays and numbers,

@@ -6,7 +6,6 @@ where it shows errors as one line, when the program is about to end: no program 
 here keeps its traceback.
 """
 
-import argparse
 import contextlib
 import functools
 import os
@@ -20,12 +19,17 @@ SAID = (
     (r"^\w+: Model file not found: (.*)", "expected a checkpoint, but there is no file {0}."),
     (r"^MissingMandatoryValue: Missing mandatory value: (?:\w+\.)*(\w+)", "{flag} is missing."),
     (
-        "^ValueError: MultilingualTranslationTask requires",
-        "--task multilingual_translation needs a model for it, such as --arch multilingual_transformer.",
-    ),
-    (
         r"^RuntimeError: .*DefaultCPUAllocator: .*tried to allocate (\d+) bytes",
         "this machine has no memory for a tensor of {0} bytes; make the model smaller, or the batches (--max-tokens).",
+    ),
+    (
+        "^(?:OutOfMemory|Runtime)Error: .*out of memory",
+        "the GPU has no memory for this batch; lower --max-tokens or --batch-size and, in training, raise "
+        "--update-freq in proportion.",
+    ),
+    (  # gloo and NCCL of a process that is gone
+        r"(?s)^(?:Runtime|Dist\w+)Error: .*(?:[Cc]onnection (?:closed|reset)|[Bb]roken pipe|remote process exit)",
+        "another process of this training has ended; see its message.",
     ),
     (  # fairseq then looks for the first NaN, where today's torch fails on the encoder's outputs (StopIteration)
         "^FloatingPointError: .*(gradients are Nan/Inf|Minimum loss scale reached)",
@@ -72,8 +76,6 @@ def build_model(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if isinstance(name, str) and name not in ARCH_MODEL_REGISTRY and name not in MODEL_DATACLASS_REGISTRY:
         return f"fairseq has no model {name}; add the --user-dir that brings it (common.user_dir under Hydra)."
-    if getattr(cfg, "base_layers", 0) and "process group" in str(error):
-        return "--base-layers needs several processes, among which it divides experts; use torchrun, or leave it out."
     return None
 
 
@@ -94,11 +96,6 @@ def load_dataset(error: Exception, task: Any, split: str, *_: Any) -> Optional[s
         return None
     present = sorted({name.split(".")[0] for name in os.listdir(absent[1]) if name.endswith(".idx")})
     return f"{absent[1]} has no split {split!r}, its splits are {', '.join(present) or 'none'}."
-
-
-def parse_args_and_arch(error: Exception, *_: Any) -> Optional[str]:
-    missing = "--path is missing, the checkpoint to load, whose task is taken unless --task names one."
-    return missing if repr(error) == "KeyError(None)" else None
 
 
 def main(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
@@ -126,24 +123,14 @@ def load_checkpoint_to_cpu(error: Exception, path: str, *_: Any) -> Optional[str
 
 
 def load_model_ensemble_and_task(error: Exception, filenames: List[str], *_: Any) -> Optional[str]:
-    return misfit(error, ", ".join(filenames), lambda: "give the data folder (its dictionaries)")
+    return misfit(error, ", ".join(filenames), "give the data folder (its dictionaries)")
 
 
 def load_checkpoint(error: Exception, trainer: Any, filename: str, *_: Any) -> Optional[str]:
-    from fairseq.checkpoint_utils import load_checkpoint_to_cpu as load
-
-    return misfit(error, filename, lambda: other_settings(load(filename)["cfg"]["model"], trainer.cfg.model))
+    return misfit(error, filename, "give --arch and its flags")
 
 
-def train_step(error: Exception, trainer: Any, *_: Any) -> Optional[str]:
-    decoder = getattr(trainer.get_model(), "decoder", None)
-    if getattr(decoder, "adaptive_softmax", None) is None or "inplace" not in str(error):
-        return None
-    criterion = type(trainer.get_criterion()).__name__
-    return f"--adaptive-softmax-cutoff goes with --criterion adaptive_loss, but that is {criterion}."
-
-
-def misfit(error: Exception, path: str, advice: Callable[[], str]) -> Optional[str]:
+def misfit(error: Exception, path: str, advice: str) -> Optional[str]:
     """How parameters of a checkpoint differ from those of the model that was to take them, and what to do."""
     text = next((str(e) for e in chain(error) if str(e).startswith("Error(s) in loading state_dict")), None)
     if text is None:
@@ -155,34 +142,15 @@ def misfit(error: Exception, path: str, advice: Callable[[], str]) -> Optional[s
         found = re.search(rf"{which} key\(s\) in state_dict: (.*)", text)
         differences += [f"{name} is only in the {where}" for name in re.findall('"(.*?)"', found[1] if found else "")]
     more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-    return f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {advice()}, as in its training."
-
-
-def other_settings(*models: Any) -> str:
-    """The flags that make a model of the second settings one of the first, as far as these tell."""
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    was, now = (dict(vars(model) if isinstance(model, argparse.Namespace) else model) for model in models)
-    arch = was.get("arch") or was.get("_name")
-    if arch != (now.get("arch") or now.get("_name")) or arch not in ARCH_MODEL_REGISTRY:
-        return f"give --arch {arch} and its sizes"
-    parser = argparse.ArgumentParser(add_help=False)
-    ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    found = []
-    for flag, value in ((action.option_strings[0], was.get(action.dest)) for action in parser._actions):
-        if value != now.get(flag[2:].replace("-", "_"), value) and not isinstance(value, float):
-            given = f"give {flag} {value}".removesuffix(" True")
-            found.append(f"leave out {flag}" if value in (None, False) else given)
-    return ", ".join(found[:3]) or "give the data folder (its dictionaries)"
+    return f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {advice}, as in its training."
 
 
 EXPLAINED = {
     "fairseq.checkpoint_utils": (load_checkpoint_to_cpu, load_model_ensemble_and_task, verify_checkpoint_directory),
     "fairseq.models": (build_model,),
-    "fairseq.options": (parse_args_and_arch,),
     "fairseq.tasks": (setup_task,),
     "fairseq.tasks.translation": (load_dataset,),
-    "fairseq.trainer": (load_checkpoint, train_step),
+    "fairseq.trainer": (load_checkpoint,),
     "fairseq.utils": (import_user_module,),
 }
 OWNERS = {"fairseq.tasks.translation": "TranslationTask", "fairseq.trainer": "Trainer"}  # else the module itself

@@ -25,6 +25,6 @@ def patch(module: ModuleType) -> None:
             start, size = self._index[len(self._index) - 1] if len(self._index) else (0, 0)
             expected, got = int(start) + int(size) * numpy.dtype(self._index.dtype).itemsize, len(self._bin_buffer)
         except ValueError as error:  # the index is cut, or a file is empty
-            raise UserError(f"{path}.idx or .bin is not whole ({error}); binarise or copy the data anew.") from error
+            raise UserError(f"{path}.idx or .bin is not whole ({error}); binarise or copy the data again.") from error
         if got < expected:
-            raise UserError(f"{path}.bin has {got} bytes, expected {expected}; binarise or copy the data anew.")
+            raise UserError(f"{path}.bin has {got} bytes, expected {expected}; binarise or copy the data again.")

@@ -1,12 +1,11 @@
-"""Mends fairseq's command line.
+"""Patches fairseq's command line.
 
 As published, `--bf16` is taken for `--tpu`, so that training in bfloat16 looks for torch_xla, on a GPU as well: here
 only `--tpu` means a TPU. `--help` beside `--arch` shows the flags of that model, too. `fairseq-validate` without
-`--task` takes that of the checkpoint, and a name that no one has registered is an error that names `--user-dir`.
+`--task` reads its command line as fairseq-generate does; it validates with the task of the checkpoint either way. A
+name that no one has registered is an error that names `--user-dir`.
 """
 
-import argparse
-import functools
 import re
 import sys
 from types import ModuleType
@@ -14,24 +13,6 @@ from typing import Any, Optional, Sequence
 
 from fairseq_modern.errors import UserError
 from fairseq_modern.patching import wrap
-
-
-@functools.lru_cache(maxsize=1)
-def task_of(path: str) -> Optional[str]:
-    """The task that a checkpoint was trained for."""
-    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
-
-    task = load_checkpoint_to_cpu(path)["cfg"]["task"]
-    return getattr(task, "_name", None) or getattr(task, "task", None)
-
-
-def default_task() -> Optional[str]:
-    """That of the checkpoint of this command line (`--path`), unless it names one itself (`--task`)."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--path", "--task"):
-        parser.add_argument(flag)
-    given = parser.parse_known_args()[0]
-    return task_of(given.path) if given.task is None and given.path is not None else None
 
 
 def patch(module: ModuleType) -> None:
@@ -74,4 +55,4 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def get_validation_parser(original: Any, task: Optional[str] = None) -> Any:
-        return original(task or default_task())
+        return original(task or "translation")

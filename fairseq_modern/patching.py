@@ -1,9 +1,10 @@
-"""What the mends have in common: telling a defect, wrapping a function, and a module's own view of another module."""
+"""What the patches have in common: telling a defect, wrapping a function, a module's own view of another module."""
 
+import contextlib
 import functools
 import inspect
 from types import CodeType, ModuleType
-from typing import Any, Callable, Set, TypeVar
+from typing import Any, Callable, Iterator, Set, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -11,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def names(function: Any) -> Set[str]:
     """All names and strings in the code of a function and of the functions within it; a wrapped one's, if it is one.
 
-    They tell whether a function of fairseq has the defect that a mend is for: other versions and forks may not have it.
+    They tell whether a function of fairseq has the defect that a patch is for: other versions may not have it.
     """
     found: Set[str] = set()
     codes = [inspect.unwrap(function).__code__]
@@ -48,3 +49,14 @@ class StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
+
+
+@contextlib.contextmanager
+def lent(module: ModuleType, name: str, **own: Any) -> Iterator[None]:
+    """Meanwhile, what the module calls `name` has these names of its own."""
+    before = getattr(module, name)
+    setattr(module, name, StandIn(before, **own))
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

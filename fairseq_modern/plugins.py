@@ -12,7 +12,7 @@
 from types import ModuleType
 from typing import Any, Dict, Mapping
 
-from fairseq_modern.patching import StandIn, wrap
+from fairseq_modern.patching import lent, wrap
 
 
 def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], now: str) -> None:
@@ -41,7 +41,7 @@ def patch(module: ModuleType) -> None:
         from fairseq.optim import OPTIMIZER_REGISTRY
 
         def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
-            state = utils.load_checkpoint_to_cpu(*args, **options)
+            state = load(*args, **options)
             if hasattr(self.get_model(), "adapt_checkpoint"):
                 self.get_model().adapt_checkpoint(state, filename, reset_optimizer)
             for last in state.get("optimizer_history", [])[-1:]:
@@ -52,12 +52,9 @@ def patch(module: ModuleType) -> None:
                 rename(last, "optimizer_name", OPTIMIZER_REGISTRY, optimizer.__name__)
             return state
 
-        utils = module.checkpoint_utils
-        module.checkpoint_utils = StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)  # type: ignore[attr-defined]
-        try:
+        load = module.checkpoint_utils.load_checkpoint_to_cpu
+        with lent(module, "checkpoint_utils", load_checkpoint_to_cpu=load_checkpoint_to_cpu):
             return original(self, filename, reset_optimizer, *args, **options)
-        finally:
-            module.checkpoint_utils = utils  # type: ignore[attr-defined]
 
 
 def patch_task(module: ModuleType) -> None:

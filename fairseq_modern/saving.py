@@ -1,4 +1,4 @@
-"""Mends: an interrupted write leaves a broken checkpoint under the name that training resumes from.
+"""Patches: an interrupted write leaves a broken checkpoint under the name that training resumes from.
 
 As published, `checkpoint_last.pt` and `checkpoint_best.pt` are plain copies, and nothing is forced to the disk. Here
 every checkpoint on a local disk is written to a file beside it, `NAME.HEX.tmp`, forced to the disk and then renamed, so

@@ -1,7 +1,8 @@
 """Configs of fairseq-hydra-train may be laid over others, and have a section for the program around fairseq.
 
 As published, fairseq's defaults are laid over what a config names in its `defaults` list, and undo it: they belong to
-the config that all others build on. A section `recipe` is refused; here it is left to the program that reads it.
+the config that all others build on. A section `recipe` is refused; here it is left to the program that reads it. A
+--config-name that is no file trains with fairseq's defaults, which are registered under that name; here it is refused.
 """
 
 import os
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from fairseq_modern.errors import UserError
 from fairseq_modern.patching import wrap
 
 
@@ -41,9 +43,14 @@ def patch(module: ModuleType) -> None:
         class Base(Config):
             hydra: Any = MISSING  # which Hydra takes out of the config of --config-name alone
 
-        original(cfg_name)
         folder, name = get_args().config_dir or get_args().config_path, cfg_name.removesuffix(".yaml")
-        if not os.path.isfile(os.path.join(folder or "", f"{name}.yaml")):
+        is_there = os.path.isfile(os.path.join(folder or "", f"{name}.yaml"))
+        if cfg_name != "config" and not is_there:
+            present = sorted(file for file in os.listdir(folder) if file.endswith(".yaml")) if folder else []
+            where = f"in {folder}; its files are {', '.join(present) or 'none'}" if folder else "without --config-dir"
+            raise UserError(f"--config-name {cfg_name}: there is no {name}.yaml {where}")
+        original(cfg_name)
+        if not is_there:
             return
         below, store = base(folder, name), ConfigStore.instance()
         if below == name:

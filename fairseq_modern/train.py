@@ -1,4 +1,4 @@
-"""Mends several training runs in one process, such as Hydra's `--multirun`.
+"""Patches several training runs in one process, such as Hydra's `--multirun`.
 
 fairseq keeps the best score so far as attributes of two functions, where the next run finds the previous run's: it
 writes no `checkpoint_best.pt` unless it is better, and stops too early. They are cleared before each run.

@@ -1,4 +1,4 @@
-"""Mends `--user-dir` where Python has imported the package before, as a notebook does.
+"""Patches `--user-dir` where Python has imported the package before, as a notebook does.
 
 As published, fairseq then registers none of its models and tasks, and fails to find them later.
 """

@@ -6,12 +6,8 @@ ask at each call, so that it does not matter what is imported first. README.md o
 """
 
 import os
-from typing import List, Tuple
-
-import fairseq_modern
 
 _enabled = False
-_unsaid: List[Tuple[str, str]] = []
 
 
 def is_on() -> bool:
@@ -24,15 +20,3 @@ def enable() -> None:
     """From now on let trainings of this process behave as described above, unless the environment forbids it."""
     global _enabled
     _enabled = True
-    _say()
-
-
-def warn(about: str, message: str) -> None:
-    """As `fairseq_modern.warn`, as soon as it matters."""
-    _unsaid.append((about, message))
-    _say()
-
-
-def _say() -> None:
-    while is_on() and _unsaid:
-        fairseq_modern.warn(*_unsaid.pop(0))

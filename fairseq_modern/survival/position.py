@@ -1,8 +1,8 @@
-"""Where in an epoch a training goes on.
+"""Where in an epoch a training resumes.
 
-The position within the epoch that a checkpoint holds is a number of batches of one process. If the training goes on
+The position within the epoch that a checkpoint holds is a number of batches of one process. Where the training resumes
 with another number of processes or other batches it means nothing, and data would be skipped or seen twice, as it
-published does without a word. Here the training then goes on at the next epoch and says so.
+published does without a word. Here the training then resumes at the next epoch and says so.
 """
 
 import logging
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Dict
 
 from fairseq_modern import survival
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import lent, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ BATCHES = {
     "--train-subset": ("dataset", "train_subset"),
     "--seed": ("common", "seed"),
 }
-MADE_FOR = "made_for"  # where a loaded position carries them
 
 
 def batch_settings(cfg: Any) -> Dict[str, Any]:
@@ -31,40 +30,36 @@ def batch_settings(cfg: Any) -> Dict[str, Any]:
     return {name: cfg[section][key] for name, (section, key) in BATCHES.items() if key in cfg.get(section, {})}
 
 
-def patch(module: ModuleType) -> None:
-    """Let what `fairseq.checkpoint_utils` loads carry these settings beside its position."""
-
-    @wrap(module)
-    def load_checkpoint_to_cpu(original: Any, *args: Any, **options: Any) -> Any:
-        state = original(*args, **options)
-        position = (state.get("extra_state") or {}).get("train_iterator") if survival.is_on() else None
-        if position and state.get("cfg") is not None:  # travels with it to all processes
-            position[MADE_FOR] = batch_settings(state["cfg"])
-        return state
+def adapt(state: Any, cfg: Any) -> None:
+    """Move the position of a checkpoint that a training with these settings takes up to the next epoch, if it must."""
+    position = (state.get("extra_state") or {}).get("train_iterator") or {}
+    if state.get("cfg") is None or not position.get("iterations_in_epoch"):
+        return
+    before, now = batch_settings(state["cfg"]), batch_settings(cfg)
+    others = [name for name in now if name in before and before[name] != now[name]]
+    if not others:
+        return
+    changes = ", ".join(f"{name} {before[name]} before and {now[name]} now" for name in others)
+    epoch, updates = position["epoch"], state["optimizer_history"][-1]["num_updates"]
+    position.update(epoch=epoch + 1, iterations_in_epoch=0)
+    logger.warning(
+        f"the batches of epoch {epoch} are others than when it was begun ({changes}): resuming at epoch "
+        f"{epoch + 1} after update {updates}; the rest of epoch {epoch} is left out"
+    )
 
 
 def patch_trainer(module: ModuleType) -> None:
-    """Let `fairseq.trainer.Trainer` go on at the next epoch where the position within the last one means nothing."""
+    """Wrap how `fairseq.trainer.Trainer` takes up a checkpoint."""
 
     @wrap(module.Trainer)
     def load_checkpoint(original: Any, self: Any, filename: str, *args: Any, **options: Any) -> Any:
-        from fairseq.logging import metrics
+        def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
+            state = load(*args, **options)
+            adapt(state, self.cfg)
+            return state
 
-        extra_state = original(self, filename, *args, **options)
-        position = (extra_state or {}).get("train_iterator") or {}
-        if MADE_FOR not in position:
-            return extra_state
-        before, now = position.pop(MADE_FOR), batch_settings(self.cfg)
-        others = [name for name in now if name in before and before[name] != now[name]]
-        cfg = self.cfg.checkpoint
-        if others and position.get("iterations_in_epoch", 0) > 0 and filename != cfg.finetune_from_model:
-            epoch = position["epoch"]
-            position.update(epoch=epoch + 1, iterations_in_epoch=0)
-            metrics.reset_meters("train")  # the averages of an epoch
-            if not cfg.reset_dataloader and self.is_data_parallel_master:
-                changes = ", ".join(f"{name} {before[name]} before and {now[name]} now" for name in others)
-                logger.warning(
-                    f"the batches of epoch {epoch} are others than when it was begun ({changes}): going on at epoch "
-                    f"{epoch + 1} after update {self.get_num_updates()}; the rest of epoch {epoch} is left out"
-                )
-        return extra_state
+        load, cfg = module.checkpoint_utils.load_checkpoint_to_cpu, self.cfg.checkpoint
+        if not survival.is_on() or cfg.reset_dataloader or filename == cfg.finetune_from_model:
+            return original(self, filename, *args, **options)
+        with lent(module, "checkpoint_utils", load_checkpoint_to_cpu=load_checkpoint_to_cpu):
+            return original(self, filename, *args, **options)

@@ -1,24 +1,20 @@
-"""What a training goes on from after it was killed.
+"""What a training resumes from after it was killed.
 
 As published, fairseq looks at `checkpoint_last.pt` only, and starts from scratch where that or a --restore-file is not
 there. Here, before a training loads anything, the first process
 
 - waits until no other training works in the folder, and removes unfinished files (`folder`);
 - where `checkpoint_last.pt` is missing or damaged, puts the newest whole checkpoint of the folder in its place. A whole
-  `checkpoint_last.pt` is what training goes on from, however it came there: somebody may have put it there.
+  `checkpoint_last.pt` is what training resumes from, however it came there: it may have been put there.
 
 A --restore-file that is not there is refused.
-
-`python -m fairseq_modern.survival.resuming DIRECTORY` prints the checkpoint that a training in a folder goes on from.
 """
 
-import argparse
 import logging
 import os
-import sys
 import zipfile
 from types import ModuleType
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -31,28 +27,25 @@ from fairseq_modern.survival.folder import CHECKPOINT, lock, remove_left_overs
 
 logger = logging.getLogger(__name__)
 
-LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
+LAST = "checkpoint_last.pt"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that training can go on from."""
+    """A checkpoint that training can resume from."""
 
     path: str
     updates: int
-    best: bool  # no earlier checkpoint of its training has a better score
 
 
 def read(path: str) -> Optional[Checkpoint]:
-    """What a file says about itself, or None if it is no checkpoint to go on from. `is_whole` tells if its data are."""
+    """What a file says about itself; None if it is no checkpoint to resume from. `is_whole` tells if its data are."""
     try:
         mapped = zipfile.is_zipfile(path)  # else of torch < 1.6, or damaged
         state = unpickle(path, map_location="cpu", mmap=mapped or None)
-        extra = state["extra_state"]
-        extra["train_iterator"]["epoch"]
+        state["extra_state"]["train_iterator"]["epoch"]
         if state.get("last_optimizer_state", {}) is None:  # an average
             return None
-        score, updates = extra.get("val_loss"), state["optimizer_history"][-1]["num_updates"]
-        return Checkpoint(path, updates, best=score is not None and score == extra["best"])
+        return Checkpoint(path, state["optimizer_history"][-1]["num_updates"])
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # a damaged file makes torch raise nearly anything
@@ -71,10 +64,10 @@ def is_whole(path: str) -> bool:
 
 
 def newest_whole(directory: str) -> Optional[Checkpoint]:
-    """What training goes on from: a folder's `checkpoint_last.pt`, else the whole checkpoint with the most updates."""
+    """What training resumes from: a folder's `checkpoint_last.pt`, else the whole checkpoint with the most updates."""
     last = os.path.join(directory, LAST)
     if is_whole(last):
-        return read(last) or Checkpoint(last, 0, best=False)  # such as an average; fairseq will say if it will not do
+        return read(last) or Checkpoint(last, 0)  # such as an average; fairseq will say if it will not do
     found = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
     readable = [checkpoint for checkpoint in found if checkpoint is not None]
     readable.sort(key=lambda checkpoint: (checkpoint.updates, checkpoint.path), reverse=True)
@@ -82,28 +75,24 @@ def newest_whole(directory: str) -> Optional[Checkpoint]:
 
 
 def complete(directory: str, copy: Any) -> None:
-    """Where `checkpoint_last.pt` is missing or damaged, copy the newest whole checkpoint there, and to
-    `checkpoint_best.pt` too if it is the best so far.
+    """Where `checkpoint_last.pt` is missing or damaged, copy the newest whole checkpoint there.
 
     Args:
         directory: a `--save-dir`.
         copy: copies a file to a name, whole or not at all.
     """
-    newest = newest_whole(directory)
-    last, best = os.path.join(directory, LAST), os.path.join(directory, BEST)
+    newest, last = newest_whole(directory), os.path.join(directory, LAST)
     if newest is None or newest.path == last:
         return
     if os.path.exists(last):
         os.replace(last, last + ".damaged")
         logger.warning(f"{last} is damaged; it is now called {LAST}.damaged")
-    logger.warning(f"going on from {newest.path}, the newest whole checkpoint ({newest.updates} updates)")
-    if newest.best and newest.path != best:
-        copy(newest.path, best, overwrite=True)
+    logger.warning(f"resuming from {newest.path}, the newest whole checkpoint ({newest.updates} updates)")
     copy(newest.path, last, overwrite=True)
 
 
 def prepare(cfg: Any, trainer: Any, copy: Any) -> None:
-    """Put the checkpoint folder in order before a training goes on in it, as the first process only."""
+    """Put the checkpoint folder in order before a training resumes in it, as the first process only."""
     directory = cfg.get("save_dir")
     if cfg.get("no_save") or not directory or not os.path.isdir(directory):  # a remote one
         return
@@ -114,7 +103,7 @@ def prepare(cfg: Any, trainer: Any, copy: Any) -> None:
 
 
 def patch(module: ModuleType) -> None:
-    """Wrap how `fairseq.checkpoint_utils` loads what a training goes on from."""
+    """Wrap how `fairseq.checkpoint_utils` loads what a training resumes from."""
 
     @wrap(module)
     def load_checkpoint(original: Any, cfg: Any, trainer: Any, **options: Any) -> Any:
@@ -127,7 +116,7 @@ def patch(module: ModuleType) -> None:
 
 
 def patch_trainer(module: ModuleType) -> None:
-    """Let `fairseq.trainer.Trainer` refuse a checkpoint that it was told to go on from and that is not there."""
+    """Let `fairseq.trainer.Trainer` refuse a checkpoint that it was told to resume from and that is not there."""
 
     @wrap(module.Trainer)
     def load_checkpoint(original: Any, self: Any, filename: str, *args: Any, **options: Any) -> Any:
@@ -135,24 +124,7 @@ def patch_trainer(module: ModuleType) -> None:
             default = os.path.join(self.cfg.checkpoint.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
             if os.path.abspath(filename) != os.path.abspath(default):
                 raise CheckpointError(
-                    f"expected a checkpoint to go on from, but there is no file {filename}; "
+                    f"expected a checkpoint to resume from, but there is no file {filename}; "
                     "a name without a folder is looked for in the current folder."
                 )
         return original(self, filename, *args, **options)
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    """Print the checkpoint that a training in a folder goes on from, or nothing if there is none."""
-    parser = argparse.ArgumentParser(prog="python -m fairseq_modern.survival.resuming", description=main.__doc__)
-    parser.add_argument("directory", metavar="DIRECTORY", help="a --save-dir of fairseq")
-    directory = parser.parse_args(argv).directory
-    if not os.path.isdir(directory):
-        parser.error(f"{directory} is not a directory, expected the --save-dir of a training.")
-    newest = newest_whole(directory)
-    if newest is not None:
-        sys.stdout.write(newest.path + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,8 @@
 
 Here the training finishes the update that it is in, and whatever validation and saving is due with it, writes
 `checkpoint_last.pt` with the position within the epoch, and ends with exit status 75 (`EX_TEMPFAIL` of sysexits.h:
-try again). The same command goes on from there as if nothing had been. A second Ctrl-C ends it at once. All processes
-of a job stop after the same update, whichever of them got the signal: the wish travels with the statistics that they
+try again). The same command resumes from there to the number. A second Ctrl-C ends it at once. All processes
+of a job stop after the same update, whichever of them got the signal: the request travels with the statistics that they
 exchange anyway. torchrun, to which the signal is sent, passes it on, kills what is not finished 30 seconds later and
 has exit status 1 itself.
 
@@ -42,14 +42,14 @@ _interrupted = threading.Event()
 
 
 class Stopped(SystemExit):
-    """The training has stopped as asked, with all it needs to go on on the disk. Raised in all processes of a job."""
+    """The training has stopped as asked, with all it needs to resume on the disk. Raised in all processes of a job."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_STATUS)
 
 
 def hear(signum: int, frame: Any) -> None:
-    """Remember the wish to stop; at the second Ctrl-C, stop."""
+    """Remember the request to stop; at the second Ctrl-C, stop."""
     _asked.set()
     if signum == signal.SIGINT:
         if _interrupted.is_set():
@@ -68,7 +68,7 @@ os.register_at_fork(after_in_child=_leave_group)
 
 
 def listen(handler: Any = hear) -> None:
-    """From now on take SIGTERM and Ctrl-C for a wish, unless somebody else handles them."""
+    """Treat SIGTERM and Ctrl-C as requests to stop, unless another handler is set."""
     if threading.current_thread() is threading.main_thread():
         for signum, usual in USUAL.items():
             if signal.getsignal(signum) == usual:
@@ -85,7 +85,7 @@ def forget(handler: Any = hear) -> None:
                 signal.signal(signum, usual)
 
 
-def somebody_acts() -> bool:
+def is_training() -> bool:
     """Whether `fairseq_cli.train` is what trains: as an imported module, or as the program that was started."""
     program = sys.modules["__main__"]
     if tool_name() == "fairseq_cli.train" and hasattr(program, "validate_and_save"):
@@ -95,12 +95,12 @@ def somebody_acts() -> bool:
 
 
 def patch(module: ModuleType) -> None:
-    """Listen from the moment when `fairseq.checkpoint_utils` has loaded what a training goes on from."""
+    """Listen from the moment when `fairseq.checkpoint_utils` has loaded what a training resumes from."""
 
     @wrap(module)
     def load_checkpoint(original: Any, *args: Any, **options: Any) -> Any:
         loaded = original(*args, **options)
-        if survival.is_on() and somebody_acts():
+        if survival.is_on() and is_training():
             listen()
         return loaded
 
@@ -145,7 +145,7 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
         dist.barrier(group=trainer.data_parallel_process_group)
     if trainer.is_data_parallel_master:
         unsaved = cfg.checkpoint.no_save or cfg.checkpoint.no_last_checkpoints
-        what = "which these settings do not save" if unsaved else "saved; the same command goes on from there"
+        what = "which these settings do not save" if unsaved else "saved; the same command resumes from there"
         name = "Ctrl-C" if _interrupted.is_set() else "SIGTERM"
         logger.warning(f"{name}: stopped after update {updates}, {what}")
     raise Stopped

@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -58,16 +57,14 @@ def test_one_training_at_a_time(tmp_path, monkeypatch):
 
 
 def position_after_loading(kept, directory, changes):
-    """The position that a trainer with changed settings goes on from."""
+    """The position that a training with changed settings resumes from."""
     before, now = forked.training_config(directory), forked.training_config(directory)
     for (section, key), value in changes.items():
         now[section][key] = value
-    state = {"train_iterator": {**kept, position.MADE_FOR: position.batch_settings(before)}}
-    module = SimpleNamespace(Trainer=type("Trainer", (), {"load_checkpoint": lambda self, filename: state}))
-    position.patch_trainer(module)
-    trainer = module.Trainer()
-    trainer.cfg, trainer.is_data_parallel_master, trainer.get_num_updates = now, True, lambda: 30
-    return trainer.load_checkpoint("checkpoint_last.pt")["train_iterator"]
+    history = [{"num_updates": 30}]
+    state = {"extra_state": {"train_iterator": {**kept}}, "cfg": before, "optimizer_history": history}
+    position.adapt(state, now)
+    return state["extra_state"]["train_iterator"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +82,6 @@ def test_a_position_holds_for_the_batches_that_it_was_counted_in(tmp_path, caplo
     with caplog.at_level(logging.WARNING):
         found = position_after_loading(kept, tmp_path, changes)
     assert found == (kept if same else {**kept, "epoch": 4, "iterations_in_epoch": 0})
-    assert ("going on at epoch 4 after update 30; the rest of epoch 3 is left out" in caplog.text) is not same
+    assert ("resuming at epoch 4 after update 30; the rest of epoch 3 is left out" in caplog.text) is not same
     start = {**kept, "iterations_in_epoch": 0}
     assert position_after_loading(start, tmp_path, changes) == start

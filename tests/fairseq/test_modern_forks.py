@@ -1,4 +1,4 @@
-"""Forks and other versions of fairseq keep their own code: a mend looks for the defect that it is for."""
+"""Forks and other versions of fairseq keep their own code: a patch looks for the defect that it is for."""
 
 from types import SimpleNamespace
 
@@ -83,8 +83,8 @@ def test_what_works_is_left_alone():
         TransformerEncoderLayerBase=Layer, torch=torch, **dict.fromkeys(functions, all_gather_list),
     )  # fmt: skip
     before = dict(vars(Optimizer)), dict(vars(Layer))
-    mends = (amp, distributed, encoder_layer, expressions, saving)
-    for patch in (*(mend.patch for mend in mends), distributed.patch_data_parallel):
+    patches = (amp, distributed, encoder_layer, expressions, saving)
+    for patch in (*(each.patch for each in patches), distributed.patch_data_parallel):
         patch(fork)
     assert (dict(vars(Optimizer)), dict(vars(Layer))) == before
     assert fork.torch is torch

@@ -19,7 +19,7 @@ from tests.fairseq.models import SMALL, build
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
-def test_without_the_mends_fairseq_cannot_be_imported():
+def test_without_the_patches_fairseq_cannot_be_imported():
     original = run("python", "-c", "import fairseq", check=False, env={"FAIRSEQ_MODERN": "0"})
     assert original.returncode != 0
     assert "mutable default" in original.stderr
@@ -31,7 +31,7 @@ def test_logging_stays_as_it_was():
     assert run("python", "-c", code, fresh=True).stdout == "[] 30\n"
 
 
-def test_every_mend_named_in_the_hook_exists():
+def test_every_patch_named_in_the_hook_exists():
     for table in (fairseq_modern.BEFORE, fairseq_modern.AFTER):
         for names in table.values():
             for name in names:
@@ -68,7 +68,7 @@ def test_config_classes_that_serve_as_defaults_are_hashable_also_those_of_plugin
     assert hash(OwnHash()) == 17
     assert User().modern == Outer()
     with pytest.raises(TypeError, match="unhashable"):
-        hash(Outer())  # no default anywhere, and so nothing to mend
+        hash(Outer())  # no default anywhere, and so nothing to patch
     # `hydra_init` reads the defaults themselves; factories would have left nothing to read
     assert isinstance(configs.FairseqConfig.__dataclass_fields__["common"].default, configs.CommonConfig)
 
@@ -183,7 +183,7 @@ def test_no_marker_is_memory_that_nothing_initialises(monkeypatch):
 
 
 def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
-    """Whoever calls eval() on a setting of a model, criterion or optimizer has ours in its place."""
+    """A module that calls eval() on a setting of a model, criterion or optimizer has ours in its place."""
     import fairseq
 
     root = Path(fairseq.__file__).parent

@@ -233,7 +233,7 @@ def losses(log):
 
 
 @pytest.mark.parametrize("flag", ["amp", "bf16"])
-def test_a_resumed_training_goes_on_to_the_number(flag, tiny_data, tmp_path, units):
+def test_a_resumed_training_ends_at_the_same_number(flag, tiny_data, tmp_path, units):
     options = {
         flag: True, "key_dim": 8, "criterion": "label_smoothed_cross_entropy_chunked", "max_update": 6,
         "save_interval_updates": 3, "log_format": "json", "log_interval": 1, "no_epoch_checkpoints": True,

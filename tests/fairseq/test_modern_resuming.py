@@ -1,4 +1,4 @@
-"""What a training goes on from: what was put there, else the newest whole checkpoint."""
+"""What a training resumes from: what was put there, else the newest whole checkpoint."""
 
 import logging
 import os
@@ -16,20 +16,17 @@ from fairseq_modern import survival
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import whole_or_not_at_all
 from fairseq_modern.survival import folder, resuming
-from tests.common import run
 from tests.fairseq import forked
 
 
-def checkpoint(directory, name, updates, score=None, best=None, weights=7.0, age=0):
+def checkpoint(directory, name, updates, weights=7.0, age=0):
     """A file such as fairseq leaves, `age` seconds old."""
     state = {
         "model": OrderedDict(weight=torch.full((1000,), weights)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": updates}, "val_loss": score, "best": best,
-        },
-    }  # fmt: skip
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": updates}},
+    }
     path = directory / name
     torch.save(state, path)
     moment = time.time() - age
@@ -54,12 +51,12 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path, damage):
     DAMAGE[damage](last)
     assert resuming.newest_whole(str(tmp_path)).path == str(newer)
     DAMAGE[damage](newer)
-    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
+    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(older), 10)
     DAMAGE[damage](older)
     assert resuming.newest_whole(str(tmp_path)) is None
 
 
-def test_what_counts_as_a_checkpoint_to_go_on_from(tmp_path):
+def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
     last = checkpoint(tmp_path, "checkpoint_last.pt", 10)
     checkpoint(tmp_path, "averaged.pt", 90)
     checkpoint(tmp_path, "checkpoint_1_80.pt.tmp", 80)
@@ -74,7 +71,7 @@ def test_what_counts_as_a_checkpoint_to_go_on_from(tmp_path):
     # of an older torch: no archive
     torch.save(average, tmp_path / "checkpoint_1_75.pt", _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(tmp_path / "checkpoint_1_75.pt")
-    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(tmp_path / "checkpoint_1_75.pt"), 70, False)
+    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(tmp_path / "checkpoint_1_75.pt"), 70)
 
     # whatever is whole and was put there, such as an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
@@ -100,10 +97,10 @@ ROLL_BACK = {
 
 
 @pytest.mark.parametrize("way", ROLL_BACK)
-def test_training_goes_on_from_what_was_put_in_the_place_of_the_last_checkpoint(tmp_path, way):
+def test_training_resumes_from_what_was_put_in_the_place_of_the_last_checkpoint(tmp_path, way):
     """However old it is or seems to be, and without loss of any other."""
     for name, number in (("checkpoint_1_40.pt", 40), ("checkpoint_best.pt", 70), ("checkpoint_last.pt", 70)):
-        checkpoint(tmp_path, name, number, score=2.0, best=2.0, age=100 - number)
+        checkpoint(tmp_path, name, number, age=100 - number)
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()}
@@ -122,11 +119,9 @@ def test_the_next_save_replaces_a_link_and_leaves_what_it_points_to(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["missing", "damaged", "a link to nothing"])
-@pytest.mark.parametrize(("score", "best_updates"), [(2.5, 20), (3.5, 10)])
-def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, caplog, score, best_updates, last):
-    """And of the best one, if it is the best."""
-    checkpoint(tmp_path, "checkpoint_best.pt", 10, 3.0, 3.0)
-    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0), age=10)
+def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, caplog, last):
+    checkpoint(tmp_path, "checkpoint_best.pt", 10)
+    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, age=10)
     if last == "damaged":
         forked.flip_a_bit(checkpoint(tmp_path, "checkpoint_last.pt", 30))
     elif last == "a link to nothing":
@@ -134,8 +129,8 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, c
     with caplog.at_level(logging.WARNING):
         resuming.complete(str(tmp_path), copy)
     assert updates(tmp_path / "checkpoint_last.pt") == 20
-    assert updates(tmp_path / "checkpoint_best.pt") == best_updates
-    assert "going on from" in caplog.text
+    assert updates(tmp_path / "checkpoint_best.pt") == 10
+    assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -149,17 +144,6 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 
 
-def test_the_newest_checkpoint_is_printed_for_scripts(tmp_path):
-    def printed(*directory):
-        done = run("python", "-m", "fairseq_modern.survival.resuming", *directory, check=False)
-        return done.returncode, done.stdout + done.stderr[-80:]
-
-    assert printed(tmp_path) == (0, "")
-    path = checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
-    assert printed(tmp_path) == (0, f"{path}\n")
-    assert "nowhere is not a directory" in printed(tmp_path / "nowhere")[1]
-
-
 def test_a_restore_file_that_is_not_there_is_refused_where_survival_is_on(tmp_path, monkeypatch):
     module = SimpleNamespace(PathManager=os.path, Trainer=type("Trainer", (), {}))
     module.Trainer.load_checkpoint = lambda self, filename: loaded.append(filename)
@@ -169,7 +153,7 @@ def test_a_restore_file_that_is_not_there_is_refused_where_survival_is_on(tmp_pa
     loaded, typo, default = [], str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
     there = str(checkpoint(tmp_path, "checkpoint1.pt", 10))
     monkeypatch.setattr(survival, "is_on", lambda: True)
-    with pytest.raises(CheckpointError, match=r"expected a checkpoint to go on from, but there is no file .*typo.pt"):
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint to resume from, but there is no file .*typo.pt"):
         trainer.load_checkpoint(typo)
     with pytest.raises(CheckpointError, match="no file"):
         trainer.load_checkpoint(str(tmp_path / "elsewhere" / "checkpoint_last.pt"))

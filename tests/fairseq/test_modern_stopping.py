@@ -1,8 +1,7 @@
-"""Signals and memory in one process: who hears what, and what is said."""
+"""Signals in one process: who hears what."""
 
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import time
@@ -12,10 +11,7 @@ import pytest
 from torch.multiprocessing import ProcessExitedException
 
 from fairseq_modern import survival
-from fairseq_modern.survival import memory, stopping, workers
-from tests.fairseq import forked
-
-# --- SIGTERM -------------------------------------------------------------------------------------------------------
+from fairseq_modern.survival import stopping, workers
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def training_script(loads):
     return SimpleNamespace(validate_and_save=lambda *args: ([None], False), main=loads, checkpoint_utils=None)
 
 
-def test_the_signals_are_heard_only_where_somebody_acts_on_them(default_action, monkeypatch):
+def test_the_signals_are_heard_only_where_fairseq_trains(default_action, monkeypatch):
     """A copy of fairseq's train script ends at SIGTERM as it would without us, whether survival is on or not."""
     for on in (True, False):
         assert load_and_look(monkeypatch, on, "/home/me/copy.py", training_script(None)) == signal.SIG_DFL
@@ -102,27 +98,3 @@ def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_o
     with pytest.raises(ProcessExitedException):
         end_with(1)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-# --- memory --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("CUDA out of memory. Tried", r"process 1 of 2 ran out of memory .* --max-tokens \(now 100\)"),
-        ("Connection closed by peer [127.0.0.1]:9", "process 1 of 2 ends because another one has ended"),
-        ("a bug", None),
-    ],
-)
-def test_what_ends_a_step_of_several_processes(tmp_path, message, expected):
-    cfg = forked.training_config(tmp_path)
-    cfg.dataset.max_tokens = 100
-    trainer = SimpleNamespace(data_parallel_rank=1, data_parallel_world_size=2, cfg=cfg, get_num_updates=lambda: 3)
-    error = RuntimeError(message)
-    found = memory.explain(trainer, "training", error)
-    if expected is None:
-        assert found is error
-    else:
-        assert re.match(expected, str(found))
-        assert found.user_error

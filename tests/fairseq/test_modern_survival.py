@@ -75,7 +75,7 @@ def state(folder, name="checkpoint_last.pt"):
 @pytest.mark.parametrize(
     ("whole", "stopped", "resumed"), [("one", "stopped", "resumed"), ("two", "two stopped", "two resumed")]
 )
-def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(troubled, whole, stopped, resumed):
+def test_sigterm_saves_and_the_same_command_resumes_bit_for_bit(troubled, whole, stopped, resumed):
     folder, done = troubled[stopped]
     assert set(done["statuses"]) == {75}
     assert "SIGTERM: stopped after update 23, saved" in done["outputs"][0]
@@ -92,7 +92,7 @@ def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(troubled, whole,
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
 
 
-def test_a_killed_training_goes_on_from_its_last_checkpoint_bit_for_bit(troubled):
+def test_a_killed_training_resumes_from_its_last_checkpoint_bit_for_bit(troubled):
     assert troubled["killed"][1]["statuses"] == [-signal.SIGKILL]
     kept = state(troubled["killed"][0])
     assert kept["optimizer_history"][-1]["num_updates"] == 15
@@ -118,11 +118,11 @@ def test_sigterm_at_a_save_lets_it_finish_with_its_validation(troubled):
     assert done["outputs"][0].count("Finished saving checkpoint") == 2
 
 
-def test_another_number_of_processes_goes_on_at_the_next_epoch(troubled):
+def test_another_number_of_processes_resumes_at_the_next_epoch(troubled):
     folder, done = troubled["by one"]
     assert done["statuses"] == [0]
     epoch = state(troubled["two stopped"][0])["extra_state"]["train_iterator"]["epoch"]
-    message = f"(processes 2 before and 1 now): going on at epoch {epoch + 1} after update 23; the rest of epoch"
+    message = f"(processes 2 before and 1 now): resuming at epoch {epoch + 1} after update 23; the rest of epoch"
     assert f"{message} {epoch} is left out" in done["outputs"][0]
     assert f"begin training epoch {epoch}\n" not in done["outputs"][0]
     final = state(folder)
@@ -135,7 +135,8 @@ def test_a_process_out_of_memory_ends_all_with_a_sentence(troubled):
     assert 0 not in done["statuses"]
     assert done["statuses"][1] == 1
     last = done["outputs"][1].strip().splitlines()[-1]
-    assert "fairseq-train: error: process 1 of 2 ran out of memory in training after update 22; lower" in last
+    assert "fairseq-train: error: the GPU has no memory for this batch; lower --max-tokens" in last
+    assert "fairseq-train: error: another process of this training has ended; see" in done["outputs"][0]
     assert "Traceback" not in done["outputs"][1]
     assert state(folder)["optimizer_history"][-1]["num_updates"] == 15
 

@@ -94,7 +94,7 @@ def test_only_fairseqs_tools_shorten_errors_and_the_traceback_can_be_had(program
 
 
 @pytest.mark.parametrize(("program", "heard"), [("/usr/bin/fairseq-train", 1), ("/home/me/my_script.py", 2)])
-def test_only_fairseqs_tools_keep_quiet_and_only_of_what_nobody_can_change(program, heard, monkeypatch):
+def test_only_fairseqs_tools_keep_quiet_and_only_of_what_no_one_can_change(program, heard, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program])
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
