@@ -6,6 +6,7 @@ where it shows errors as one line, when the program is about to end: no program 
 here keeps its traceback.
 """
 
+import argparse
 import contextlib
 import functools
 import os
@@ -123,14 +124,16 @@ def load_checkpoint_to_cpu(error: Exception, path: str, *_: Any) -> Optional[str
 
 
 def load_model_ensemble_and_task(error: Exception, filenames: List[str], *_: Any) -> Optional[str]:
-    return misfit(error, ", ".join(filenames), "give the data folder (its dictionaries)")
+    return misfit(error, ", ".join(filenames), lambda: "give the data folder (its dictionaries)")
 
 
 def load_checkpoint(error: Exception, trainer: Any, filename: str, *_: Any) -> Optional[str]:
-    return misfit(error, filename, "give --arch and its flags")
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu as load
+
+    return misfit(error, filename, lambda: other_settings(load(filename)["cfg"]["model"], trainer.cfg.model))
 
 
-def misfit(error: Exception, path: str, advice: str) -> Optional[str]:
+def misfit(error: Exception, path: str, advice: Callable[[], str]) -> Optional[str]:
     """How parameters of a checkpoint differ from those of the model that was to take them, and what to do."""
     text = next((str(e) for e in chain(error) if str(e).startswith("Error(s) in loading state_dict")), None)
     if text is None:
@@ -142,7 +145,25 @@ def misfit(error: Exception, path: str, advice: str) -> Optional[str]:
         found = re.search(rf"{which} key\(s\) in state_dict: (.*)", text)
         differences += [f"{name} is only in the {where}" for name in re.findall('"(.*?)"', found[1] if found else "")]
     more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-    return f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {advice}, as in its training."
+    return f"{path} does not fit the model: {'; '.join(differences[:3])}{more}; {advice()}, as in its training."
+
+
+def other_settings(*models: Any) -> str:
+    """The flags that make a model of the second settings one of the first, as far as these tell."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    was, now = (dict(vars(model) if isinstance(model, argparse.Namespace) else model) for model in models)
+    arch = was.get("arch") or was.get("_name")
+    if arch != (now.get("arch") or now.get("_name")) or arch not in ARCH_MODEL_REGISTRY:
+        return f"give --arch {arch} and its sizes"
+    parser = argparse.ArgumentParser(add_help=False)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    found = []
+    for flag, value in ((action.option_strings[0], was.get(action.dest)) for action in parser._actions):
+        if value != now.get(flag[2:].replace("-", "_"), value) and not isinstance(value, float):
+            given = f"give {flag} {value}".removesuffix(" True")
+            found.append(f"leave out {flag}" if value in (None, False) else given)
+    return ", ".join(found[:3]) or "give the data folder (its dictionaries)"
 
 
 EXPLAINED = {

@@ -27,7 +27,7 @@ from fairseq_modern.survival.folder import CHECKPOINT, lock, remove_left_overs
 
 logger = logging.getLogger(__name__)
 
-LAST = "checkpoint_last.pt"
+LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 
 
 class Checkpoint(NamedTuple):
@@ -35,6 +35,7 @@ class Checkpoint(NamedTuple):
 
     path: str
     updates: int
+    best: bool  # no earlier checkpoint of its training has a better score
 
 
 def read(path: str) -> Optional[Checkpoint]:
@@ -42,10 +43,12 @@ def read(path: str) -> Optional[Checkpoint]:
     try:
         mapped = zipfile.is_zipfile(path)  # else of torch < 1.6, or damaged
         state = unpickle(path, map_location="cpu", mmap=mapped or None)
-        state["extra_state"]["train_iterator"]["epoch"]
+        extra = state["extra_state"]
+        extra["train_iterator"]["epoch"]
         if state.get("last_optimizer_state", {}) is None:  # an average
             return None
-        return Checkpoint(path, state["optimizer_history"][-1]["num_updates"])
+        score, updates = extra.get("val_loss"), state["optimizer_history"][-1]["num_updates"]
+        return Checkpoint(path, updates, best=score is not None and score == extra["best"])
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # a damaged file makes torch raise nearly anything
@@ -67,7 +70,7 @@ def newest_whole(directory: str) -> Optional[Checkpoint]:
     """What training resumes from: a folder's `checkpoint_last.pt`, else the whole checkpoint with the most updates."""
     last = os.path.join(directory, LAST)
     if is_whole(last):
-        return read(last) or Checkpoint(last, 0)  # such as an average; fairseq will say if it will not do
+        return read(last) or Checkpoint(last, 0, best=False)  # such as an average; fairseq will say if it will not do
     found = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
     readable = [checkpoint for checkpoint in found if checkpoint is not None]
     readable.sort(key=lambda checkpoint: (checkpoint.updates, checkpoint.path), reverse=True)
@@ -75,19 +78,23 @@ def newest_whole(directory: str) -> Optional[Checkpoint]:
 
 
 def complete(directory: str, copy: Any) -> None:
-    """Where `checkpoint_last.pt` is missing or damaged, copy the newest whole checkpoint there.
+    """Where `checkpoint_last.pt` is missing or damaged, copy the newest whole checkpoint there, and to
+    `checkpoint_best.pt` too if it is the best so far.
 
     Args:
         directory: a `--save-dir`.
         copy: copies a file to a name, whole or not at all.
     """
-    newest, last = newest_whole(directory), os.path.join(directory, LAST)
+    newest = newest_whole(directory)
+    last, best = os.path.join(directory, LAST), os.path.join(directory, BEST)
     if newest is None or newest.path == last:
         return
     if os.path.exists(last):
         os.replace(last, last + ".damaged")
         logger.warning(f"{last} is damaged; it is now called {LAST}.damaged")
     logger.warning(f"resuming from {newest.path}, the newest whole checkpoint ({newest.updates} updates)")
+    if newest.best and newest.path != best:
+        copy(newest.path, best, overwrite=True)
     copy(newest.path, last, overwrite=True)
 
 

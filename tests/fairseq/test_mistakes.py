@@ -82,7 +82,15 @@ MISTAKES = {
     "other --key-dim": (
         lambda s: s.train(save_dir=s.folder / "run", key_dim=4),
         r".*/checkpoint_last.pt does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
-        r".* and \d+ more; give --arch and its flags, as in its training.",
+        r".* and \d+ more; give --key-dim 6, as in its training.",
+    ),
+    "--attention-content-bias that was not there": (
+        lambda s: s.train("--attention-content-bias", save_dir=s.folder / "run"),
+        r".*self_attn.content_bias is only in the model.* leave out --attention-content-bias, as in its training.",
+    ),
+    "fairseq's own --arch for a model of ours": (
+        lambda s: s.train(save_dir=s.folder / "run", arch="transformer", key_dim=None),
+        r".*/checkpoint_last.pt does not fit .*; give --arch transformer_collab and its sizes, as in its training.",
     ),
     "resuming with another multiplier": (
         lambda s: s.train(save_dir=s.folder / "run", mixing_lr_multiplier=8),
@@ -95,6 +103,10 @@ MISTAKES = {
     "a flag that contradicts --attention-from": (
         lambda s: s.train(key_dim=4, attention_from=s.folder / "run/checkpoint_last.pt"),
         r"--key-dim is 4, but 6 in --attention-from .*/checkpoint_last\.pt; leave out --key-dim",
+    ),
+    "other number of layers": (
+        lambda s: s.train(save_dir=s.folder / "run", encoder_layers=3),
+        r".* encoder.layers.2.\S+ is only in the model.* give --encoder-layers 2, as in its training.",
     ),
     "no data folder": (lambda s: s.train(data="nowhere"), "nowhere: No such file or directory; expected a folder .*"),
     "text in place of data": (lambda s: s.train(data=s.folder), ".*/mistakes0 holds no binarised data; .*"),

@@ -19,14 +19,16 @@ from fairseq_modern.survival import folder, resuming
 from tests.fairseq import forked
 
 
-def checkpoint(directory, name, updates, weights=7.0, age=0):
+def checkpoint(directory, name, updates, score=None, best=None, weights=7.0, age=0):
     """A file such as fairseq leaves, `age` seconds old."""
     state = {
         "model": OrderedDict(weight=torch.full((1000,), weights)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": updates}},
-    }
+        "extra_state": {
+            "train_iterator": {"epoch": 1, "iterations_in_epoch": updates}, "val_loss": score, "best": best,
+        },
+    }  # fmt: skip
     path = directory / name
     torch.save(state, path)
     moment = time.time() - age
@@ -51,7 +53,7 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path, damage):
     DAMAGE[damage](last)
     assert resuming.newest_whole(str(tmp_path)).path == str(newer)
     DAMAGE[damage](newer)
-    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(older), 10)
+    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
     DAMAGE[damage](older)
     assert resuming.newest_whole(str(tmp_path)) is None
 
@@ -71,7 +73,7 @@ def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
     # of an older torch: no archive
     torch.save(average, tmp_path / "checkpoint_1_75.pt", _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(tmp_path / "checkpoint_1_75.pt")
-    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(tmp_path / "checkpoint_1_75.pt"), 70)
+    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(tmp_path / "checkpoint_1_75.pt"), 70, False)
 
     # whatever is whole and was put there, such as an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
@@ -100,7 +102,7 @@ ROLL_BACK = {
 def test_training_resumes_from_what_was_put_in_the_place_of_the_last_checkpoint(tmp_path, way):
     """However old it is or seems to be, and without loss of any other."""
     for name, number in (("checkpoint_1_40.pt", 40), ("checkpoint_best.pt", 70), ("checkpoint_last.pt", 70)):
-        checkpoint(tmp_path, name, number, age=100 - number)
+        checkpoint(tmp_path, name, number, score=2.0, best=2.0, age=100 - number)
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()}
@@ -119,9 +121,11 @@ def test_the_next_save_replaces_a_link_and_leaves_what_it_points_to(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["missing", "damaged", "a link to nothing"])
-def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, caplog, last):
-    checkpoint(tmp_path, "checkpoint_best.pt", 10)
-    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, age=10)
+@pytest.mark.parametrize(("score", "best_updates"), [(2.5, 20), (3.5, 10)])
+def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, caplog, score, best_updates, last):
+    """And of the best one, if it is the best."""
+    checkpoint(tmp_path, "checkpoint_best.pt", 10, 3.0, 3.0)
+    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0), age=10)
     if last == "damaged":
         forked.flip_a_bit(checkpoint(tmp_path, "checkpoint_last.pt", 30))
     elif last == "a link to nothing":
@@ -129,7 +133,7 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, c
     with caplog.at_level(logging.WARNING):
         resuming.complete(str(tmp_path), copy)
     assert updates(tmp_path / "checkpoint_last.pt") == 20
-    assert updates(tmp_path / "checkpoint_best.pt") == 10
+    assert updates(tmp_path / "checkpoint_best.pt") == best_updates
     assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
