@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import collab_fairseq
+from collab_fairseq.records.files import write_bytes
 
 from .settings import ROOT, RecipeError, flags
 from .training import Run, collab, tool
@@ -19,7 +19,7 @@ logger = logging.getLogger("recipe")
 
 def evaluate(run: Run) -> None:
     """Translate, score and record each of its averages."""
-    if not (run.output / f"averaged{run.last}.pt").exists():
+    if not run.averaged(run.last).exists():
         raise RecipeError(f"there is no averaged{run.last}.pt in {run.output}; average.sh makes it")
     for average in run.averages():
         for split, name in run.sets.items():
@@ -33,17 +33,17 @@ def evaluate(run: Run) -> None:
 
 def translate(run: Run, average: str, split: str, name: str) -> None:
     """Translate a split with an average: NAME.generate.log."""
-    log, step = run.output / f"{name}{average}.generate.log", f"translate.{name}{average}"
-    if run.folder.finished(step):
+    log = run.output / f"{name}{average}.generate.log"
+    if log.exists():
         logger.info("translating %s: done before", name)
         return
     logger.info("translating %s", name)
-    cfg, seed, stock = run.cfg, str(run.cfg.common.seed), not run.cfg.common.user_dir
+    cfg = run.cfg
     command = [
-        tool("fairseq-generate"), str(run.data / "data-bin"), "--path", str(run.output / f"averaged{average}.pt"),
+        tool("fairseq-generate"), str(run.data / "data-bin"), "--path", str(run.averaged(average)),
         "--gen-subset", split, *flags(cfg, "task", "generation", "common_eval"), "--max-tokens",
-        str(run.recipe.decoding_tokens), *([] if stock else ["--user-dir", cfg.common.user_dir]), *run.machine.flags(),
-        "--seed", seed, "--num-workers", "0",
+        str(run.recipe.decoding_tokens), *(["--user-dir", cfg.common.user_dir] if cfg.common.user_dir else []),
+        *run.machine.flags(), "--seed", str(cfg.common.seed), "--num-workers", "0",
     ]  # fmt: skip
     told, errors = Path(f"{log}.tmp"), Path(f"{log}.err")
     with open(told, "wb") as out, open(errors, "wb") as err:
@@ -53,9 +53,8 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
         ends = [file.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] for file in (told, errors)]
         sys.stderr.write("".join(f"{line}\n" for lines in ends for line in lines))
         raise RecipeError(f"translating {name} failed, see {errors}")
-    told.replace(log)
     errors.unlink()
-    run.folder.finish(step)
+    told.replace(log)
 
 
 def references(run: Run, name: str) -> Path:
@@ -115,7 +114,7 @@ def record(run: Run, average: str) -> None:
     """One JSON of everything that was done and seen."""
     what = f"{average}.valid" if run.valid else average
     file, stage = run.output / f"record{what}.json", re.match(r"(\.u\d+)?", average)[0]  # type: ignore[index]
-    if not run.folder.finished(f"record{what}"):
+    if not file.exists():
         flags = ["--scores=" + f"{name}={run.output}/{name}{average}.scores.json" for name in run.sets.values()]
         flags += [f"--loss={name}={split}" for split, name in {"valid": "valid", **run.sets}.items()]
         # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
@@ -123,25 +122,27 @@ def record(run: Run, average: str) -> None:
         if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
             flags += ["--repository", str(ROOT)]
         collab(
-            "record", "--name", f"{run.name}{what}", "--checkpoint", run.output / f"averaged{average}.pt",
+            "record", "--name", f"{run.name}{what}", "--checkpoint", run.averaged(average),
             "--train-log", run.output / f"train{stage}.log", "--usage", run.output / f"train{stage}.usage.jsonl",
             "--seed", run.cfg.common.seed, "--threads", run.machine.threads, "--data-sums", run.data / "SHA256SUMS",
             "--started-as", run.command_line, "--data", run.data / "data-bin", "--output", file, *flags,
         )  # fmt: skip
-        run.folder.finish(f"record{what}")
     logger.info("record: %s", file)
 
 
+def export(run: Path, data: Path, model: Path) -> None:
+    """The folder for `collab translate` of a run, unless it is there."""
+    if not model.is_dir():
+        averaged, record = run / "averaged.pt", run / "record.json"
+        collab("export", averaged, "--to", "folder", "--half", "--data", data, "--record", record, "--output", model)
+
+
 def publish(run: Run) -> None:
-    """The folder model/ for `collab translate`, and with it translations of the sets that have no references here."""
+    """The folder model/, and with it translations of the sets that have no references here."""
     if not run.recipe.blind:
         return
     model, sources, cfg = run.output / "model", run.corpus or run.recipe.blind_sources, run.cfg.task
-    if not model.is_dir():
-        collab(
-            "export", run.output / "averaged.pt", "--to", "folder", "--half", "--data", run.data / "data-bin",
-            "--record", run.output / "record.json", "--output", model,
-        )  # fmt: skip
+    export(run.output, run.data / "data-bin", model)
     for name in run.recipe.blind:
         text, source = run.output / "hypotheses" / f"{name}.{cfg.target_lang}.gz", f"{name}.{cfg.source_lang}.gz"
         if text.is_file():
@@ -152,15 +153,10 @@ def publish(run: Run) -> None:
             logger.info("translating %s: there is no %s/%s", name, sources, source)
         else:
             logger.info("translating %s", name)
-            translator = collab_fairseq.load(
-                str(model), device="cuda" if run.machine.device == "gpu" else "cpu", threads=run.machine.threads
-            )
-            with gzip.open(Path(sources, source), "rt", encoding="utf-8", newline="\n") as lines:
-                found = [best[0].text for chunk in translator.stream(lines, _refuse, beam=5) for best in chunk]
-            unfinished = Path(f"{text}.tmp")
-            unfinished.write_bytes(gzip.compress("".join(f"{line}\n" for line in found).encode("utf-8"), mtime=0))
-            unfinished.replace(text)
-
-
-def _refuse(number: int, reason: str) -> None:
-    raise RecipeError(f"line {number} cannot be translated: {reason}")
+            device = "cuda" if run.machine.device == "gpu" else "cpu"
+            command = [tool("collab"), "translate", str(model), "--device", device, "--threads", run.machine.threads]
+            lines = gzip.decompress(Path(sources, source).read_bytes())
+            done = subprocess.run([*map(str, command)], input=lines, stdout=subprocess.PIPE, check=False)
+            if done.returncode:
+                raise RecipeError(f"{name} could not be translated (see above)")
+            write_bytes(gzip.compress(done.stdout, mtime=0), text)
