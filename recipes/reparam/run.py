@@ -18,7 +18,7 @@ ABOUT = """Convert a trained fairseq transformer at several key dims: the paper'
 with calibration text, with the rank spread over the layers, and distilled without labels; three seeds; loss, BLEU and
 time. Then fine-tune converted models, and the unchanged one for comparison. Needs the extras reparam (for the paper's
 method) and plots of this project. The same command continues an interrupted run; what is finished is skipped."""
-ENDING = """OUTPUT: NAME.json (the record), table.md, time.svg and quality.svg made from it (Figures 4 and 5 of the paper),
+ENDING = """OUTPUT: NAME.json (the record); made from it table.md, time.svg, quality.svg (Figures 4 and 5 of the paper);
 converted and fine-tuned checkpoints. Several models in one table and figure:
   python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --table table.md --time time.svg"""
 TRAINING = [
