@@ -74,7 +74,8 @@ def main() -> None:
     add("--fairseq-tests", metavar="DIR", type=Path, help=text)
     text = "only files that match, such as 'tests/test_export.py' or 'tests/distributed/*' (default: all)"
     add("--files", metavar="PATTERN", default="*", help=text)
-    add("--output", metavar="DIR", type=absolute, default=str(ROOT / "runs" / "conformance"), help="(default: runs/conformance)")
+    default = str(ROOT / "runs" / "conformance")
+    add("--output", metavar="DIR", type=absolute, default=default, help="(default: runs/conformance)")
     text = "Python with the project and pytest installed (default: $PYTHON, else python)"
     add("--python", metavar="PROGRAM", help=text)
     words = sys.argv[1:]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, List
 
 from runner.cli import Parser
-from runner.folder import start
+from runner.folder import attend, start
 from runner.settings import PYTHON, ROOT, RecipeError
 
 from collab_fairseq.cli.options import positive
@@ -31,7 +31,7 @@ logger = logging.getLogger("recipe")
 
 def run(*command: Any, **options: Any) -> None:
     """Run one of the scripts; its own words say what went wrong."""
-    if status := subprocess.run([str(word) for word in command], check=False, **options).returncode:
+    if status := attend(command, **options):
         raise SystemExit(status)
 
 

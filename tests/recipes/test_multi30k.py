@@ -127,7 +127,7 @@ def test_what_is_there_already_is_checked_and_never_lost(prepared, tmp_path):
         stream.write(b"x")
     damaged = prepare(tmp_path / "copy", check=False)
     refused(damaged, "is damaged (its files differ from its SHA256SUMS); give --force")
-    (data / "prepared.txt").unlink()  # now it may be anybody's
+    (data / "prepared.txt").unlink()  # now it may be anyone's
     before = content(data)
     for flags in ([], ["--force"]):
         refused(prepare(tmp_path / "copy", *flags, check=False), "exists and was not made by this script")
