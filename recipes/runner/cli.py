@@ -102,8 +102,7 @@ OF_ALL = {
         ("--node-rank", "R", number, "its number from 0"),
         ("--max-tokens", "N", positive, "of a GPU and a pass (default: the largest up to {dataset.max_tokens}, more "
          "from 48 GiB on, that gives the batch of {batch})"),
-        ("--precision", "NAME", str, "auto ({on_card}; on a CPU {recipe.cpu_precision}, if it has units for that), "
-         "fp16, bf16, fp32", "recipe.precision"),
+        ("--precision", "NAME", str, "auto ({on_card}; on a CPU {on_cpu}), fp16, bf16, fp32", "recipe.precision"),
         ("--threads", "N", positive, "CPU threads per node (default: OMP_NUM_THREADS, else the cores of this shell)"),
         ("--python", "PROGRAM", str, "Python with the project installed (default: $PYTHON, else python)"),
     ),
@@ -145,6 +144,7 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
         "variants": " ".join(sorted(own.variants)), "runs": " ".join(own.runs),
         "fetched": ", or fetched by sacrebleu" if own.sacrebleu_sets else "",
         "on_card": "fp16" if cfg.common.get("fp16") else "bf16 where the GPUs have it, else fp16",
+        "on_cpu": "fp32" if own.cpu_precision == "fp32" else "bf16 where it has units for it, else fp32",
         "saves": cfg.optimization.max_update // cfg.checkpoint.save_interval_updates,
         "valid": ", ".join((own.valid_tests or {}).values()) or "not here",
     }  # fmt: skip
