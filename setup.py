@@ -73,7 +73,6 @@ setup(
         "sacrebleu>=2.3",
         "sacremoses",
         "sentencepiece",
-        "rich",
         "regex",
         "tqdm",
         "bitarray",

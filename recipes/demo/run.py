@@ -1,22 +1,20 @@
 """The whole job in minutes: a generated corpus, three small models, their scores side by side."""
 
 import argparse
-import contextlib
-import fcntl
 import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator
 
 from runner import settings
 from runner.cli import Parser, absolute, positive
-from runner.folder import STOPPED, Folder, attend
+from runner.folder import STOPPED, attend
 from runner.progress import shown
 from runner.settings import PYTHON, ROOT, RecipeError
 from runner.summary import summarise
-from runner.sweep import Sweep
+from runner.sweep import parse as parse_run
+from runner.sweep import run_name
 
 from fairseq_modern import processor
 
@@ -52,49 +50,30 @@ def parse(toy: settings.DictConfig) -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One demo at a time in a folder. What it starts inherits the lock: what is left of a killed one counts."""
-    with open(folder / ".lock", "a") as lock:
-        os.set_inheritable(lock.fileno(), True)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            told = "another demo, or what is left of one that was killed, is at work in %s; waiting for its end"
-            logger.info(told, folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def main() -> int:
     toy = settings.load("toy")
     args = parse(toy)
     logging.basicConfig(level=logging.WARNING, format="demo: %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
     demo = Path(args.output or ROOT / "runs" / "demo" / f"seed{args.seed}")
-    demo.mkdir(parents=True, exist_ok=True)
-    with alone(demo):
-        data = ["--seed", args.seed, *(w for n in CORPUS for w in (f"--{n.replace('_', '-')}", getattr(args, n)))]
-        if attend([ROOT / "data_prep" / "toy.sh", *data, "--output", demo / "data", "--python", PYTHON]):
-            raise RecipeError("the corpus could not be made")
-        runs = list(toy.recipe.runs)
-        plan = Sweep("toy", demo, args.updates, [])
-        folders = [demo / plan.add(run, args.seed)[0] for run in runs]
-        jobs = min(len(runs), processor.usable_cores()) if os.environ.get("OMP_NUM_THREADS") else len(runs)
-        names = ("updates", "warmup", "average", "device")
-        passed = [word for name in names for word in (f"--{name}", getattr(args, name))]
-        passed += ["--seeds", args.seed, "--jobs", jobs, "--threads", 1, "--data", demo / "data", "--output", demo]
-        with shown("demo", args.updates, folders):
-            command = [ROOT / "recipes" / "toy" / "sweep.sh", *passed, "--python", PYTHON]
-            status = attend(command, stdout=subprocess.DEVNULL)
-        if status == STOPPED:
-            logger.info("interrupted; the same command resumes from here")
-            return 130
-        if status:
-            for messages in (folder / "messages.txt" for folder in folders if not Folder(folder).finished("record")):
-                if messages.is_file():
-                    lines = messages.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-                    sys.stderr.writelines(lines[-8:])
-            raise RecipeError("not all models are finished (see above); the same command resumes from here")
-        summarise(demo, demo / "data" / "raw", ("en", "de"), folders)
+    data = ["--seed", args.seed, *(w for n in CORPUS for w in (f"--{n.replace('_', '-')}", getattr(args, n)))]
+    if attend([ROOT / "data_prep" / "toy.sh", *data, "--output", demo / "data", "--python", PYTHON]):
+        raise RecipeError("the corpus could not be made")
+    folders = [demo / run_name(*parse_run(run), args.seed, args.updates) for run in toy.recipe.runs]
+    jobs = min(len(folders), processor.usable_cores()) if os.environ.get("OMP_NUM_THREADS") else len(folders)
+    passed = ["--updates", args.updates, "--average", args.average, "--device", args.device, "--seeds", args.seed]
+    passed += ["--jobs", jobs, "--threads", 1, "--data", demo / "data", "--output", demo, "--python", PYTHON]
+    with shown("demo", args.updates, folders):
+        command = [ROOT / "recipes" / "toy" / "sweep.sh", *passed, f"lr_scheduler.warmup_updates={args.warmup}"]
+        status = attend(command, stdout=subprocess.DEVNULL)
+    if status == STOPPED:
+        logger.info("interrupted; the same command resumes from here")
+        return 130
+    if status:
+        for messages in (folder / "messages.txt" for folder in folders if not (folder / "record.json").is_file()):
+            if messages.is_file():
+                lines = messages.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+                sys.stderr.writelines(lines[-8:])
+        raise RecipeError("not all models are finished (see above); the same command resumes from here")
+    summarise(demo, demo / "data" / "raw", ("en", "de"), folders)
     return 0

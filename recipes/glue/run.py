@@ -107,7 +107,7 @@ class Study:
         if kind != "converted":
             last = last_whole(folder / "checkpoints")
             if last:
-                logger.info("%s/%s: going on from %s", self.name, name, last.name)
+                logger.info("%s/%s: resuming from %s", self.name, name, last.name)
             trainer.train(resume_from_checkpoint=str(last) if last else None)
         predicted = {split: trainer.predict(self.splits[split]) for split in self.task.validation}
         metrics = {split: self.task.measure(done.predictions, done.label_ids) for split, done in predicted.items()}

@@ -1,3 +1,4 @@
 #!/usr/bin/env bash
 # Half an hour of one GPU, in three calls: truth, speed, learning. See --help.
-exec "${PYTHON:-$(command -v python || echo python3)}" "$(dirname "${BASH_SOURCE[0]}")/run.py" "$@"
+# shellcheck source=recipes/runner/start.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../runner/start.sh"

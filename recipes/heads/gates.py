@@ -5,7 +5,8 @@ BLEU against the heads left.
 """
 
 import argparse
-from typing import Any, Dict, List
+from pathlib import Path
+from typing import Any, Dict
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options as shared
@@ -16,29 +17,35 @@ from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
 from collab_fairseq.records.record import load
 
 
-def score(args: argparse.Namespace) -> None:
-    """Add ``PENALTY`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was."""
-    tests, source = shared.read_tests(args), shared.load(args, args.model)
-    settings = {"checkpoint": checkpoints.file_setting(args.model), **shared.test_settings(args, source)}
-    settings["updates"] = args.updates
+def score(args: argparse.Namespace, model: str, penalty: str, updates: int) -> None:
+    """Add ``penalty`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was.
+
+    Args:
+        args: of `collab heads ablate`, the checkpoint being the last of the training. model: what that began with.
+        penalty: λ. updates: of the training.
+    """
+    tests, source = shared.read_tests(args), shared.load(args, model)
+    settings = {"checkpoint": checkpoints.file_setting(model), **shared.test_settings(args, source)}
+    settings["updates"] = updates
     record = shared.make_record(args, "gates", settings, source.device, program="recipes/heads/run.sh")
     whole = {test.split: whole_model(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
     def measure() -> Dict[str, Any]:
-        state = checkpoints.load(args.checkpoint)
+        state, finalised = checkpoints.load(args.checkpoint), Path(args.checkpoint).with_name("finalised.pt")
         result = removal.finalise(state, empty_layers=True)
-        checkpoints.save(result.state, args.finalised)
-        model = shared.load(args, args.finalised)
+        checkpoints.save(result.state, finalised)
+        left = shared.load(args, str(finalised))
         return {
             "checkpoint": checkpoints.file_setting(args.checkpoint),
             "gates": {head: gate._asdict() for head, gate in removal.read_gates(state).items()},
             "attention_parameters": [result.parameters_before, result.parameters_after],
-            "loss": translation.loss(model, "valid").loss,
-            "tests": {test.split: compare(evaluate(model, test), whole[test.split]) for test in tests},
+            "loss": translation.loss(left, "valid").loss,
+            "tests": {test.split: compare(evaluate(left, test), whole[test.split]) for test in tests},
         }
 
-    record.part(args.penalty, measure)
+    record.part(penalty, measure)
+    show(args.json, args.figure)
 
 
 def show(path: str, figure_path: str) -> None:
@@ -69,20 +76,3 @@ def show(path: str, figure_path: str) -> None:
             axis.set_xlabel("heads left")
             axis.set_ylabel(f"BLEU, {split}")
             axis.legend(loc="lower right")
-
-
-def main(argv: List[str]) -> None:
-    """Score one training, whose options run.py gives."""
-    parser = argparse.ArgumentParser()
-    add = parser.add_argument
-    shared.add_model(parser, None)
-    shared.add_tests(parser)
-    add("--model", required=True, help="what the training with gates began with")
-    add("--penalty", required=True, help="λ of the training")
-    add("--updates", type=int, required=True, help="of the training")
-    add("--finalised", required=True, metavar="FILE", help="where the model without closed heads goes")
-    add("--json", required=True, metavar="FILE", help="the record, added to if it is there")
-    add("--figure", required=True, metavar="FILE")
-    args = parser.parse_args(argv)
-    score(args)
-    show(args.json, args.figure)

@@ -1,23 +1,26 @@
 """See, rank, prune and gate the heads of one trained translation model: all analyses of `collab heads`."""
 
 import contextlib
+import functools
+import io
 import logging
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, List
 
 import gates
 import page
 from runner.cli import absolute
-from runner.folder import attend
 from runner.machine import Machine
 from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
-from runner.training import tool
+from runner.training import collab
 
 from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import build_parser as collab_parser
 from collab_fairseq.cli.options import positive
 from collab_fairseq.heads import redundancy
 from collab_fairseq.records.files import write_text
@@ -29,8 +32,7 @@ alone) with paired bootstrap, pruning curves, roles and attention maps; then tra
 at several penalties, and score what they leave. The same command resumes what was interrupted."""
 ENDING = """OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json,
 NAME.roles.json, NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the
-trainings, maps/. One page of several models:
-  python recipes/heads/page.py FOLDER... --output README.md"""
+trainings, maps/."""
 # the rate falls to zero along a line: gates need a high one to get anywhere, the weights a low one in the end
 TRAINING = [
     "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0", "--lr", "0.006",
@@ -72,24 +74,24 @@ def main() -> None:
     machine.find_cards()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
-    folder = open_folder(args, "heads", settings)
-    output, name = args.output, args.name
+    output, name = open_folder(args, "heads", settings), args.name
     (output / "maps").mkdir(exist_ok=True)
 
+    def kept(step: str, file: Path, made: Callable[[], Any]) -> None:
+        """What a step prints goes to a file, which is there once it is finished."""
+        if not file.exists():
+            logger.info("%s", step)
+            with contextlib.redirect_stdout(io.StringIO()) as told:
+                made()
+            write_text(told.getvalue(), file)
+
+    def results(what: str) -> List[Any]:
+        return ["--json", output / f"{name}.{what}.json", "--figure", output / f"{name}.{what}.svg"]
+
     def heads(step: str, *words: Any) -> None:
-        """The analysis that the step begins with; what it prints goes to a file."""
-        if folder.finished(step):
-            return
-        logger.info("%s", step)
-        made = ["--json", output / f"{name}.{step}.json", "--figure", output / f"{name}.{step}.svg"]
-        told = output / f"{step}.md.tmp"
-        with open(told, "wb") as stream:
-            command = [tool("collab"), "heads", step.partition("-")[0], args.model, *words, *made]
-            status = attend(command, stdout=stream)
-        if status:
-            raise RecipeError(f"the analysis '{step}' failed (see above)")
-        told.replace(output / f"{step}.md")
-        folder.finish(step)
+        """The analysis that the step begins with."""
+        command = ["heads", step.partition("-")[0], args.model, *words, *results(step)]
+        kept(step, output / f"{step}.md", lambda: collab(*command))
 
     data = ["--data", args.data, "--device", "cuda" if machine.device == "gpu" else "cpu", "--threads", args.threads]
     tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
@@ -104,21 +106,19 @@ def main() -> None:
     parses = ["--parses", args.parses] if args.parses else []
     heads("roles", *data, *ranking, "--maps", args.maps, "--maps-folder", output / "maps", *parses)
 
+    def gated(penalty: str) -> None:
+        """Train with gates, and score what they leave."""
+        frozen = ["--head-gates-freeze-decoder"] if args.gate_sites == "encoder" else []
+        flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
+        flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty, *frozen]
+        trained = train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
+        words = ["heads", "ablate", trained, *data, *tests, *limit, *results("gates")]
+        scored = collab_parser().parse_args([str(word) for word in words])
+        gates.score(scored, args.model, penalty, args.gate_updates)
+
     for penalty in args.penalties:
-        trained = output / "gates" / f"penalty-{penalty}"
-        if not folder.finished(f"gates-{penalty}"):
-            logger.info("training with gates, penalty %s, %d updates", penalty, args.gate_updates)
-            frozen = ["--head-gates-freeze-decoder"] if args.gate_sites == "encoder" else []
-            flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
-            flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty, *frozen]
-            train_on(args, args.model, trained, args.gate_updates, flags)
-            folder.finish(f"gates-{penalty}")
-        if not folder.finished(f"score-{penalty}"):
-            made = ["--json", output / f"{name}.gates.json", "--figure", output / f"{name}.gates.svg"]
-            made += ["--finalised", trained / "finalised.pt", "--penalty", penalty, "--updates", args.gate_updates]
-            with open(output / "gates.md", "w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
-                words = [trained / "checkpoint_last.pt", "--model", args.model, *data, *tests, *limit, *made]
-                gates.main([str(word) for word in words])
-            folder.finish(f"score-{penalty}")
-    write_text(page.section(output, output / "table.md"), output / "table.md")
+        told = output / "gates" / f"penalty-{penalty}.md"
+        kept(f"gates, penalty {penalty}", told, functools.partial(gated, penalty))
+        shutil.copy(told, output / "gates.md")
+    write_text(page.page(output, name), output / "table.md")
     logger.info("results: %s/table.md, %s.*.json, %s.*.svg, maps/", output, name, name)

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from runner import cli, settings
+from runner.evaluation import export
 from runner.progress import shown
 from runner.settings import ROOT
 from runner.summary import summarise
-from runner.training import collab
 
 sys.path.insert(0, str(ROOT / "data_prep"))
 import data_set
@@ -54,9 +54,7 @@ def main() -> None:
     kept = open(output / "messages.txt", "a", encoding="utf-8")  # noqa: SIM115  (closed below)
     with kept, contextlib.redirect_stdout(kept), shown("own", cfg.optimization.max_update, [run]):
         cli.main(SCRIPT, rest)
-        if not model.is_dir():
-            export = ["export", run / "averaged.pt", "--to", "folder", "--half", "--output", model]
-            collab(*export, "--data", args.output / "data-bin", "--record", run / "record.json")
+        export(run, args.output / "data-bin", model)
     summarise(output, args.output / "raw", languages, [run])
     with open(args.output / "raw" / f"test.{languages[0]}", encoding="utf-8") as stream:
         sentence = stream.readline().strip()

@@ -3,7 +3,7 @@
 
     report.py RECORD... [--table FILE [--marker NAME]] [--time FILE.svg] [--quality FILE.svg]
 
-Records are NAME.json of study.py, of one model or several. --time draws the CPU time of the decomposition against the
+Records are NAME.json of run.sh, of one model or several. --time draws the CPU time of the decomposition against the
 rank (Figure 4 of the paper), --quality the validation loss against the rank with and without fine-tuning (Figure 5).
 Without files the table is printed; with --marker it takes the place of what stands between <!-- NAME --> and
 <!-- /NAME --> in its file.
@@ -13,14 +13,14 @@ import argparse
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import pandas
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import drawing, look
-from collab_fairseq.records.record import load
+from collab_fairseq.records.record import RecordError, load
 
 METHODS = {
     "source": "source",
@@ -128,25 +128,30 @@ def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
         figure.legend(*handles, loc="outside upper center", ncols=len(studies), fontsize="small")
 
 
+def write(
+    records: List[Path], table: Optional[Path] = None, marker: Optional[str] = None, time: Optional[Path] = None,
+    quality: Optional[Path] = None,
+) -> None:  # fmt: skip
+    """Table and figures of studies, as the options of this script say."""
+    studies = [load(path, "study") for path in records]
+    if not all("source" in record["parts"] for record in studies):
+        raise RecordError("expected records of recipes/reparam, got another study's")
+    if table:
+        pages.publish("".join(map(study, studies)), str(table), marker)
+    for path, column in ((time, "seconds"), (quality, "loss")):
+        if path:
+            draw(path, studies, column)
+    if not (table or time or quality):
+        sys.stdout.write("".join(map(study, studies)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     for name in ("table", "time", "quality"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE")
     parser.add_argument("--marker", metavar="NAME", help="only the part of the page --table between these is written")
-    args = parser.parse_args()
-    studies = [load(path, "study") for path in args.records]
-    if not all("source" in record["parts"] for record in studies):
-        parser.error("expected records of study.py, got another study's")
-    text = "".join(map(study, studies))
-    if args.table:
-        pages.publish(text, str(args.table), args.marker)
-    if args.time:
-        draw(args.time, studies, "seconds")
-    if args.quality:
-        draw(args.quality, studies, "loss")
-    if not (args.table or args.time or args.quality):
-        sys.stdout.write(text)
+    write(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

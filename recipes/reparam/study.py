@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """What conversion costs a trained translation model: our fits beside the paper's method, in one process.
-
-    study.py --name NAME --model CHECKPOINT --data DIR --output DIR [--reference test=FILE ...]
 
 For each rank (a part of the key dim of the source) and each seed of the decomposition:
   paper        TensorLy's parafac on the dense tensor of every layer, random start, tolerance 1e-6, at most 100
@@ -13,19 +10,16 @@ For each rank (a part of the key dim of the source) and each seed of the decompo
   distilled    the allocated model after --distill steps on the source's predictions for its own translations of
                --unlabelled sentences of train (at --distill-ranks)
 
-For every one the loss on valid; at --bleu-ranks also sacreBLEU of every test split (beam 5). Every result is a part of
-the record OUTPUT/NAME.json that a second run does not make again; the second run may add --finetuned checkpoints. CPU
-seconds are those of this process on --threads threads. The checkpoints of `calibrated` and `distilled` of the first
-seed stay in OUTPUT as NAME-calibrated-1of2.pt and so on, the unchanged model with collaborative heads as NAME-full.pt.
+For every one the loss on valid; at --bleu-ranks also sacreBLEU of every test split (beam 5). CPU seconds are those of
+this process on --threads threads. The checkpoints of `calibrated` and `distilled` of the first seed stay in OUTPUT as
+NAME-calibrated-1of2.pt and so on, the unchanged model with collaborative heads as NAME-full.pt.
 """
 
 import argparse
 import functools
 import importlib.metadata
-import importlib.util
+import itertools
 import logging
-import shlex
-import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -34,8 +28,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import pair
+from collab_fairseq.cli.options import command
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
@@ -44,13 +37,32 @@ from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
 from collab_fairseq.reparam.text import text_of
 
-logger = logging.getLogger("study")
+logger = logging.getLogger("recipe")
 
 METHODS = ("paper", "authors", "plain", "calibrated", "allocated", "distilled")
 KEPT = ("calibrated", "distilled")  # whose checkpoints stay
 MEASURED = 100  # sentences for allocation
 
 Weights = Dict[str, ScoreWeights]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is converted, and how."""
+    add, quarters = parser.add_argument, [Fraction(3, 4), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)]
+    add("--methods", choices=METHODS, nargs="+", default=METHODS, help="in this order (default: all)")
+    for name, default, text in (
+        ("--ranks", quarters, "key dims, as parts of the source's"),
+        ("--bleu-ranks", quarters[1:2], "at which BLEU is measured"),
+        ("--distill-ranks", quarters[2:], "at which is distilled"),
+    ):
+        told = f"{text} (default: {' '.join(map(str, default))})"
+        add(name, type=Fraction, nargs="*", default=default, metavar="R", help=told)
+    for name, number, text in (
+        ("--distill", 2000, "steps; 0: none"), ("--unlabelled", 29000, "sentences of train to distill on"),
+        ("--sentences", 400, "of train to calibrate on"),
+    ):  # fmt: skip
+        add(name, type=int, default=number, metavar="N", help=f"{text} (default: {number})")
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="of the decomposition (default: 1 2 3)")
 
 
 def slug(part: Fraction) -> str:
@@ -71,16 +83,15 @@ def parafac(heads: HeadFactors, rank: int, seed: int) -> HeadFactors:
 class Study:
     """One model. Results are parts of its record, named after what they are."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        args.output.mkdir(parents=True, exist_ok=True)
+    def __init__(self, args: argparse.Namespace, output: Path) -> None:
+        self.args, self.output = args, output
         self.trained = translation.load_model(args.model, args.data)
         self.names = places(self.trained)
         self.origin = sources(self.trained, self.names)
         translation.test_splits(self.trained, dict(args.reference))  # which complains of what is not there
         self.record = Record(
-            "study", args.name, shlex.join(["recipes/reparam/study.py", *sys.argv[1:]]), self.settings(),
-            args.output / f"{args.name}.json", threads=args.threads, repository=Path(__file__).parent,
+            "study", args.name, command("recipes/reparam/run.sh"), self.settings(),
+            output / f"{args.name}.json", threads=args.threads, repository=Path(__file__).parent,
         )  # fmt: skip
         self.dense = functools.cache(self.parafacs)
 
@@ -148,7 +159,7 @@ class Study:
         seconds = time.process_time() - began
         if method != "distilled":
             return found, seconds, None
-        kept = self.args.output / f"{self.args.name}-{slug(part)}-seed{seed}.distilling"
+        kept = self.output / f"{self.args.name}-{slug(part)}-seed{seed}.distilling"
         found, told = distill(self.trained, found, self.unlabelled, self.args.distill, seed=seed, kept=kept)
         return found, seconds + told["cpu_seconds"], told
 
@@ -166,7 +177,7 @@ class Study:
             **self.scores(model, part in self.args.bleu_ranks),
         }  # fmt: skip
         if method in KEPT and seed == self.args.seeds[0]:
-            checkpoints.save(state, self.args.output / f"{self.args.name}-{method}-{slug(part)}.pt")
+            checkpoints.save(state, self.output / f"{self.args.name}-{method}-{slug(part)}.pt")
         return result
 
     def scores(self, model: translation.TrainedModel, bleu: bool = True) -> Dict[str, Any]:
@@ -178,58 +189,29 @@ class Study:
     def source(self) -> Dict[str, Any]:
         """The model as it came, and as converted at its full key dim."""
         state = converted(self.trained, self.origin)
-        checkpoints.save(state, self.args.output / f"{self.args.name}-full.pt")
+        checkpoints.save(state, self.output / f"{self.args.name}-full.pt")
         fits = fit_layers(self.origin, self.ranks(Fraction(1)), progress=lambda *_: None)
         full = self.scores(translation.with_state(self.trained, state))
         return {**self.scores(self.trained), "full": {**full, "errors": {n: fit.error for n, fit in fits.items()}}}
 
-    def finetuned(self, checkpoint: Path) -> Dict[str, Any]:
-        trained = translation.load_model(checkpoint, self.args.data)
-        return {"updates": checkpoints.num_updates(trained.state), **self.scores(trained)}
-
-    def run(self) -> None:
+    def convert(self) -> None:
+        """All conversions; those that are in the record are not made again."""
         args = self.args
         source = self.record.part("source", self.source)
-        for part in args.ranks:
-            for method in args.methods:
-                if method == "distilled" and (part not in args.distill_ranks or not args.distill):
-                    continue
-                for seed in args.seeds:
-                    name = f"conversion/{method}-{slug(part)}-seed{seed}"
-                    found = self.record.part(name, lambda m=method, p=part, s=seed: self.conversion(m, p, s))
-                    gap = found["valid"]["loss"] - source["valid"]["loss"]
-                    logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, found["cpu_seconds"])
-        for checkpoint in args.finetuned:
-            self.record.part(f"finetuned/{checkpoint.parent.name}", lambda c=checkpoint: self.finetuned(c))
+        for part, method in itertools.product(args.ranks, args.methods):
+            if method == "distilled" and (part not in args.distill_ranks or not args.distill):
+                continue
+            for seed in args.seeds:
+                name = f"conversion/{method}-{slug(part)}-seed{seed}"
+                found = self.record.part(name, lambda: self.conversion(method, part, seed))  # noqa: B023  (called at once)
+                gap = found["valid"]["loss"] - source["valid"]["loss"]
+                logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, found["cpu_seconds"])
 
+    def finetuned(self, checkpoint: Path) -> None:
+        """Score a model that was trained further, unless the record has it."""
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--model", type=Path, required=True, metavar="CHECKPOINT")
-    parser.add_argument("--data", required=True, metavar="DIR", help="data-bin")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE")
-    parser.add_argument("--finetuned", type=Path, nargs="+", default=[], metavar="FOLDER/CHECKPOINT")
-    quarters = [Fraction(3, 4), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)]
-    parser.add_argument("--ranks", type=Fraction, nargs="+", default=quarters)
-    parser.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS, help="in this order (default: all)")
-    parser.add_argument("--bleu-ranks", type=Fraction, nargs="*", default=[Fraction(1, 2)])
-    parser.add_argument("--distill-ranks", type=Fraction, nargs="*", default=quarters[2:])
-    parser.add_argument("--distill", type=int, default=2000, metavar="STEPS")
-    parser.add_argument("--unlabelled", type=int, default=29000, metavar="SENTENCES")
-    parser.add_argument("--sentences", type=int, default=400)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
-        parser.error("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
-    # fairseq has set up logging of its own by now
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    torch.set_num_threads(args.threads)
-    Study(args).run()
+        def scored() -> Dict[str, Any]:
+            trained = translation.load_model(checkpoint, self.args.data)
+            return {"updates": checkpoints.num_updates(trained.state), **self.scores(trained)}
 
-
-if __name__ == "__main__":
-    sys.exit(guarded("study.py", main))
+        self.record.part(f"finetuned/{checkpoint.parent.name}", scored)

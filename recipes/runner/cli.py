@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ from fairseq_modern import processor
 
 from . import settings
 from .evaluation import evaluate
-from .machine import Machine, products
+from .machine import Machine
 from .settings import PYTHON, ROOT, RecipeError
-from .sweep import Sweep, parse, sweep
+from .sweep import run_name, sweep
 from .training import Run
 
 ABOUT = {
@@ -28,14 +27,6 @@ ABOUT = {
     "run": "Prepare, train, average, translate, score, record.",
     "sweep": "Several runs, one after the other, and the table of their results.",
 }
-#: options that are settings under another name
-NAMES = {
-    "heads": "model.collaborative_heads", "key_dim": "model.key_dim", "arch": "model._name", "seed": "common.seed",
-    "updates": "optimization.max_update", "warmup": "lr_scheduler.warmup_updates", "average": "recipe.average",
-    "stages": "recipe.stages", "batch_tokens": "recipe.batch_tokens", "device": "recipe.device", "gpus": "recipe.gpus",
-    "precision": "recipe.precision", "tensorboard": "common.tensorboard_logdir", "wandb": "common.wandb_project",
-    "reference": "recipe.reference",
-}  # fmt: skip
 #: settings that follow from options, and would be lost or say something else
 DECIDED = {
     "common.cpu": "--device", "common.bf16": "--precision", "common.user_dir": "--stock or leave it out",
@@ -56,12 +47,6 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def sites(text: str) -> str:
-    if not re.fullmatch("none|(encoder|cross|decoder)(_(encoder|cross|decoder))*", text):
-        raise RecipeError(f"--heads must be encoder, cross and decoder joined by _, or none, got '{text}'")
-    return text
-
-
 def absolute(text: str) -> str:
     return os.path.abspath(text)
 
@@ -75,11 +60,14 @@ def numbers(text: str) -> List[int]:
     return [positive(word) for word in text.split(",")]
 
 
+#: Options: flag, metavar, type, help, and the setting that it is another name for, which then has the default.
+#: The same name the same run in all scripts.
 OF_RUN = (
-    ("--heads", "SITES", sites, "collaborative heads: encoder, cross, decoder joined by _, or none (default: "
-     "{model.collaborative_heads})"),
-    ("--key-dim", "N", positive, "shared key dimension (default: {model.key_dim}; with --heads none the width)"),
-    ("--seed", "N", positive, "(default: {common.seed})"),
+    ("--heads", "SITES", str, "collaborative heads: encoder, cross, decoder joined by _, or none",
+     "model.collaborative_heads"),
+    ("--key-dim", "N", positive, "shared key dimension; with --heads none the width, unless it is given",
+     "model.key_dim"),
+    ("--seed", "N", positive, "of the training", "common.seed"),
     ("--variant", "NAME", str, "more settings, by names of recipe.variants joined by _: {variants}"),
     ("--output", "DIR", absolute, "where the run is (default: runs/{name}/<what it is>)"),
     ("--dry-run", None, None, "print the training command and do nothing"),
@@ -94,52 +82,57 @@ OF_SWEEP = (
     ("--table", None, None, "only the table of the runs that are finished"),
     ("--dry-run", None, None, "print the commands and do nothing"),
 )  # fmt: skip
-#: title → options; the same name the same run in all scripts
 OF_ALL = {
     "model and training": (
-        ("--arch", "NAME", str, "a preset of this project (default: {model._name})"),
-        ("--updates", "N", positive, "length of the training (default: {optimization.max_update})"),
-        ("--warmup", "N", positive, "warm-up updates of the learning rate (default: {lr_scheduler.warmup_updates})"),
+        ("--updates", "N", positive, "length of the training", "optimization.max_update"),
         ("--fast", None, None, "the loss in chunks, Adam in one pass, dropout from fewer random bits"),
     ),
     "data": (
         ("--data", "DIR", absolute, "made by {recipe.prepare}, which is run where DIR does not exist (default: "
          "{recipe.data})"),
         ("{recipe.source_option}", "PATH", absolute, "the corpus as downloaded, for that script"),
-        ("--reference", "FILE", absolute, "raw references of the test set (default: those of the data{fetched})"),
+        ("--reference", "FILE", absolute, "raw references of the test set in place of those of the data{fetched}",
+         "recipe.reference"),
     ),
     "machine": (
-        ("--device", "NAME", str, "auto, gpu or cpu (default: {recipe.device})"),
-        ("--gpus", "N", positive, "GPUs per node, or processes on a CPU (default: {gpus})"),
+        ("--device", "NAME", str, "auto, gpu or cpu", "recipe.device"),
+        ("--gpus", "N", positive, "GPUs per node, else all, or processes on a CPU, else one", "recipe.gpus"),
         ("--nodes", "N", positive, "nodes (default: 1, or those of the job); outside Slurm start it on each with"),
         ("--master", "H:P", str, "a port P of the first node H, and"),
         ("--node-rank", "R", number, "its number from 0"),
         ("--max-tokens", "N", positive, "of a GPU and a pass (default: the largest up to {dataset.max_tokens}, more "
-         "from 48 GiB on, that gives the batch)"),
-        ("--batch-tokens", "N", positive, "tokens per update, of all GPUs together (default: {batch})"),
-        ("--precision", "NAME", str, "auto, fp16, bf16, fp32 (default: {recipe.precision}: {on_card}; CPU {on_cpu})"),
+         "from 48 GiB on, that gives the batch of {batch})"),
+        ("--precision", "NAME", str, "auto ({on_card}; on a CPU {on_cpu}), fp16, bf16, fp32", "recipe.precision"),
         ("--threads", "N", positive, "CPU threads per node (default: OMP_NUM_THREADS, else the cores of this shell)"),
         ("--python", "PROGRAM", str, "Python with the project installed (default: $PYTHON, else python)"),
     ),
     "results": (
-        ("--average", "N", positive, "average the last N checkpoints (default: {recipe.average}; {saves} in a run)"),
-        ("--stages", "N", positive, "evaluate after each of N equal parts of the run (default: {recipe.stages})"),
+        ("--average", "N", positive, "average the last N checkpoints, of {saves} in a run", "recipe.average"),
+        ("--stages", "N", positive, "evaluate after each of N equal parts of the run", "recipe.stages"),
         ("--valid", None, None, "evaluate on the validation set instead of the test set ({valid})"),
-        ("--tensorboard", "DIR", absolute, "curves for TensorBoard"),
-        ("--wandb", "PROJECT", str, "curves for Weights & Biases"),
         ("--config", "FILE", str, "settings laid over {name}.yaml: FILE.yaml, or the name of one beside it (default: "
          "$RECIPE_CONFIG)"),
     ),
+}  # fmt: skip
+#: of earlier releases → what they are called now
+RENAMED = {
+    "--with": "--variant", "--arch": "model._name=NAME", "--warmup": "lr_scheduler.warmup_updates=N",
+    "--batch-tokens": "recipe.batch_tokens=N", "--tensorboard": "common.tensorboard_logdir=DIR",
+    "--wandb": "common.wandb_project=PROJECT",
 }  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser, title: str, options: Any, facts: Dict[str, Any]) -> None:
     """Options of a table above, their help filled in with facts."""
     group = parser.add_argument_group(title)
-    for flag, metavar, kind, text in options:
+    for flag, metavar, kind, text, *setting in options:
         how: Dict[str, Any] = {"metavar": metavar, "type": kind} if metavar else {"action": "store_true"}
         if flag.startswith("{"):
             how["dest"] = "corpus"
+        if setting:
+            (how["dest"],) = setting
+            default = OmegaConf.select(facts["cfg"], how["dest"])
+            text += "" if default is None else f" (default: {default})"
         group.add_argument(flag.format(**facts), help=text.format(**facts).replace("%", "%%"), **how)
 
 
@@ -147,11 +140,11 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
     """The options of a step of a recipe, with that recipe's defaults."""
     step, recipe, own = script.stem, script.parent.name, cfg.recipe
     facts = {
-        **{str(name): cfg[name] for name in cfg}, "name": recipe, "batch": settings.batch_of(cfg),
-        "variants": " ".join(sorted(own.variants)), "runs": " ".join(own.runs), "gpus": own.gpus or "all GPUs",
-        "fetched": ", else fetched by sacrebleu" if own.sacrebleu_sets else "",
-        "on_cpu": own.cpu_precision or "is measured",
+        **{str(name): cfg[name] for name in cfg}, "cfg": cfg, "name": recipe, "batch": settings.batch_of(cfg),
+        "variants": " ".join(sorted(own.variants)), "runs": " ".join(own.runs),
+        "fetched": ", or fetched by sacrebleu" if own.sacrebleu_sets else "",
         "on_card": "fp16" if cfg.common.get("fp16") else "bf16 where the GPUs have it, else fp16",
+        "on_cpu": "fp32" if own.cpu_precision == "fp32" else "bf16 where it has units for it, else fp32",
         "saves": cfg.optimization.max_update // cfg.checkpoint.save_interval_updates,
         "valid": ", ".join((own.valid_tests or {}).values()) or "not here",
     }  # fmt: skip
@@ -159,58 +152,62 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
     parser = Parser(
         prog=name, usage=f"{name} [options] [SECTION.NAME=VALUE ...]", description=f"{own.about}. {ABOUT[step]}",
         allow_abbrev=False, epilog=f"Any setting of recipes/{recipe}/{recipe}.yaml and of fairseq may follow: "
-        "optimization.lr=[0.001] model.dropout=0.1 recipe.average=3. The same options name the same run everywhere; "
-        "the same command continues what was interrupted, and skips what is finished.",
+        "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. The same options name the same run "
+        "everywhere; the same command continues what was interrupted, and skips what is finished.",
     )  # fmt: skip
     if step == "sweep":
         add_options(parser, "the runs", OF_SWEEP, facts)
     else:
         add_options(parser, "the run", OF_RUN, facts)
-        parser.add_argument("--with", action=Renamed, const="--variant")
         if own.stock:
-            text = "fairseq's own transformer of the same size instead (no --heads, --key-dim, --arch, --fast)"
+            text = "fairseq's own transformer of the same size instead (no --heads, --key-dim, --fast)"
             parser.add_argument("--stock", action="store_true", help=text)
-    text = "train with --heads none, convert the result with collab reparam, train on with --finetune-from-model"
-    parser.add_argument("--wide", action=Gone, const=text)
     for title, options in OF_ALL.items():
         add_options(parser, title, options, facts)
+    for flag, instead in RENAMED.items():
+        parser.add_argument(flag, action=Renamed, const=instead)
+    text = "train with --heads none, convert the result with collab reparam, train on with --finetune-from-model"
+    parser.add_argument("--wide", action=Gone, const=text)
     return parser
 
 
 def passed_on(argv: List[str]) -> List[str]:
     """The words of sweep.sh that are run.sh's."""
     own = Parser(add_help=False, allow_abbrev=False)
-    add_options(own, "", ((flag, metavar, kind, "") for flag, metavar, kind, _ in OF_SWEEP), {})
+    add_options(own, "", ((flag, metavar, kind, "") for flag, metavar, kind, *_ in OF_SWEEP), {})
     return own.parse_known_args(argv)[1]
 
 
 def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> DictConfig:
     """The settings of a run, of the YAML, its variant, options and `key=value` words, each laid over those before."""
+    # slow to import, and scripts of data_prep need the parser alone
+    from collab_fairseq.models.config import OWN_FIELDS
+    from collab_fairseq.modules.settings import parse_sites
+
     for word in words:
         if decided := DECIDED.get(word.partition("=")[0]):
             raise RecipeError(f"{word.partition('=')[0]} is what this recipe decides; give {decided}")
-    given = {name: getattr(args, name, None) for name in NAMES}
+    given = {name: value for name, value in vars(args).items() if "." in name and value is not None}
+    heads, key_dim = "model.collaborative_heads" in given, "model.key_dim" in given
     over = settings.variant(cfg, getattr(args, "variant", None) or "")
     over += shlex.split(settings.FAST) if args.fast else []
     stock = getattr(args, "stock", False)
     if stock:
-        if args.fast or any(given[name] for name in ("heads", "key_dim", "arch")):
-            raise RecipeError("--stock excludes --heads, --key-dim, --arch and --fast")
-        from collab_fairseq.models.config import OWN_FIELDS
-
+        if args.fast or heads or key_dim:
+            raise RecipeError("--stock excludes --heads, --key-dim and --fast")
         cfg = OmegaConf.merge(cfg, cfg.recipe.stock)  # type: ignore[assignment]
         cfg.model = {name: value for name, value in cfg.model.items() if name not in OWN_FIELDS}
     count = max(1, cfg.optimization.max_update // cfg.checkpoint.save_interval_updates)
-    if given["heads"] == "none" and not given["key_dim"]:
+    if given.get("model.collaborative_heads") == "none" and not key_dim:
         cfg.model.key_dim = None
     cfg = settings.lay_over(cfg, over)
     for name, value in given.items():
-        if value is not None:
-            OmegaConf.update(cfg, NAMES[name], value)
+        OmegaConf.update(cfg, name, value)
     cfg = settings.lay_over(cfg, words)
     if not any(word.startswith("checkpoint.save_interval_updates=") for word in words):
         cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // count)
     settings.check(cfg)
+    parse_sites(cfg.model.get("collaborative_heads") or "none", "--heads")
     cfg.recipe.batch_tokens = settings.batch_of(cfg)
     cfg.common.user_dir = None if stock else settings.USER_DIR
     return cfg
@@ -218,41 +215,26 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
 
 def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> Run:
     """The run that settings and options name, on the machine that they name."""
-    recipe, own, common = script.parent.name, cfg.recipe, cfg.common
+    recipe, own, model = script.parent.name, cfg.recipe, cfg.model
     if args.valid and not own.valid_tests:
         raise RecipeError("--valid: this recipe has no references for its validation set")
     machine = Machine(
         own.device, own.gpus or 0, args.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1), args.node_rank or 0,
         args.master or "", args.threads or processor.usable_cores(), args.dry_run, own.precision,
-        "fp16" if common.get("fp16") else None, own.cpu_precision, args.max_tokens or 0,
+        "fp16" if cfg.common.get("fp16") else None, own.cpu_precision, args.max_tokens or 0,
     )  # fmt: skip
     machine.find_cards()
-    parts = ["stock" if getattr(args, "stock", False) else cfg.model.collaborative_heads]
-    parts += [f"dk{cfg.model.key_dim}"] if cfg.model.get("key_dim") else []
-    parts += [args.variant] if args.variant else []
-    name = "-".join([*parts, f"s{common.seed}", f"u{cfg.optimization.max_update}"])
-    output, data = args.output or ROOT / "runs" / recipe / name, args.data or ROOT / own.data
-    command_line = shlex.join([str(script.relative_to(ROOT)), *argv])
-    return Run(
-        cfg, f"{recipe}-{name}", Path(output), Path(data), machine, command_line, args.corpus, args.valid
-    )  # fmt: skip
-
-
-def plan_sweep(recipe: str, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> None:
-    """The runs that settings and options name, and their table."""
-    runs = args.runs or list(cfg.recipe.runs)
-    for run in runs:
-        settings.variant(cfg, parse(run)[2])
-    output, passed = Path(args.output or ROOT / "runs" / recipe), ["--python", PYTHON, *passed_on(argv)]
-    jobs, submit = args.jobs or 1, args.submit or ""
-    plan = Sweep(recipe, output, cfg.optimization.max_update, passed, jobs, submit, args.dry_run)
-    sweep(plan, runs, args.seeds or [cfg.common.seed], args.table)
+    heads = model.get("collaborative_heads", "stock")
+    name = run_name(heads, model.get("key_dim"), args.variant, cfg.common.seed, cfg.optimization.max_update)
+    output, data = Path(args.output or ROOT / "runs" / recipe / name), Path(args.data or ROOT / own.data)
+    started = shlex.join([str(script.relative_to(ROOT)), *argv])
+    return Run(cfg, f"{recipe}-{name}", output, data, machine, started, args.corpus, args.valid)
 
 
 def train(run: Run, dry_run: bool) -> bool:
     """Train a run, or print the commands; True if this node does the steps that follow."""
     run.check()
-    run.machine.choose_precision(lambda threads: products(run.cfg.model._name, threads))
+    run.machine.choose_precision()
     run.machine.split_batch(run.recipe.batch_tokens, run.cfg.dataset.max_tokens)
     if dry_run:
         sys.stdout.write("".join(f"{shlex.join(run.command(end))}\n" for end in run.ends))
@@ -286,11 +268,11 @@ def main(script: Path, argv: List[str]) -> None:
     logging.getLogger("recipe").setLevel(logging.INFO)
     cfg, args = read(script, argv)
     if step == "sweep":
-        plan_sweep(recipe, argv, cfg, args)
+        sweep(recipe, cfg, args, ["--python", PYTHON, *passed_on(argv)])
         return
     run = plan_run(script, argv, cfg, args)
     if step not in ("train", "run"):
-        run.join(args.average is not None)
+        run.join(vars(args)["recipe.average"] is not None)
     elif not train(run, args.dry_run):
         return
     if step in ("average", "run"):

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict
 
-import collab_fairseq
 from collab_fairseq import checkpoints
-from collab_fairseq.records.files import write_json
+from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
 
 from .settings import ROOT, RecipeError, flags
@@ -23,7 +22,7 @@ logger = logging.getLogger("recipe")
 
 def evaluate(run: Run) -> None:
     """Translate, score and record each of its averages."""
-    if not (run.output / f"averaged{run.last}.pt").exists():
+    if not run.averaged(run.last).exists():
         raise RecipeError(f"there is no averaged{run.last}.pt in {run.output}; average.sh makes it")
     for average in run.averages():
         for split, name in run.sets.items():
@@ -37,17 +36,17 @@ def evaluate(run: Run) -> None:
 
 def translate(run: Run, average: str, split: str, name: str) -> None:
     """Translate a split with an average: NAME.generate.log."""
-    log, step = run.output / f"{name}{average}.generate.log", f"translate.{name}{average}"
-    if run.folder.finished(step):
+    log = run.output / f"{name}{average}.generate.log"
+    if log.exists():
         logger.info("translating %s: done before", name)
         return
     logger.info("translating %s", name)
-    cfg, seed, stock = run.cfg, str(run.cfg.common.seed), not run.cfg.common.user_dir
+    cfg = run.cfg
     command = [
-        tool("fairseq-generate"), str(run.data / "data-bin"), "--path", str(run.output / f"averaged{average}.pt"),
+        tool("fairseq-generate"), str(run.data / "data-bin"), "--path", str(run.averaged(average)),
         "--gen-subset", split, *flags(cfg, "task", "generation", "common_eval"), "--max-tokens",
-        str(run.recipe.decoding_tokens), *([] if stock else ["--user-dir", cfg.common.user_dir]), *run.machine.flags(),
-        "--seed", seed, "--num-workers", "0",
+        str(run.recipe.decoding_tokens), *(["--user-dir", cfg.common.user_dir] if cfg.common.user_dir else []),
+        *run.machine.flags(), "--seed", str(cfg.common.seed), "--num-workers", "0",
     ]  # fmt: skip
     told, errors = Path(f"{log}.tmp"), Path(f"{log}.err")
     with open(told, "wb") as out, open(errors, "wb") as err:
@@ -57,9 +56,8 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
         ends = [file.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] for file in (told, errors)]
         sys.stderr.write("".join(f"{line}\n" for lines in ends for line in lines))
         raise RecipeError(f"translating {name} failed, see {errors}")
-    told.replace(log)
     errors.unlink()
-    run.folder.finish(step)
+    told.replace(log)
 
 
 def references(run: Run, name: str) -> Path:
@@ -119,8 +117,8 @@ def record(run: Run, average: str) -> None:
     """One JSON of everything that was done and seen."""
     what = f"{average}.valid" if run.valid else average
     file, stage = run.output / f"record{what}.json", re.match(r"(\.u\d+)?", average)[0]  # type: ignore[index]
-    if not run.folder.finished(f"record{what}"):
-        checkpoint = run.output / f"averaged{average}.pt"
+    if not file.exists():
+        checkpoint = run.averaged(average)
         made = make_record(
             f"{run.name}{what}", run.command_line, checkpoint=checkpoints.load_with_model(checkpoint),
             train_log=run.output / f"train{stage}.log", usage=run.output / f"train{stage}.usage.jsonl",
@@ -129,7 +127,6 @@ def record(run: Run, average: str) -> None:
             losses=losses(run, checkpoint),
         )  # fmt: skip
         write_json(made, file)
-        run.folder.finish(f"record{what}")
     logger.info("record: %s", file)
 
 
@@ -150,16 +147,19 @@ def losses(run: Run, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
     return found
 
 
+def export(run: Path, data: Path, model: Path) -> None:
+    """The folder for `collab translate` of a run, unless it is there."""
+    if not model.is_dir():
+        averaged, record = run / "averaged.pt", run / "record.json"
+        collab("export", averaged, "--to", "folder", "--half", "--data", data, "--record", record, "--output", model)
+
+
 def publish(run: Run) -> None:
-    """The folder model/ for `collab translate`, and with it translations of the sets that have no references here."""
+    """The folder model/, and with it translations of the sets that have no references here."""
     if not run.recipe.blind:
         return
     model, sources, cfg = run.output / "model", run.corpus or run.recipe.blind_sources, run.cfg.task
-    if not model.is_dir():
-        collab(
-            "export", run.output / "averaged.pt", "--to", "folder", "--half", "--data", run.data / "data-bin",
-            "--record", run.output / "record.json", "--output", model,
-        )  # fmt: skip
+    export(run.output, run.data / "data-bin", model)
     for name in run.recipe.blind:
         text, source = run.output / "hypotheses" / f"{name}.{cfg.target_lang}.gz", f"{name}.{cfg.source_lang}.gz"
         if text.is_file():
@@ -170,15 +170,10 @@ def publish(run: Run) -> None:
             logger.info("translating %s: there is no %s/%s", name, sources, source)
         else:
             logger.info("translating %s", name)
-            translator = collab_fairseq.load(
-                str(model), device="cuda" if run.machine.device == "gpu" else "cpu", threads=run.machine.threads
-            )
-            with gzip.open(Path(sources, source), "rt", encoding="utf-8", newline="\n") as lines:
-                found = [best[0].text for chunk in translator.stream(lines, _refuse, beam=5) for best in chunk]
-            unfinished = Path(f"{text}.tmp")
-            unfinished.write_bytes(gzip.compress("".join(f"{line}\n" for line in found).encode("utf-8"), mtime=0))
-            unfinished.replace(text)
-
-
-def _refuse(number: int, reason: str) -> None:
-    raise RecipeError(f"line {number} cannot be translated: {reason}")
+            device = "cuda" if run.machine.device == "gpu" else "cpu"
+            command = [tool("collab"), "translate", str(model), "--device", device, "--threads", run.machine.threads]
+            lines = gzip.decompress(Path(sources, source).read_bytes())
+            done = subprocess.run([*map(str, command)], input=lines, stdout=subprocess.PIPE, check=False)
+            if done.returncode:
+                raise RecipeError(f"{name} could not be translated (see above)")
+            write_bytes(gzip.compress(done.stdout, mtime=0), text)

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Collection, Dict, Iterator, List, Optional, Sequence
 
 from omegaconf import OmegaConf
+
+from collab_fairseq.records.files import write_text
 
 from .settings import RecipeError
 
@@ -15,56 +17,45 @@ from .settings import RecipeError
 STOPPED = 75
 
 
-class Folder:
-    """A folder that holds one run: its settings, and which of its steps an earlier command has finished."""
+def kept_settings(folder: Path) -> Dict[str, Any]:
+    """Of the run that a folder holds; empty where there is none."""
+    kept = folder / "settings.yaml"
+    return OmegaConf.to_container(OmegaConf.load(kept)) if kept.is_file() else {}  # type: ignore[return-value]
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    @property
-    def settings(self) -> Dict[str, Any]:
-        """Of the run that is here; empty where there is none."""
-        kept = self.path / "settings.yaml"
-        return OmegaConf.to_container(OmegaConf.load(kept)) if kept.is_file() else {}  # type: ignore[return-value]
+def keep_settings(folder: Path, wanted: Dict[str, Any]) -> None:
+    """Note what makes the run; one that is in the folder already must be the same.
 
-    def keep_settings(self, wanted: Dict[str, Any]) -> None:
-        """Note what makes the run; one that is here already must be the same.
-
-        Raises:
-            RecipeError: other settings, which are named, or a run of an earlier release.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        if (self.path / "settings.txt").exists():
-            raise RecipeError(
-                f"{self.path} holds a run of an earlier release, which cannot be continued; choose another --output"
-            )
-        wanted = OmegaConf.to_container(OmegaConf.create(wanted))  # type: ignore[assignment]
-        there = self.settings
-        if not there:
-            unfinished = self.path / "settings.yaml.tmp"
-            unfinished.write_text(OmegaConf.to_yaml(OmegaConf.create(wanted)), encoding="utf-8")
-            unfinished.replace(self.path / "settings.yaml")
-        elif there != wanted:
-            names = [name for name in {**there, **wanted} if there.get(name) != wanted.get(name)]
-            differ = ", ".join(f"{name} is {there.get(name)}, not {wanted.get(name)}" for name in names)
-            raise RecipeError(f"{self.path} holds a run with other settings: {differ}; choose another --output")
-
-    def finished(self, step: str) -> bool:
-        return (self.path / ".done" / step).exists()
-
-    def finish(self, step: str) -> None:
-        (self.path / ".done").mkdir(exist_ok=True)
-        (self.path / ".done" / step).touch()
+    Raises:
+        RecipeError: other settings, which are named, or a run of an earlier release.
+    """
+    if (folder / "settings.txt").exists():
+        raise RecipeError(
+            f"{folder} holds a run of an earlier release, which cannot be continued; choose another --output"
+        )
+    text = OmegaConf.to_yaml(OmegaConf.create(wanted))
+    there, wanted = kept_settings(folder), OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    if not there:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(text, folder / "settings.yaml")
+    elif there != wanted:
+        names = [name for name in {**there, **wanted} if there.get(name) != wanted.get(name)]
+        differ = ", ".join(f"{name} is {there.get(name)}, not {wanted.get(name)}" for name in names)
+        raise RecipeError(f"{folder} holds a run with other settings: {differ}; choose another --output")
 
 
 @contextlib.contextmanager
-def handing_on(processes: List["subprocess.Popen[Any]"]) -> Iterator[List[int]]:
-    """While this lasts SIGINT and SIGTERM end the processes instead of this one; gives the signals that came."""
+def handing_on(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[List[int]]:
+    """While this lasts SIGINT and SIGTERM end the processes instead of this one; gives the signals that came.
+
+    Args:
+        processes: those to end, as they are when a signal comes.
+    """
     came: List[int] = []
 
     def hand_on(number: int, frame: Any) -> None:
         came.append(number)
-        for process in processes:
+        for process in list(processes):
             if process.poll() is None:
                 process.terminate()
 

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 from dataclasses import dataclass
-from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional
 
 from fairseq_modern import processor
 
@@ -35,28 +35,6 @@ def cards() -> Cards:
     return Cards(number, capability, min((card.total_memory >> 30 for card in found), default=0))
 
 
-def products(arch: str, threads: int, tokens: int = 2048) -> Tuple[float, float]:
-    """GFLOP/s of this CPU at the products of a preset's feed-forward layer: in fp32, and in bf16 where it has units."""
-    from argparse import Namespace
-
-    import torch
-    from fairseq.models import ARCH_CONFIG_REGISTRY
-    from torch.utils.benchmark import Timer
-
-    import collab_fairseq.models  # noqa: F401  (registers its presets)
-
-    sizes = Namespace(arch=arch)
-    ARCH_CONFIG_REGISTRY[arch](sizes)
-
-    def rate(dtype: torch.dtype) -> float:
-        width, inner = sizes.encoder_embed_dim, sizes.encoder_ffn_embed_dim
-        operands = {"x": torch.randn(tokens, width).to(dtype), "weight": torch.randn(inner, width).to(dtype)}
-        timer = Timer("x.mm(weight.t()).mm(weight)", globals=operands, num_threads=threads)
-        return 4e-9 * tokens * width * inner / min(timer.blocked_autorange(min_run_time=0.5).times)
-
-    return rate(torch.float32), rate(torch.bfloat16) if processor.bfloat16_units() else 0.0
-
-
 def choose_device(name: str, number: int) -> str:
     """`cpu` or `gpu`; the environment of what is started there is set."""
     device = ("gpu" if number else "cpu") if name == "auto" else name
@@ -83,8 +61,8 @@ class Machine:
     threads: int = 1
     dry_run: bool = False
     precision: str = "auto"
-    gpu_precision: Optional[str] = None  # what `auto` means there; else it follows from the card, or is measured
-    cpu_precision: Optional[str] = None
+    gpu_precision: Optional[str] = None  # what `auto` means there; else it follows from the card
+    cpu_precision: str = "bf16"  # where the CPU has units for it
     max_tokens: int = 0
     update_freq: int = 1
     capability: Optional[int] = None  # None: of another machine, for which a command is printed
@@ -109,8 +87,8 @@ class Machine:
         if self.gpus > number:
             raise RecipeError(f"--gpus {self.gpus}: this machine has {number}")
 
-    def choose_precision(self, measure: Callable[[int], Tuple[float, float]]) -> None:
-        """Set precision to fp16, bf16 or fp32. `measure` takes a number of threads and gives what `products` does."""
+    def choose_precision(self) -> None:
+        """Set precision to fp16, bf16 or fp32."""
         name = self.precision
         if name not in ("auto", "fp16", "bf16", "fp32"):
             raise RecipeError(f"--precision must be auto, fp16, bf16 or fp32, got '{name}'")
@@ -125,22 +103,12 @@ class Machine:
                 raise RecipeError(f"--precision bf16 needs a GPU of compute capability 8.0, this one has {told}")
         elif name == "fp16":
             raise RecipeError("--precision fp16 needs a GPU; a CPU trains in fp32 or bf16")
+        elif name == "auto":
+            self.precision = self.cpu_precision if processor.bfloat16_units() else "fp32"
         elif name == "bf16" and not processor.bfloat16_units():
             raise RecipeError(
                 "--precision bf16: this CPU has no units for bfloat16; leave out the option or give --precision fp32"
             )
-        elif name == "auto" and self.cpu_precision:
-            self.precision = self.cpu_precision
-            if self.precision == "bf16" and not processor.bfloat16_units():
-                self.precision = "fp32"
-                logger.info("this CPU has no units for bfloat16: trains in fp32")
-        elif name == "auto":
-            single, half = map(round, measure(self.threads_each))
-            self.precision = "bf16" if 10 * half >= 13 * single else "fp32"
-            logger.info(
-                "this CPU multiplies the model's matrices at %d GFLOP/s in fp32, %d in bf16: trains in %s",
-                single, half, self.precision,
-            )  # fmt: skip
 
     @property
     def threads_each(self) -> int:

@@ -61,7 +61,7 @@ class Recipe:
     device: str = "auto"
     gpus: Optional[int] = None  # per node, or processes on a CPU; else all GPUs
     precision: str = "auto"
-    cpu_precision: Optional[str] = None  # what `auto` means on a CPU; else it is measured
+    cpu_precision: str = "bf16"  # what `auto` means on a CPU; bf16: where it has units for that, else fp32
     average: int = 5  # of the last checkpoints
     stages: int = 1  # each of which is averaged, translated, scored and recorded
     decoding_tokens: int = 4000  # tokens in a batch of fairseq-generate

@@ -1,5 +1,7 @@
 """Several runs of a recipe and their table."""
 
+import argparse
+import contextlib
 import logging
 import os
 import re
@@ -7,17 +9,20 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterable, List
+
+from omegaconf import DictConfig
 
 from collab_fairseq.records.rows import load_run
 
-from .folder import STOPPED, Folder, attend, handing_on, start
+from . import settings
+from .folder import STOPPED, attend, handing_on, start
 from .settings import ROOT, RecipeError
 from .training import collab
 
 logger = logging.getLogger("recipe")
+Processes = Dict[str, "subprocess.Popen[Any]"]
 
 
 def parse(run: str) -> List[str]:
@@ -28,110 +33,111 @@ def parse(run: str) -> List[str]:
     return [heads, key_dim, *(variant or [""])]
 
 
-@dataclass
-class Sweep:
-    """Runs of a recipe, each a process of its run.sh in a folder of its own.
+def run_name(heads: str, key_dim: Any, variant: str, seed: int, updates: int) -> str:
+    """What a run is called, and its folder; without key dim and variant where these are empty."""
+    parts = [heads, key_dim and f"dk{key_dim}", variant, f"s{seed}", f"u{updates}"]
+    return "-".join(part for part in parts if part)
 
-    Args:
-        recipe: its name. output: where the folders are. updates: of each run. passed: words for every run.sh.
-        jobs: so many at a time on this machine. submit: a command that hands each to a cluster instead.
+
+def wait_for(running: Processes, number: int, came: List[int]) -> List[str]:
+    """Wait until no more than so many runs are at work; the names of those that failed.
+
+    After a signal to this process (`came`), or where a run was stopped, all are waited for, since they save.
     """
-
-    recipe: str
-    output: Path
-    updates: int
-    passed: List[str]
-    jobs: int = 1
-    submit: str = ""
-    dry_run: bool = False
-    folders: List[Path] = field(default_factory=list)
-    failed: List[str] = field(default_factory=list)
-    running: "Dict[str, subprocess.Popen[Any]]" = field(default_factory=dict)
-
-    def add(self, run: str, seed: int) -> "tuple[str, List[str]]":
-        """A run's name and command."""
-        heads, key_dim, variant = parse(run)
-        name = f"{heads}-dk{key_dim}{variant and f'-{variant}'}-s{seed}-u{self.updates}"
-        self.folders.append(self.output / name)
-        words = ["--heads", heads, "--key-dim", key_dim, *(["--variant", variant] if variant else [])]
-        words += ["--seed", str(seed), "--output", str(self.output / name), *self.passed]
-        if self.submit:
-            return name, [*shlex.split(self.submit), str(ROOT / "recipes/slurm/run.sbatch"), self.recipe, *words]
-        return name, [str(ROOT / "recipes" / self.recipe / "run.sh"), *words]
-
-    def start(self, name: str, command: List[str]) -> None:
-        """Begin a run, or do what its place is taken by."""
-        folder = self.output / name
-        if Folder(folder).finished("record"):
-            logger.info("%s: done before", name)
-        elif self.dry_run:
-            sys.stdout.write(shlex.join(command) + "\n")
-        elif self.submit:
-            if attend(command):
-                raise RecipeError(f"{name} could not be submitted")
-        elif self.jobs == 1:
-            logger.info("%s", name)
-            status = attend(command)
+    failed = []
+    while len(running) > (0 if came else number):
+        time.sleep(0.05)
+        for name in [name for name, process in running.items() if process.poll() is not None]:
+            status = running.pop(name).returncode
             if status == STOPPED:
-                raise SystemExit(STOPPED)
-            if status:
-                self.failed.append(name)
-        else:
-            self.wait_for(self.jobs - 1)
-            logger.info("%s: started, see %s/messages.txt", name, folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            own = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}  # ports of their own
-            with open(folder / "messages.txt", "wb") as messages:
-                streams: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": messages, "stderr": messages}
-                self.running[name] = start(command, env=own, **streams)
+                came.append(status)
+            elif status:
+                failed.append(name)
+    if came:
+        raise SystemExit(STOPPED)
+    return failed
 
-    def wait_for(self, number: int) -> None:
-        """Wait until no more than so many runs are at work; a signal stops them, and all are waited for: they save."""
-        with handing_on(list(self.running.values())) as came:
-            while len(self.running) > (0 if came else number):
-                time.sleep(0.05)
-                for name, process in list(self.running.items()):
-                    if process.poll() is not None:
-                        del self.running[name]
-                        if process.returncode:
-                            self.failed.append(name)
-        if came:
-            raise SystemExit(STOPPED)
 
-    def table(self) -> None:
-        """Of the records of the runs, printed and kept as table.md, and of all their averages as averages.md."""
-        records = [folder / "record.json" for folder in self.folders if (folder / "record.json").is_file()]
-        if not records:
-            logger.info("no run is finished: no table")
-            return
-        # the first run is what the others are compared with
-        baseline: List[str] = []
-        if records[0].parent == self.folders[0] and len(records) > 1:
-            baseline = ["--baseline", str(load_run(records[0])["name"])]
-        self._publish("table.md", records, baseline)
-        pattern = re.compile(r"record(\.u\d+)?(\.epochs\d+)?\.json")
-        found = [file for folder in self.folders for file in sorted(folder.glob("record*.json"))]
-        averages = [file for file in found if pattern.fullmatch(file.name)]
-        if len(averages) > len(records):
-            sys.stdout.write("\n")
-            grouped = "heads,key_dim,config.optimization.max_update,averaged"
-            self._publish("averages.md", averages, ["--group-by", grouped])
+def make(runs: Dict[str, List[str]], output: Path, jobs: int) -> List[str]:
+    """Make the runs that are not finished, so many at a time; the names of those that failed.
 
-    def _publish(self, page: str, records: List[Path], flags: List[str]) -> None:
-        collab("table", *records, *flags, "--output", self.output / page)
-        sys.stdout.write((self.output / page).read_text(encoding="utf-8"))
+    Those that are made alone show what they say, others keep it in messages.txt.
+    """
+    running: Processes = {}
+    failed: List[str] = []
+    # each has rendezvous ports of its own
+    env = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"} if jobs > 1 else None
+    with handing_on(running.values()) as came:
+        for name, command in runs.items():
+            failed += wait_for(running, jobs - 1, came)
+            messages = output / name / "messages.txt"
+            logger.info("%s%s", name, f": started, see {messages}" if jobs > 1 else "")
+            if jobs > 1:
+                messages.parent.mkdir(parents=True, exist_ok=True)
+            with open(messages, "wb") if jobs > 1 else contextlib.nullcontext() as stream:
+                running[name] = start(command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+            if came:
+                running[name].terminate()
+        return failed + wait_for(running, 0, came)
+
+
+def write_tables(output: Path, names: Iterable[str]) -> None:
+    """Of the records of runs, printed and kept as table.md, and of all their averages as averages.md."""
+
+    def publish(page: str, *words: Any) -> None:
+        collab("table", *words, "--output", output / page)
+        sys.stdout.write((output / page).read_text(encoding="utf-8"))
         sys.stdout.flush()
 
+    folders = [output / name for name in names]
+    records = [folder / "record.json" for folder in folders if (folder / "record.json").is_file()]
+    if not records:
+        logger.info("no run is finished: no table")
+        return
+    # the first run is what the others are compared with
+    compared = records[0].parent == folders[0] and len(records) > 1
+    publish("table.md", *records, *(["--baseline", load_run(records[0])["name"]] if compared else []))
+    pattern = re.compile(r"record(\.u\d+)?(\.epochs\d+)?\.json")
+    found = [file for folder in folders for file in sorted(folder.glob("record*.json"))]
+    averages = [file for file in found if pattern.fullmatch(file.name)]
+    if len(averages) > len(records):
+        sys.stdout.write("\n")
+        publish("averages.md", *averages, "--group-by", "heads,key_dim,config.optimization.max_update,averaged")
 
-def sweep(plan: Sweep, runs: List[str], seeds: List[int], only_table: bool) -> None:
-    """Make the runs, each once per seed, and the table of those that are finished."""
-    for seed in seeds:
-        for run in runs:
-            name, command = plan.add(run, seed)
-            if not only_table:
-                plan.start(name, command)
-    plan.wait_for(0)
-    if not plan.dry_run and (only_table or not plan.submit):
-        plan.table()
-    if plan.failed:
-        raise RecipeError(f"not finished: {', '.join(plan.failed)}; the same command resumes from here")
+
+def sweep(recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[str]) -> None:
+    """Make the runs that settings and options name, each once per seed, and the table of those that are finished.
+
+    Args:
+        passed: words for every run.sh.
+    """
+    output, program = Path(args.output or ROOT / "runs" / recipe), [str(ROOT / "recipes" / recipe / "run.sh")]
+    if args.submit:
+        program = [*shlex.split(args.submit), str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+    runs: Dict[str, List[str]] = {}
+    for seed in args.seeds or [cfg.common.seed]:
+        for heads, key_dim, variant in map(parse, args.runs or cfg.recipe.runs):
+            settings.variant(cfg, variant)  # which complains of what is none
+            name = run_name(heads, key_dim, variant, seed, cfg.optimization.max_update)
+            words = ["--heads", heads, "--key-dim", key_dim, *(["--variant", variant] if variant else [])]
+            runs[name] = [*program, *words, "--seed", str(seed), "--output", str(output / name), *passed]
+    if args.table:
+        write_tables(output, runs)
+        return
+    left = {}
+    for name, command in runs.items():
+        if (output / name / "record.json").is_file():
+            logger.info("%s: done before", name)
+        else:
+            left[name] = command
+    if args.dry_run:
+        sys.stdout.write("".join(f"{shlex.join(command)}\n" for command in left.values()))
+    elif args.submit:
+        for name, command in left.items():
+            if attend(command):
+                raise RecipeError(f"{name} could not be submitted")
+    else:
+        failed = make(left, output, args.jobs or 1)
+        write_tables(output, runs)
+        if failed:
+            raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes from here")

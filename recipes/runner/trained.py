@@ -11,7 +11,7 @@ from collab_fairseq.cli.options import positive
 from collab_fairseq.modules.stock import as_transformer_collab, model_config
 
 from .cli import Parser, absolute
-from .folder import Folder, attend
+from .folder import attend, keep_settings
 from .settings import ROOT, USER_DIR, RecipeError
 from .training import tool
 
@@ -51,7 +51,7 @@ def reference(text: str) -> Tuple[str, str]:
     return split, absolute(file)
 
 
-def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any]) -> Folder:
+def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any]) -> Path:
     """Check model, data and name; the folder of the results, which holds one run."""
     if not (args.model and args.data and args.name):
         raise RecipeError("--model, --data and --name are needed (see --help)")
@@ -61,9 +61,9 @@ def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any])
         raise RecipeError(f"there is no checkpoint {args.model}")
     if not Path(args.data).is_dir():
         raise RecipeError(f"there is no data-bin {args.data}")
-    args.output = Path(args.output or ROOT / "runs" / recipe / args.name)
-    folder = Folder(args.output)
-    folder.keep_settings({"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed, **settings})
+    folder = Path(args.output or ROOT / "runs" / recipe / args.name)
+    given = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
+    keep_settings(folder, {**given, **settings})
     return folder
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from collab_fairseq.cli.main import build_parser
 from fairseq_modern.survival.resuming import newest_whole
 
-from .folder import STOPPED, Folder, attend
+from .folder import STOPPED, attend, keep_settings, kept_settings
 from .machine import Machine
 from .settings import PYTHON, ROOT, TRAINING, RecipeError, flags, identity
 
@@ -63,7 +63,6 @@ class Run:
     last: str = ""  # .lastN where another average than the run's own is asked for
 
     def __post_init__(self) -> None:
-        self.folder = Folder(self.output)
         self.recipe = self.cfg.recipe
         self.updates: int = self.cfg.optimization.max_update
         self.interval: int = self.cfg.checkpoint.save_interval_updates
@@ -111,11 +110,11 @@ class Run:
         """The settings that make it this run; the machine it runs on is not among them."""
         sums = sorted({line[:64] for line in (self.data / "SHA256SUMS").read_text(encoding="utf-8").splitlines()})
         wanted = {"name": self.name, "data": zlib.crc32("\n".join(sums).encode()), **identity(self.cfg)}
-        self.folder.keep_settings(wanted)
+        keep_settings(self.output, wanted)
 
     def join(self, given: bool) -> None:
         """Take name, seed and, unless given, average of the run that is there. Another one has files of its own."""
-        there = self.folder.settings
+        there = kept_settings(self.output)
         if not there:
             told = "train.sh makes it; the same options name the same run"
             raise RecipeError(f"there is no run in {self.output} ({told})")
@@ -141,11 +140,10 @@ class Run:
         words = [word for section in TRAINING for word in flags(cfg, section)]
         launch, machine = self.machine.launch(), self.machine
         # fairseq's own model, which comes without our --user-dir, is to survive a kill as well
-        environment = {"OMP_NUM_THREADS": machine.threads_each, "FAIRSEQ_MODERN_SURVIVAL": "1"}
+        told = [f"OMP_NUM_THREADS={machine.threads_each}"]
+        told += [f"FAIRSEQ_MODERN_SURVIVAL={os.environ.get('FAIRSEQ_MODERN_SURVIVAL', 1)}"]
         if launch:
-            environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "100"
-        told = [f"{name}={os.environ.get(name, value)}" for name, value in environment.items()]
-        told[0] = f"OMP_NUM_THREADS={machine.threads_each}"
+            told += [f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={os.environ.get('TORCH_ELASTIC_SHUTDOWN_TIMEOUT', 100)}"]
         train = [tool("fairseq-train"), str(self.data / "data-bin")]
         return ["env", *told, *launch, *train, *words, *machine.training_flags()]
 
@@ -164,7 +162,7 @@ class Run:
     def train_stage(self, end: int) -> None:
         """Up to so many updates, from the newest checkpoint where there is one."""
         at, log, usage = self.at(end), self.output / "train.log", self.output / "train.usage.jsonl"
-        if self.folder.finished(f"train{at}"):
+        if self.averaged(at).exists():
             logger.info("training: done before%s", at and f", up to update {end}")
             return
         self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -184,7 +182,6 @@ class Run:
         if at:  # what its record is made of is kept as it is now
             for file in (log, usage):
                 shutil.copy(file, self.output / file.name.replace("train", f"train{at}", 1))
-        self.folder.finish(f"train{at}")
 
     def train_as_other_node(self) -> None:
         """On a node that is not the first, which does everything else."""
@@ -197,34 +194,34 @@ class Run:
 
     # --- averaging ---------------------------------------------------------------------------------------------------
 
+    def averaged(self, name: str) -> Path:
+        """The average with this mark."""
+        return self.output / f"averaged{name}.pt"
+
     def average(self, at: str) -> None:
         """The last checkpoints → averaged.pt, and those of the last epochs → averaged.epochsN.pt."""
-        self._average(at, "update", self.recipe.average)
-        if not self.epochs or self.last:
-            return
-        there = len(list(self.checkpoints.glob("checkpoint[0-9]*.pt")))
-        if there >= self.epochs:
-            self._average(f"{at}.epochs{self.epochs}", "epoch", self.epochs)
-        else:
-            logger.info("averaging: %d epochs so far, %d are needed for an average of theirs", there, self.epochs)
-
-    def _average(self, name: str, kind: str, number: int) -> None:
-        if self.folder.finished(f"average{name}"):
-            logger.info("averaging%s: done before", name and f" ({name})")
-            return
-        logger.info("averaging the last %d checkpoints%s", number, name and f" ({name})")
-        output = self.output / f"averaged{name}.pt"
-        output.unlink(missing_ok=True)  # of an earlier attempt
-        with contextlib.redirect_stdout(sys.stderr):
-            collab("average", "--inputs", self.checkpoints, f"--num-{kind}-checkpoints", number, "--output", output)
-        self.folder.finish(f"average{name}")
+        wanted = {at: ("update", self.recipe.average)}
+        if self.epochs and not self.last:
+            there = len(list(self.checkpoints.glob("checkpoint[0-9]*.pt")))
+            if there >= self.epochs:
+                wanted = {f"{at}.epochs{self.epochs}": ("epoch", self.epochs), **wanted}
+            else:
+                logger.info("averaging: %d epochs so far, %d are needed for an average of theirs", there, self.epochs)
+        for name, (kind, number) in wanted.items():
+            if self.averaged(name).exists():
+                logger.info("averaging%s: done before", name and f" ({name})")
+                continue
+            logger.info("averaging the last %d checkpoints%s", number, name and f" ({name})")
+            words = ["--inputs", self.checkpoints, f"--num-{kind}-checkpoints", number, "--output", self.averaged(name)]
+            with contextlib.redirect_stdout(sys.stderr):
+                collab("average", *words)
 
     def averages(self) -> List[str]:
         """The averages to translate: those of stages and epochs that are there, then the run's own."""
         if self.last:
             return [self.last]
         names = [name for end in self.ends for name in (self.at(end), f"{self.at(end)}.epochs{self.epochs}")]
-        return [*(name for name in names if name and (self.output / f"averaged{name}.pt").exists()), ""]
+        return [*(name for name in names if name and self.averaged(name).exists()), ""]
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, List
 
 from runner.cli import Parser
-from runner.folder import Folder, start
+from runner.folder import attend, start
 from runner.settings import PYTHON, ROOT, RecipeError
 
 from collab_fairseq.cli.options import positive
@@ -31,7 +31,7 @@ logger = logging.getLogger("recipe")
 
 def run(*command: Any, **options: Any) -> None:
     """Run one of the scripts; its own words say what went wrong."""
-    if status := subprocess.run([str(word) for word in command], check=False, **options).returncode:
+    if status := attend(command, **options):
         raise SystemExit(status)
 
 
@@ -82,9 +82,7 @@ def main() -> None:
     add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
     text = "only make the archive, and print what the shell must know for the commands of README.md to work on it: "
     add("--by-hand", action="store_true", help=text + f'eval "$({NAME} --by-hand)"')
-    args, words = parser.parse_known_args()
-    if words:
-        parser.error(f"unknown argument '{words[0]}'")
+    args = parser.parse_args()
     if args.updates < 10:
         raise RecipeError(f"--updates must be at least 10, one for each checkpoint, got {args.updates}")
 
@@ -108,9 +106,9 @@ def main() -> None:
     os.environ["RECIPE_CONFIG"] = str(HERE / "rehearsal.yaml")
     first = output / f"none-dk64-s1-u{args.updates}"  # of the sweep
     common = ["--data", data, "--reference", miniature / "references.de", "--updates", args.updates]
-    common += ["--warmup", args.updates // 5, "--python", PYTHON]
+    common += ["--python", PYTHON, f"lr_scheduler.warmup_updates={args.updates // 5}"]
     of_first = ["--heads", "none", "--key-dim", 64, "--output", first, *common]
-    if not (first / "killed").exists() and not Folder(first).finished("train"):
+    if not (first / "killed").exists() and not (first / "averaged.pt").exists():
         train_and_kill(first, of_first, 5 * max(1, args.updates // 12))  # of twelve checkpoints, in the second stage
     for step in ("train", "average", "evaluate"):
         run(HERE / f"{step}.sh", *of_first)

@@ -41,11 +41,11 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
 
 def test_agreement_by_hand():
     sys.path.insert(0, str(ROOT / "recipes" / "heads"))
-    import page
+    from page import agreement
 
     sys.path.pop(0)
     lost = {"E:1:1": 3.0, "E:1:2": 1.0, "E:1:3": 3.0, "E:1:4": 7.0}  # ranks 2.5 1 2.5 4
     parts = {f"t/without/{head}": {"difference": -value} for head, value in lost.items()}
     ranks = {head: {"raw": n**3, "normalised": -value} for n, (head, value) in enumerate(lost.items())}
-    told = page.agreement(ranks, {"whole/t": {}, **parts})
+    told = agreement(ranks, {"whole/t": {}, **parts})
     assert told.endswith(": -1.00 (normalised, t), 0.63 (raw, t).")  # 3 / √(4.5 · 5)

@@ -19,7 +19,7 @@ def command(tiny_run, tiny_data, tmp_path_factory):
     output = tmp_path_factory.mktemp("study")
     return output, [
         RECIPE / "run.sh", "--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--name", "tiny",
-        "--output", output, "--python", sys.executable, "--finetune-updates", 4, "--",
+        "--output", output, "--python", sys.executable, "--finetune-updates", 4,
         "--ranks", "1/2", "--bleu-ranks", "3/4", "--seeds", 1, "--distill", 2,
         "--distill-ranks", "1/2", "--sentences", 30, "--unlabelled", 30,
     ]  # fmt: skip
@@ -80,12 +80,11 @@ def test_what_is_finished_is_not_made_again(command, done):
     _, arguments = command
     files = [*done.rglob("*.json"), *done.glob("finetuned/*/checkpoint_last.pt")]
     times = {file: os.stat(file).st_mtime_ns for file in files}
-    (done / ".done" / "finetune").unlink()
     run(*arguments)
     assert {file: os.stat(file).st_mtime_ns for file in times} == times
     other = run(*arguments, "--seeds", 2, check=False)
     assert other.returncode == 1
-    assert "holds a run with other settings" in other.stderr
+    assert "holds a result with another seeds ([1] there, [2] asked for)" in other.stderr
 
 
 def test_what_is_missing_is_named(tmp_path):

@@ -113,7 +113,7 @@ def test_killed_and_continued_equals_uninterrupted(finished, tmp_path):
             break
     else:
         pytest.fail("every kill came after the training")
-    assert not (model / ".done").exists()
+    assert not (model / "averaged.pt").exists()
 
     done = demo(folder)
     assert results(done.stdout) == results(first.stdout)

@@ -67,8 +67,8 @@ def rehearse(monkeypatch, capsys):
     torch.set_num_threads(threads)
 
 
-def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, rehearse, caplog):
-    """Killed in the second epoch it goes on there; the end is that of a run that was not killed."""
+def test_the_rehearsal_survives_a_kill_and_asks_no_one(tmp_path, rehearse, caplog):
+    """Killed in the second epoch it resumes there; the end is that of a run that was not killed."""
     caplog.set_level("INFO")
     with socket.create_server(("127.0.0.1", 0)) as proxy, open(tmp_path / "log", "w", encoding="utf-8") as log:
         internet = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), f"http://127.0.0.1:{proxy.getsockname()[1]}")
@@ -84,7 +84,7 @@ def test_the_rehearsal_survives_a_kill_and_asks_nobody(tmp_path, rehearse, caplo
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError):
             pytest.fail(f"the internet was asked: {proxy.accept()[0].recv(200)!r}")
-    assert "toy/standard: going on from checkpoint-10" in done.stderr
+    assert "toy/standard: resuming from checkpoint-10" in done.stderr
     assert rehearse(tmp_path / "whole") == done.stdout
     assert "| bert | collaborative | 16 |" in done.stdout
     found, expected = (json.loads((tmp_path / n / "toy" / "record.json").read_text()) for n in ("killed", "whole"))

@@ -80,8 +80,8 @@ def test_the_corpus_is_made_by_its_rules_prepared_and_trained_on_by_any_cpu(sour
         output = folder / units
         run(
             "bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--data", folder / "data", "--output", output,
-            "--updates", 2, "--average", 1, "--warmup", 1, "--threads", 1, "--device", "cpu",
-            "--python", sys.executable, env={processor.ASSUMED: units},
+            "--updates", 2, "--average", 1, "--threads", 1, "--device", "cpu", "--python", sys.executable,
+            "lr_scheduler.warmup_updates=1", env={processor.ASSUMED: units},
         )  # fmt: skip
         record = json.loads((output / "record.json").read_text())
         assert record["settings"]["config"]["common"]["amp"] == (units == "some")

@@ -127,7 +127,7 @@ def test_what_is_there_already_is_checked_and_never_lost(prepared, tmp_path):
         stream.write(b"x")
     damaged = prepare(tmp_path / "copy", check=False)
     refused(damaged, "is damaged (its files differ from its SHA256SUMS); give --force")
-    (data / "prepared.txt").unlink()  # now it may be anybody's
+    (data / "prepared.txt").unlink()  # now it may be anyone's
     before = content(data)
     for flags in ([], ["--force"]):
         refused(prepare(tmp_path / "copy", *flags, check=False), "exists and was not made by this script")
@@ -144,9 +144,8 @@ def finished(prepared) -> Path:
 def recipe(folder: Path, output: Path, *flags, check=True):
     return run(
         "bash", RECIPE, "--data", folder / "data" / "mini", "--source", folder / "source", "--output", output,
-        "--updates", 4, "--average", 2,
-        "--warmup", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable, "--batch-tokens", 600, *flags,
-        check=check,
+        "--updates", 4, "--average", 2, "--threads", 1, "--device", "cpu", "--python", sys.executable,
+        "lr_scheduler.warmup_updates=2", "recipe.batch_tokens=600", *flags, check=check,
     )  # fmt: skip
 
 
@@ -213,14 +212,18 @@ def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared,
     [
         (["--wide", 2], "--wide is gone: train with --heads none, convert the result with collab reparam"),
         (["--device", "abacus"], "--device must be auto, gpu or cpu, got 'abacus'"),
-        (["--heads", "foo"], "--heads must be encoder, cross and decoder joined by _, or none, got 'foo'"),
+        (
+            ["--heads", "foo"],
+            "--heads must be sites among encoder, cross, decoder joined by '_' (such as encoder_cross)",
+        ),
         (["--", "--max-tokens", 800], "flags after -- are gone: give settings, such as optimization.lr=[0.001] for"),
         (["common.cpu=true"], "common.cpu is what this recipe decides; give --device"),
         (["--with", "blocks8"], "--with is called --variant now"),
+        (["--warmup", 4], "--warmup is called lr_scheduler.warmup_updates=N now"),
         (["--average", 5], "--average 5: there are fewer checkpoints, 4, by update 4, one every 1; lower --average,"),
         (["--stages", 3], "--average 2: there are fewer checkpoints, 1, by update 1, one every 1; lower"),
         (["--max-tokens", 7], "--max-tokens 7 on 1 processes does not give 600 tokens per update; possible with "),
-        (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim, --arch and --fast"),
+        (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim and --fast"),
         (["--python", "no-such-python"], "no Python 'no-such-python'"),
     ],
 )

@@ -29,7 +29,8 @@ def pairs():
 def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     files = write(tmp_path, [*pairs, pairs[0], ("", "Leer."), ("Empty.", " ")], languages=("en", "x_de"))
     command = ["bash", RECIPE, "--source", *files, "--output", tmp_path / "out", "--vocab-size", 200, *FLAGS]
-    small = ["--updates", 6, "--warmup", 2, "--average", 2, "model.encoder.layers=1", "model.decoder.layers=1"]
+    small = ["--updates", 6, "--average", 2, "lr_scheduler.warmup_updates=2"]
+    small += ["model.encoder.layers=1", "model.decoder.layers=1"]
     done = run(*command, *small)
     output = tmp_path / "out"
     assert "own: train 673, valid 14, test 14 pairs; valid and test are cut off from the files" in done.stderr

@@ -115,7 +115,7 @@ def test_averages_of_other_numbers_have_files_of_their_own(rehearsed):
     before = (run_folder / "averaged.pt").read_bytes()
     flags = ["--config", WMT14 / "rehearsal.yaml", "--output", run_folder, "--data", rehearsed[0] / "data", *PYTHON]
     run("bash", WMT14 / "average.sh", *flags, "--average", 2)
-    (run_folder / ".done" / "average.last2").unlink()  # interrupted before it was finished: the same command repeats it
+    (run_folder / "averaged.last2.pt").unlink()  # interrupted before it was finished: the same command repeats it
     run("bash", WMT14 / "average.sh", *flags, "--average", 2)
     state = checkpoints.load(run_folder / "averaged.last2.pt")
     assert [entry["num_updates"] for entry in state["extra_state"]["averaged_from"]] == [10, 9]

@@ -4,7 +4,7 @@ import sys
 
 from tests.common import ROOT, run
 
-RECIPE = ROOT / "recipes" / "peer" / "run.sh"
+RECIPE = ROOT / "recipes" / "conformance" / "run.sh"
 BINARIES = """
 import unittest
 class Test(unittest.TestCase):

@@ -18,7 +18,7 @@ from runner.settings import PYTHON, ROOT, USER_DIR, RecipeError
 HERE = Path(__file__).parent
 ABOUT = """Run the tests of fairseq v0.12.2 in copies, file by file: as they are with the hook, and those that train a
 transformer again with transformer_collab in its place. The status is 1 where something fails that
-recipes/peer/expected.tsv does not expect."""
+recipes/conformance/expected.tsv does not expect."""
 ENDING = """Options of pytest follow --. OUTPUT: summary.txt, a line for each file, and in hook/ and collab/ its output
 and JUnit XML. An earlier result is replaced."""
 TRANSFORMER = re.compile('"transformer(_iwslt_de_en)?"')
@@ -66,7 +66,7 @@ def run_file(folder: Path, file: str, output: Path, options: List[str]) -> Tuple
 
 def main() -> None:
     parser = Parser(
-        prog="recipes/peer/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False,
+        prog="recipes/conformance/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
@@ -74,7 +74,8 @@ def main() -> None:
     add("--fairseq-tests", metavar="DIR", type=Path, help=text)
     text = "only files that match, such as 'tests/test_export.py' or 'tests/distributed/*' (default: all)"
     add("--files", metavar="PATTERN", default="*", help=text)
-    add("--output", metavar="DIR", type=absolute, default=str(ROOT / "runs" / "peer"), help="(default: runs/peer)")
+    default = str(ROOT / "runs" / "conformance")
+    add("--output", metavar="DIR", type=absolute, default=default, help="(default: runs/conformance)")
     text = "Python with the project and pytest installed (default: $PYTHON, else python)"
     add("--python", metavar="PROGRAM", help=text)
     words = sys.argv[1:]
