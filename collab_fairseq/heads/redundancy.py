@@ -24,9 +24,9 @@ from collab_fairseq.modules.heads import in_order, layer_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.modules.stock import as_transformer_collab
+from collab_fairseq.records.drawing import drawing
 
-from . import HeadsError
-from .figures import DIVERGING, SITE_TITLES, Panel, draw_panels, drawing
+from .figures import SITE_TITLES
 
 #: what is decomposed, as in the columns of Figure 1
 KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
@@ -121,7 +121,8 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
 
     Raises PlotError as :func:`.drawing` does.
     """
-    groups = _by_site(layers)
+    by_site = itertools.groupby(in_order(layers), key=lambda name: name.split(".")[0])
+    groups = {site: list(names) for site, names in by_site}
     with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:
         from matplotlib import colormaps
         from matplotlib.lines import Line2D
@@ -142,22 +143,3 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
         looks = (("layer (first to last: dark to light)", 1.8, 1.0), ("one head", 0.6, 0.6))
         handles = [Line2D([], [], color="#444444", linewidth=w, alpha=a, label=text) for text, w, a in looks]
         figure.legend(handles=handles, loc="outside upper center", ncols=2)
-
-
-def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
-    """Cosines of the heads' mixing vectors, a square for every collaborative layer.
-
-    Raises:
-        HeadsError: no layer is collaborative. PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
-    """
-    groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
-    if not groups:
-        raise HeadsError("there is no overlap to draw: the model has no collaborative heads")
-    panels = [[Panel(layer_name(name), layers[name]["overlap"]) for name in names] for names in groups.values()]
-    look: Dict[str, Any] = {"limits": (-1.0, 1.0), "colours": DIVERGING, "form": ".1f", "cell": 0.21}
-    draw_panels(panels, path, label="cosine of mixing vectors", **look)
-
-
-def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:
-    groups = itertools.groupby(in_order(layers), key=lambda name: name.split(".")[0])
-    return {site: list(names) for site, names in groups}

@@ -3,16 +3,16 @@
 Voita et al. (2019), section 3.1, with the rules of Ali et al. (2022, https://arxiv.org/abs/2202.07304), which conserve
 relevance in transformers. From the largest logit f of a generation step relevance goes back to the inputs:
 
-    linear layers       ε-rule: R_i = Σ_j x_i w_ji / (z_j + ε sign z_j) · R_j
-    attention           weights are constants: a context is a weighted sum, relevance goes to the values
+    linear layers       R_i = Σ_j x_i w_ji / z_j · R_j
+    attention           weights are constants: a head's output is a weighted sum, relevance goes to the values
     layer norm          the standard deviation is a constant
     activation          f(z)/z is a constant
     residual, products  in the proportion of the summands
 
-All of these are gradient × input in a network whose constants are cut off from the gradient, ε scaling the gradient
-at the outputs z of linear layers. With ε = 0 nothing is lost: the relevances of all inputs and biases add up to f.
+All of these are gradient × input in a network whose constants are cut off from the gradient. Nothing is lost: the
+relevances of all inputs and biases add up to f.
 
-The relevance of a head is Σ context · ∂f/∂context; its absolute value is divided by the sum over the heads of the
+The relevance of a head is Σ c · ∂f/∂c of its output c; its absolute value is divided by the sum over the heads of the
 layer, and averaged over generation steps and sentences. The decoder reads the reference.
 """
 
@@ -43,19 +43,13 @@ class Step(NamedTuple):
 
 
 @contextlib.contextmanager
-def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
+def linearised(model: nn.Module) -> Iterator[List[Tensor]]:
     """Let gradient × input be relevance; yields the outputs of all embeddings, which are the inputs then."""
     inputs: List[Tensor] = []
 
     def embed(module: nn.Module, given: Any, output: Tensor) -> Tensor:
         inputs.append(output.detach().requires_grad_(True))
         return inputs[-1]
-
-    def linear(module: nn.Module, given: Any, output: Tensor) -> Tensor:
-        if output.requires_grad:
-            z = output.detach()
-            output.register_hook(lambda gradient: gradient * _share(z, z + epsilon * z.sign()))
-        return output
 
     def norm(module: Any, given: Tuple[Tensor, ...], output: Tensor) -> Tensor:
         x = given[0]
@@ -67,8 +61,6 @@ def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
             name, hook = type(module).__name__, None
             if isinstance(module, nn.Embedding) or name.endswith("PositionalEmbedding"):
                 hook = embed
-            elif isinstance(module, nn.Linear) and epsilon:
-                hook = linear
             elif name.endswith("LayerNorm"):
                 hook = norm
             if hook is not None:
@@ -80,13 +72,15 @@ def linearised(model: nn.Module, epsilon: float) -> Iterator[List[Tensor]]:
         yield inputs
 
 
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, 0 where both are 0."""
-    return torch.where(whole == 0, 0.0, part / whole.masked_fill(whole == 0, 1.0))
-
-
 def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda z: z * _share(activation(z.detach()), z.detach())
+    """f(z)/z · z with f(z)/z a constant, 0 at z = 0."""
+
+    def shared(z: Tensor) -> Tensor:
+        constant = z.detach()
+        share = activation(constant) / constant.masked_fill(constant == 0, 1.0)
+        return z * share.masked_fill(constant == 0, 0.0)
+
+    return shared
 
 
 def _values_only(
@@ -98,7 +92,7 @@ def _values_only(
     return weights.matmul(layers[place].head_values(entry)), weights
 
 
-def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[Step]:
+def steps(trained: TrainedModel, sample: Any) -> Iterator[Step]:
     """Relevances at every generation step of a batch, one after the other."""
     model, layers = trained.model, attention_layers(trained.model)
     rows = sample["net_input"]["src_tokens"].size(0)
@@ -109,7 +103,7 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
     with contextlib.ExitStack() as stack:
         for context in (torch.enable_grad(), frozen(model), values_only, multiplied(layers, ones)):
             stack.enter_context(context)
-        inputs = stack.enter_context(linearised(model, epsilon))
+        inputs = stack.enter_context(linearised(model))
         for bias in biases:
             bias.requires_grad_(True)
         logits = model(**sample["net_input"])[0]
@@ -122,11 +116,10 @@ def steps(trained: TrainedModel, sample: Any, epsilon: float = 0.0) -> Iterator[
             yield Step(top.detach(), heads, torch.stack([(x.detach() * g).sum() for x, g in rest]).sum())
 
 
-def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text: Any) -> Dict[str, Any]:
-    """Of the encoder's heads on a split; one backward pass for every target position.
+def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
+    """Of the encoder's heads on the text of a split (see :func:`collab_fairseq.translation.batches`).
 
-    Args:
-        epsilon: of the ε-rule. split, text: of :func:`collab_fairseq.translation.batches`.
+    It takes one backward pass for every target position.
 
     Returns:
         ``heads``: head → mean relevance in its layer; ``steps``: of how many; ``lost``: their mean |f − Σ R| / |f|.
@@ -136,7 +129,7 @@ def relevance(trained: TrainedModel, split: str, *, epsilon: float = 0.0, **text
     pad = trained.task.target_dictionary.pad()
     for sample in batches(trained, split, **text):
         real = sample["target"].ne(pad)
-        for number, step in enumerate(steps(trained, sample, epsilon)):
+        for number, step in enumerate(steps(trained, sample)):
             keep = real[:, number]
             counted, passes = counted + int(keep.sum()), passes + 1
             whole = step.logits.sum()

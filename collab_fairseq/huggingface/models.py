@@ -62,13 +62,11 @@ class HeadPlace(NamedTuple):
     """Where the H heads of an attention layer can be reached from outside.
 
     Attributes:
-        output: the projection that is given the contexts, (N, T, H · dv).
-        shared: the query projection onto shared dimensions, (N, T, D̃k), of collaborative layers; None: standard heads.
+        output: the projection that is given the heads' outputs, (N, T, H · dv).
     """
 
     num_heads: int
     output: nn.Module
-    shared: Optional[nn.Module]
 
 
 def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
@@ -84,8 +82,7 @@ def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
         number = sum(place.startswith(site) for place in found)
         owner = layer if names.output else model.base_model.get_submodule(name.rpartition(".")[0])
         output = owner.get_submodule(names.output or "output.dense")
-        shared = getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None
-        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output, shared)
+        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output)
     return found
 
 

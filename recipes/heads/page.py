@@ -61,8 +61,8 @@ def section(folder: Path, page: Path) -> str:
             ranks = record["parts"]["importance"]["heads"]
         if what == "ablate" and ranks:
             texts.append(agreement(ranks, record["parts"]))
-        pictures = [f"{name}.{what}.svg", *([f"{name}.overlap.svg"] if what == "redundancy" else [])]
-        texts += [f"![{title}]({link(picture)})" for picture in pictures if (folder / picture).exists()]
+        if (folder / f"{name}.{what}.svg").exists():
+            texts.append(f"![{title}]({link(f'{name}.{what}.svg')})")
         commit = (record["commit"]["id"] or "unknown")[:8]
         texts.append(f"[record]({link(file)}), {record['hardware']['device']}, commit {commit}")
     return "\n\n".join(texts) + "\n"

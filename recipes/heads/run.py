@@ -17,19 +17,17 @@ from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
 from runner.training import tool
 
-from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import positive
-from collab_fairseq.heads import redundancy
 from collab_fairseq.records.files import write_text
 
 logger = logging.getLogger("recipe")
 
 ABOUT = """Analyse the heads of a trained translation model: redundancy, importance, ablation (each head without, and
-alone) with paired bootstrap, pruning curves, roles and attention maps; then train it further with stochastic gates
+alone) with paired bootstrap, pruning curves, roles; then train it further with stochastic gates
 at several penalties, and score what they leave. The same command resumes what was interrupted."""
 ENDING = """OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json,
 NAME.roles.json, NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the
-trainings, maps/. One page of several models:
+trainings. One page of several models:
   python recipes/heads/page.py FOLDER... --output README.md"""
 # the rate falls to zero along a line: gates need a high one to get anywhere, the weights a low one in the end
 TRAINING = [
@@ -52,8 +50,6 @@ def main() -> None:
     add("--sentences", metavar="N", type=positive, help=text)
     text = "CoNLL-U of the validation set's source side, for syntactic heads"
     add("--parses", metavar="FILE", type=absolute, help=text)
-    text = "draw the attention of these sentences of the validation set (default: 0)"
-    add("--maps", metavar="N,N", default="0", help=text)
     text = "gate penalties λ; 0 is the same training without a penalty (default: %(default)s; none: no gates)"
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
     text = "where the gates are (default: %(default)s; encoder alone freezes the decoder)"
@@ -74,7 +70,6 @@ def main() -> None:
     settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
     folder = open_folder(args, "heads", settings)
     output, name = args.output, args.name
-    (output / "maps").mkdir(exist_ok=True)
 
     def heads(step: str, *words: Any) -> None:
         """The analysis that the step begins with; what it prints goes to a file."""
@@ -95,14 +90,13 @@ def main() -> None:
     tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
     limit = ["--sentences", args.sentences] if args.sentences else []
     ranking = ["--importance", output / f"{name}.importance.json"]
-    shares = redundancy.read_weights(checkpoints.load_with_model(args.model)).values()
-    heads("redundancy", *(["--overlap", output / f"{name}.overlap.svg"] if any(kind for _, kind in shares) else []))
+    heads("redundancy")
     heads("importance", *data)
     heads("ablate", *data, *tests, *limit)
     heads("prune", *data, *tests, *ranking, "--by-site", *limit)
     heads("prune-raw", *data, *tests, *ranking, "--ranking", "raw", *limit)
     parses = ["--parses", args.parses] if args.parses else []
-    heads("roles", *data, *ranking, "--maps", args.maps, "--maps-folder", output / "maps", *parses)
+    heads("roles", *data, *ranking, *parses)
 
     for penalty in args.penalties:
         trained = output / "gates" / f"penalty-{penalty}"
@@ -121,4 +115,4 @@ def main() -> None:
                 gates.main([str(word) for word in words])
             folder.finish(f"score-{penalty}")
     write_text(page.section(output, output / "table.md"), output / "table.md")
-    logger.info("results: %s/table.md, %s.*.json, %s.*.svg, maps/", output, name, name)
+    logger.info("results: %s/table.md, %s.*.json, %s.*.svg", output, name, name)
