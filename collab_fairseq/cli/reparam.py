@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
     add("--distill", type=int, metavar="STEPS",
         help="afterwards train the new layers together for so many steps to predict what the source predicts, without "
-        "labels; the same command goes on after a kill")  # fmt: skip
+        "labels")  # fmt: skip
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
