@@ -62,17 +62,11 @@ def translates(model: Any) -> bool:
 
 
 def _open(path: str) -> Tuple[Any, Any]:
-    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible."""
-    transformers = require("transformers", "huggingface")
+    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved."""
+    require("transformers", "huggingface")
     from collab_fairseq import huggingface
 
-    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-    if type(config) in huggingface.CONFIGS.values():
-        model = huggingface.from_pretrained(path, local_files_only=True)
-    else:
-        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-        model = kind.from_pretrained(path, local_files_only=True)
-        huggingface.check_convertible(model)
+    model = huggingface.from_pretrained(path, local_files_only=True)
     check_finite(dict(model.named_parameters()), path)
     return huggingface, model
 

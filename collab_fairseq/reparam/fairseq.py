@@ -118,7 +118,7 @@ def output_errors(
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
     """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
 
-    Tensors are shared, types kept. fairseq-train starts anew from it (:func:`.begin_anew`).
+    Tensors are shared, types kept. fairseq-train starts at epoch 1 from it (:func:`.begin_anew`).
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
