@@ -3,7 +3,7 @@
     collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
 
 Printed: how many principal components hold 90, 95 and 99 % of the energy, in the layer as a whole and in the mean head.
-The record of collaborative heads also has the cosines of their mixing vectors and the dimensions that each one uses.
+The record also has the cosines of collaborative heads' mixing vectors, and how many dimensions each head uses.
 A folder instead of a checkpoint is a Hugging Face model, of the kinds that `collab_fairseq.huggingface` knows.
 """
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         weights = redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
     record = shared.make_record(args, "redundancy", {})
-    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(*w)) for name, w in weights.items()}
+    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(w)) for name, w in weights.items()}
     shared.show_table(redundancy.table(layers))
     if args.figure:
         redundancy.draw(layers, args.figure)

@@ -103,14 +103,11 @@ def load(
     return Loaded(model, tokenizer, known.head_places(model), examples, batches)
 
 
-def read_weights(path: str) -> Dict[str, Tuple[HeadFactors, bool]]:
+def read_weights(path: str) -> Dict[str, HeadFactors]:
     """:func:`.redundancy.read_weights` of the model of a folder."""
     known, model = _open(path)
-    found = {}
-    for place, (_, scores) in zip(known.head_places(model), known.score_weights(model), strict=True):
-        heads = scores.heads.to(torch.float64)
-        found[place] = heads, bool((heads.mixing.count_nonzero(0) > 1).any())
-    return found
+    weights = zip(known.head_places(model), known.score_weights(model), strict=True)
+    return {place: scores.heads.to(torch.float64) for place, (_, scores) in weights}
 
 
 def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None) -> List[Example]:

@@ -13,7 +13,7 @@ therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths o
 """
 
 import itertools
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
 SHARES = (0.90, 0.95, 0.99)
 
 
-def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]]:
-    """Place (``encoder.0``, …) → heads, and whether they are collaborative, of a checkpoint of fairseq.
+def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadFactors]:
+    """Place (``encoder.0``, …) → heads, of a checkpoint of fairseq.
 
     Raises:
         ConfigurationError: another model, or parameters that are not where they belong.
@@ -46,7 +46,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]
                 f"expected heads that have keys of their own or share key dimensions, but those of {layer_name(place)} "
                 "share keys"
             )
-        found[place] = layer.score_weights().heads.to(torch.float64), layer.collaborative
+        found[place] = layer.score_weights().heads.to(torch.float64)
     return found
 
 
@@ -58,18 +58,18 @@ def captured(values: Tensor) -> List[float]:
     return (energy / energy[-1].clamp_min(torch.finfo(energy.dtype).tiny)).tolist()
 
 
-def redundancy(factors: HeadFactors, collaborative: bool) -> Dict[str, Any]:
+def redundancy(heads: HeadFactors) -> Dict[str, Any]:
     """Of one layer.
 
     Returns:
-        JSON data: ``heads``, ``key_dim``, ``collaborative``; ``captured``: kind (:data:`KINDS`) → ``layer`` (cumulative
-        shares) and ``heads`` (a list of them); ``dimensions``: kind → how many components hold the :data:`SHARES`, in
-        the same form. For collaborative heads ``effective_dims``, (Σ_d v_id²)² / Σ_d v_id⁴ for every head, and
-        ``overlap``, the cosine of every two heads' v_i, (H, H).
+        JSON data: ``heads``, ``key_dim``; ``captured``: kind (:data:`KINDS`) → ``layer`` (cumulative shares) and
+        ``heads`` (a list of them); ``dimensions``: kind → how many components hold the :data:`SHARES`, in the same
+        form; ``effective_dims``: (Σ_d v_id²)² / Σ_d v_id⁴ of every head; ``overlap``: the cosine of every two heads'
+        v_i, (H, H), which is 0 for standard heads.
     """
-    query, key, mixing = factors
+    query, key, mixing = heads
     own = [(query[row != 0] * row[row != 0, None], key[row != 0]) for row in mixing]
-    heads = [_curves(q, k, q, k) for q, k in own]
+    apart = [_curves(q, k, q, k) for q, k in own]
     layer = _curves(
         # Σ_i W^(i) W^(i)' = query' diag(Σ_i m_i²) query has the squared singular values of the concatenation
         query * mixing.square().sum(0).sqrt()[:, None],
@@ -77,18 +77,16 @@ def redundancy(factors: HeadFactors, collaborative: bool) -> Dict[str, Any]:
         query * mixing.sum(0)[:, None],
         key,
     )
-    result: Dict[str, Any] = {"heads": mixing.size(0), "key_dim": mixing.size(1), "collaborative": collaborative}
-    result.update(captured={}, dimensions={})
+    result: Dict[str, Any] = {"heads": heads.num_heads, "key_dim": heads.rank, "captured": {}, "dimensions": {}}
     for kind in KINDS:
-        curves = [layer[kind], *(head[kind] for head in heads)]
+        curves = [layer[kind], *(head[kind] for head in apart)]
         for name, (first, *rest) in (("captured", curves), ("dimensions", [_dimensions(curve) for curve in curves])):
             result[name][kind] = {"layer": first, "heads": rest}
-    if collaborative:
-        weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
-        energy = weighted.square()
-        result["effective_dims"] = (energy.sum(1).square() / energy.square().sum(1).clamp_min(1e-300)).tolist()
-        directions = torch.nn.functional.normalize(weighted, dim=1)
-        result["overlap"] = (directions @ directions.T).tolist()
+    weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
+    energy = weighted.square()
+    result["effective_dims"] = (energy.sum(1).square() / energy.square().sum(1).clamp_min(1e-300)).tolist()
+    directions = torch.nn.functional.normalize(weighted, dim=1)
+    result["overlap"] = (directions @ directions.T).tolist()
     return result
 
 
