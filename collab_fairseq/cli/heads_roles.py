@@ -4,8 +4,8 @@
     collab heads roles averaged.pt --data data-bin --parses valid.conllu --importance importance.json
 
 --parses: CoNLL-U of any parser, sentence i for line i of the split's source text; as many as there are, from the first.
-Relevance is layer-wise relevance propagation from the largest logit to the heads of the encoder; what is lost on the
-way is printed (0 is none). It takes one backward pass for every target position: --relevance-sentences limits it.
+Relevance is layer-wise relevance propagation from the largest logit to the heads of the encoder. It takes one backward
+pass for every target position: --relevance-sentences limits it.
 """
 
 import argparse
@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     ranks = importance.read(args.importance, "normalised") if args.importance else {}
     shared.show_table(roles.rows(found, ranks))
     if "relevance" in record.parts:
-        part = record.parts["relevance"]
-        sys.stdout.write(f"\nrelevance: {part['lost']:.2g} of it is lost, {part['steps']:,} generation steps\n")
+        sys.stdout.write(f"\nrelevance: {record.parts['relevance']['steps']:,} generation steps\n")
     if "syntax" in record.parts:
         part = record.parts["syntax"]
         skipped = f"{part['skipped']:,} skipped, whose text is another"
