@@ -6,8 +6,8 @@
 
 CHECKPOINT is one of fairseq's `transformer` in any size, or of `transformer_collab`, which can so be made smaller
 again. At the key dim of the source nothing changes but the form. Calibration text tells which queries and keys occur:
-with a few hundred sentences the fit loses much less. Text files must be in the model's own units, as fairseq-preprocess
-got them; a split of the data-bin always is.
+with a few hundred sentences the fit loses much less. Text files must be in the model's own tokens, as those that
+fairseq-preprocess got; a split of the data-bin always is.
 
 The result is an ordinary checkpoint for fairseq-generate, -interactive and -validate with --user-dir. To train it on:
 

@@ -20,7 +20,6 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
-from collab_fairseq.scoring.significance import SAMPLES
 from collab_fairseq.translation import score_text
 from collab_fairseq.translation.units import require
 
@@ -207,9 +206,7 @@ def answers(
         return [answer for batch in batches for answer in model(**batch.inputs).logits.argmax(-1).tolist()]
 
 
-def ablate(
-    loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, samples: int = SAMPLES, **options: Any
-) -> None:
+def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
     """Fill the record as :func:`.ablation.ablate` does; the one test set is called ``text``.
 
     Translations are compared by BLEU, classes by accuracy (:func:`compare_answers`).
@@ -240,7 +237,7 @@ def ablate(
 
     def measure(heads: Heads) -> Dict[str, Any]:
         found = evaluate(heads)
-        return compare(found, whole, samples) if translates(model) else compare_answers(found["right"], whole["right"])
+        return compare(found, whole) if translates(model) else compare_answers(found["right"], whole["right"])
 
     measure_all(record, "text", counts(loaded.places), measure, **options)
 
