@@ -99,6 +99,16 @@ def num_updates(state: Dict[str, Any]) -> Optional[int]:
     return history[-1].get("num_updates")
 
 
+def num_parameters(state: Mapping[str, Any]) -> int:
+    """Parameters of the model in a checkpoint; shared ones count once, the markers that fairseq keeps there do not."""
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.numel()
+        for name, tensor in state["model"].items()
+        if not name.endswith((".version", "._float_tensor"))
+    }
+    return sum(sizes.values())
+
+
 def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound: Optional[int] = None) -> List[str]:
     """The newest checkpoints of a folder, newest first, chosen as fairseq's averaging script does.
 

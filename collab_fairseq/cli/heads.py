@@ -9,7 +9,7 @@
 
 Checkpoints are those of fairseq's transformer and of transformer_collab. Heads are named as by Michel et al.: E:1:3,5
 are heads 3 and 5 of the first encoder layer, A is encoder-decoder attention, D the decoder's own. Results are
-records (--json) and pictures (--figure); an interrupted one goes on when started again with the same --json.
+records (--json) and pictures (--figure); an interrupted one resumes when started again with the same --json.
 """
 
 import argparse

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_sites(parser)
     add = parser.add_argument
     add("--mode", choices=("without", "only", "both"), default="both", help="mask the head, or all others of its layer")
-    add("--samples", type=options.positive, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
+    add("--samples", action=options.Gone, const="the bootstrap takes 1,000 samples, as that of collab score does")
     shared.add_output(parser, "draw the differences as heat maps")
     shared.add_text(parser)
 
@@ -44,18 +44,17 @@ def run(args: argparse.Namespace) -> int:
         (loaded, settings), splits = shared.load_folder(args), ["text"]
         if huggingface.translates(loaded.model):
             search = {"beam": args.beam, "lenpen": args.lenpen}
-            settings.update(search=search, samples=args.samples, p=METHOD)
-            asked.update(search, samples=args.samples)
+            settings.update(search=search, p=METHOD)
+            asked.update(search)
         else:
-            options.refuse(args, ("beam", "lenpen", "samples"), "is for models that translate, this one classifies")
+            options.refuse(args, ("beam", "lenpen"), "is for models that translate, this one classifies")
         record = shared.make_record(args, "ablate", settings, loaded.model.device)
         huggingface.ablate(loaded, record, **asked)
     else:
         tests = shared.read_tests(args)
         trained, splits = shared.load(args), [test.split for test in tests]
-        settings = {**shared.test_settings(args, trained), "samples": args.samples}
-        record = shared.make_record(args, "ablate", settings, trained.device)
-        ablation.ablate(trained, tests, record, samples=args.samples, **asked)
+        record = shared.make_record(args, "ablate", shared.test_settings(args, trained), trained.device)
+        ablation.ablate(trained, tests, record, **asked)
     for mode in modes:
         sys.stdout.write(ablation.report(record.parts, splits, mode))
     if args.figure:

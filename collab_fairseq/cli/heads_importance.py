@@ -1,12 +1,10 @@
 """What the loss would lose with each head: |∂L/∂ξ_h| of a multiplier on the head (Michel et al. 2019).
 
     collab heads importance averaged.pt --data data-bin --json importance.json --figure importance.svg
-    torchrun --nproc-per-node 4 -m collab_fairseq.cli.main heads importance averaged.pt …     # on four GPUs
-    collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis              # a Hugging Face model
+    collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis   # a Hugging Face model
 
 --form sentence is the paper's (the gradient of a sentence, then the absolute value), --form token that of its authors'
-code (the absolute value of every token's part). Values are divided by their ℓ2 norm over the heads of a layer. For
-collaborative heads the result also has the importance of every shared key dimension.
+code (the absolute value of every token's part). Values are divided by their ℓ2 norm over the heads of a layer.
 """
 
 import argparse
@@ -29,29 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compute, print, draw; of several processes the first one prints."""
     shared.check_output(args)
-    folder = shared.is_folder(args)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return _analyse(args, True, folder)
-    if folder:
-        raise options.UsageError("several processes are for checkpoints of fairseq; a Hugging Face model takes one")
-    import torch.distributed as dist
-
-    if options.choose_device(args) == "cuda":  # each process on its own GPU
-        args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    dist.init_process_group("nccl" if options.choose_device(args).startswith("cuda") else "gloo")
-    try:
-        return _analyse(args, dist.get_rank() == 0, folder)
-    finally:
-        dist.destroy_process_group()
-
-
-def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise options.UsageError("importance is computed by one process: start it without torchrun")
     from collab_fairseq.heads import huggingface, importance
 
     compute: Any
-    if folder:
+    if shared.is_folder(args):
         loaded, settings = shared.load_folder(args)
         device = loaded.model.device
         compute = partial(huggingface.importance, loaded.model, loaded.places, loaded.batches)
@@ -60,12 +42,7 @@ def _analyse(args: argparse.Namespace, first: bool, folder: bool) -> int:
         settings, device = {**shared.data_setting(args, trained), "form": args.form}, trained.device
         asked = {"tokens": args.form == "token", "max_tokens": args.max_tokens, "sentences": args.sentences}
         compute = partial(importance.importance, trained, args.split, **asked)
-    record = shared.make_record(args, "importance", settings, device)
-    if not first:  # the sums need every process, unless the result is there already
-        if "importance" not in record.parts:
-            compute()
-        return 0
-    result = record.part("importance", compute)
+    result = shared.make_record(args, "importance", settings, device).part("importance", compute)
     values = {name: head["normalised"] for name, head in result["heads"].items()}
     rows = [[name, f"{values[name]:.4f}", f"{result['heads'][name]['raw']:.5g}"]
             for name in sorted(values, key=lambda name: -values[name])]  # fmt: skip

@@ -30,8 +30,7 @@ def add_output(parser: argparse.ArgumentParser, figure: str, checkpoint: str = "
 def check_output(args: argparse.Namespace) -> None:
     """See that all results can be written, and that no checkpoint would be overwritten by what is made from it."""
     check_targets(args.json)
-    for figure in (args.figure, getattr(args, "overlap", None)):
-        check_figure(figure)
+    check_figure(args.figure)
     output = getattr(args, "output", None)
     if output:
         check_targets(output)
@@ -130,9 +129,9 @@ def checkpoints_of(args: argparse.Namespace) -> List[str]:
 def load(args: argparse.Namespace, path: Optional[str] = None) -> Any:
     """The model that the options name, or another checkpoint with their data."""
     device = choose_device(args)
-    from collab_fairseq.heads import taps
+    from collab_fairseq.translation import load_model
 
-    return taps.load(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
+    return load_model(path or checkpoints_of(args)[0], args.data, device=device, seed=args.seed)
 
 
 def load_folder(args: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:

@@ -1,13 +1,13 @@
 """BLEU and loss as ever more heads go, least important first (Michel et al. 2019); --remove makes the cut real.
 
     collab heads prune averaged.pt --data data-bin --reference test=test.de --json pruning.json --figure pruning.svg
-    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de --figure profile.svg     # and when
+    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de --figure when.svg        # and when
     collab heads prune averaged.pt --remove 40 --output pruned.pt                             # percent, or heads:
     collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
 
 Importance is that of `collab heads importance` on --split, or read from its result (--importance). It is divided by its
 norm over the heads of a layer, as in the paper; with --ranking raw it is not, and whole layers that matter little go
-first. --by-site adds a curve for each kind of attention alone.
+first. --by-site adds a curve for each kind of attention alone. Several checkpoints of a training have a curve each.
 
 --remove writes a smaller checkpoint that translates as the masked model does. fairseq-generate and the other tools take
 it with --user-dir; fairseq-train trains it on with --attention-from pruned.pt --finetune-from-model pruned.pt and the
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--by-site", action="store_true", help="also prune each of the --sites alone")
     add("--remove", metavar="PERCENT|HEADS", help="cut these heads out instead")
     add("--pruned", action=options.Renamed, const="--output")
-    figure = "draw the curves, or the profile of several checkpoints"
-    shared.add_output(parser, figure, "where --remove writes the smaller checkpoint")
+    shared.add_output(parser, "draw the curves", "where --remove writes the smaller checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.remove is None) != (args.output is None):
         raise options.UsageError("--remove and --output go together; the record of a measurement goes to --json")
     if len(args.checkpoint) > 1:
-        options.refuse(args, ("importance", "by_site", "remove"), "is for one checkpoint")
+        options.refuse(args, ("importance", "remove"), "is for one checkpoint")
     if args.remove is not None:
         measuring = ("reference", "beam", "lenpen", "by_site", "json", "figure")
         options.refuse(args, measuring, "is of a measurement, and --remove measures nothing")
@@ -65,38 +64,30 @@ def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """The curves of a checkpoint, or the profile of several."""
-    from collab_fairseq.checkpoints import num_updates
+    """The curves of one checkpoint, or of several."""
     from collab_fairseq.heads import pruning, taps
 
-    sites, tests, several = taps.sites(args.sites), shared.read_tests(args), len(args.checkpoint) > 1
+    sites, tests, curves = taps.sites(args.sites), shared.read_tests(args), []
     names, splits = [os.path.basename(path) for path in args.checkpoint], [test.split for test in tests]
     if len(set(names)) < len(names):
-        raise options.UsageError("the checkpoints of a profile must have different file names")
+        raise options.UsageError("several checkpoints must have different file names")
     groups = {"_".join(group): group for group in (sites, *([site] for site in sites if args.by_site))}
     record: Any = None
     for path, name in zip(args.checkpoint, names, strict=True):
         trained = shared.load(args, path)
         if record is None:
             source = {} if args.importance else {"importance_text": shared.data_setting(args, trained)}
-            settings = {**source, **shared.test_settings(args, trained), "ranking": args.ranking}
-            settings.update({} if several else {"loss": args.split})
+            settings = {**source, **shared.test_settings(args, trained), "ranking": args.ranking, "loss": args.split}
             record = shared.make_record(args, "prune", settings, trained.device)
-        with record.within(f"{name}/" * several):  # the unpruned model's scores, too, are each checkpoint's own
-            record.part("updates", lambda state=trained.state: num_updates(state))
+        prefix = f"{name}/" * (len(names) > 1)
+        with record.within(prefix):  # the unpruned model's scores, too, are each checkpoint's own
             ranks = record.part("importance", lambda trained=trained: _importance(args, trained))
-            for group, chosen in {"pruned": sites}.items() if several else groups.items():
-                loss = None if several else args.split
-                pruning.prune(trained, ranks, record, group, sites=chosen, tests=tests, loss_split=loss)
-    if several:
-        sys.stdout.write(f"BLEU of {splits[0]} without the least important heads\n\n")
-        shared.show_table(pruning.profile_rows(record.parts, names, splits[0]))
-    else:
-        shared.show_table(pruning.curve_rows(record.parts, list(groups), splits))
-    if args.figure and several:
-        pruning.draw_profile(record.parts, names, splits[0], args.figure)
-    elif args.figure:
-        pruning.draw_curves(record.parts, list(groups), splits, args.figure)
+            for group, chosen in groups.items():
+                pruning.prune(trained, ranks, record, group, sites=chosen, tests=tests, loss_split=args.split)
+        curves += [f"{prefix}{group}" for group in groups]
+    shared.show_table(pruning.curve_rows(record.parts, curves, splits))
+    if args.figure:
+        pruning.draw_curves(record.parts, curves, splits, args.figure)
     return 0
 
 

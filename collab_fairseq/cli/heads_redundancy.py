@@ -1,9 +1,9 @@
 """What heads share: captured energy of W_Q, W_K and W_Q W_K', per head and layer (Cordonnier et al. 2020, Figure 1).
 
     collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
-    collab heads redundancy averaged.pt --overlap overlap.svg       # collaborative heads: cosines of mixing vectors
 
 Printed: how many principal components hold 90, 95 and 99 % of the energy, in the layer as a whole and in the mean head.
+The record also has the cosines of collaborative heads' mixing vectors, and how many dimensions each head uses.
 A folder instead of a checkpoint is a Hugging Face model, of the kinds that `collab_fairseq.huggingface` knows.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import os
 
 from . import heads_options as shared
+from . import options
 
 HELP = "what heads share"
 
@@ -18,7 +19,8 @@ HELP = "what heads share"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="of fairseq, or a Hugging Face model's folder")
     shared.add_output(parser, "draw the captured energy")
-    parser.add_argument("--overlap", metavar="FILE", help="draw how far mixing vectors overlap: FILE.svg or FILE.png")
+    text = "the cosines of collaborative heads' mixing vectors are in the record, as `overlap` of each layer"
+    parser.add_argument("--overlap", action=options.Gone, const=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,10 +33,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         weights = redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
     record = shared.make_record(args, "redundancy", {})
-    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(*w)) for name, w in weights.items()}
+    layers = {name: record.part(name, lambda w=w: redundancy.redundancy(w)) for name, w in weights.items()}
     shared.show_table(redundancy.table(layers))
     if args.figure:
         redundancy.draw(layers, args.figure)
-    if args.overlap:
-        redundancy.draw_overlap(layers, args.overlap)
     return 0

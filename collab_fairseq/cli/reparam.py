@@ -6,8 +6,8 @@
 
 CHECKPOINT is one of fairseq's `transformer` in any size, or of `transformer_collab`, which can so be made smaller
 again. At the key dim of the source nothing changes but the form. Calibration text tells which queries and keys occur:
-with a few hundred sentences the fit loses much less. Text files must be in the model's own units, as fairseq-preprocess
-got them; a split of the data-bin always is.
+with a few hundred sentences the fit loses much less. Text files must be in the model's own tokens, as those that
+fairseq-preprocess got; a split of the data-bin always is.
 
 The result is an ordinary checkpoint for fairseq-generate, -interactive and -validate with --user-dir. To train it on:
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
     add("--distill", type=int, metavar="STEPS",
         help="afterwards train the new layers together for so many steps to predict what the source predicts, without "
-        "labels; the same command goes on after a kill")  # fmt: skip
+        "labels")  # fmt: skip
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")

@@ -1,4 +1,4 @@
-"""``--to fairseq``: a model folder whose checkpoint is of fairseq's own ``transformer``, for whoever has only fairseq.
+"""``--to fairseq``: a model folder whose checkpoint is of fairseq's own ``transformer``, which fairseq alone can load.
 
 Exact wherever every head fits into fairseq's: E / H dimensions for keys (the key dim, and one more with a content bias)
 and values, with the scale (E / H)^-0.5. It gives up the small key cache.

@@ -29,10 +29,8 @@ _USUAL = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", os.path.join(os
 _PIECES = 0.95
 
 
-class ExportError(ValueError):
-    """A model cannot be exported in the way that was asked for. The message is one sentence."""
-
-    user_error = True
+class ExportError(TranslationError):
+    """A model cannot be exported in the way that was asked for."""
 
 
 class UnsupportedError(ExportError):

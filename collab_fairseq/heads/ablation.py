@@ -12,7 +12,7 @@ from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
-from collab_fairseq.scoring.significance import SAMPLES, paired_bootstrap
+from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sums import statistics_of
 from collab_fairseq.translation import Score, TrainedModel, score
 
@@ -61,10 +61,10 @@ def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[st
     return record.part(f"whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
 
 
-def compare(system: Mapping[str, Any], whole: Mapping[str, Any], samples: int = SAMPLES) -> Dict[str, Any]:
+def compare(system: Mapping[str, Any], whole: Mapping[str, Any]) -> Dict[str, Any]:
     """``bleu``, ``difference`` to the whole model and ``p_value`` of the paired bootstrap, of two results."""
     rows, baseline = (statistics_of(found["statistics"]) for found in (system, whole))
-    found = paired_bootstrap(rows, baseline, samples=samples)
+    found = paired_bootstrap(rows, baseline)
     return {"bleu": system["score"], "difference": found.difference, "p_value": found.p_value}
 
 
@@ -80,19 +80,16 @@ def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SIT
     return found
 
 
-def ablate(
-    trained: TrainedModel, tests: Sequence[TestSet], record: Record, *, samples: int = SAMPLES, **options: Any
-) -> None:
+def ablate(trained: TrainedModel, tests: Sequence[TestSet], record: Record, **options: Any) -> None:
     """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``bleu``, ``difference`` and ``p_value``.
 
-    Args:
-        samples: of the bootstrap. options: of :func:`measure_all`.
+    ``options``: of :func:`measure_all`.
     """
     for test in tests:
         whole = whole_model(trained, test, record)
 
         def measure(heads: Heads, test: TestSet = test, whole: Mapping[str, Any] = whole) -> Dict[str, Any]:
-            return compare(evaluate(trained, test, heads), whole, samples)
+            return compare(evaluate(trained, test, heads), whole)
 
         measure_all(record, test.split, counts(attention_layers(trained.model)), measure, **options)
 

@@ -20,12 +20,12 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
-from collab_fairseq.scoring.significance import SAMPLES
 from collab_fairseq.translation import score_text
+from collab_fairseq.translation.units import require
 
 from . import HeadsError
 from .ablation import compare, measure_all, result
-from .importance import Gradients, Sums, of_factors
+from .importance import Gradients, means
 from .taps import counts, frozen, masks
 
 
@@ -61,23 +61,11 @@ def translates(model: Any) -> bool:
 
 
 def _open(path: str) -> Tuple[Any, Any]:
-    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved, collaborative or convertible."""
-    try:
-        import transformers
+    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved."""
+    require("transformers", "huggingface")
+    from collab_fairseq import huggingface
 
-        from collab_fairseq import huggingface
-    except ImportError as error:
-        raise HeadsError(
-            f"{path} is a folder, so a Hugging Face model, and these need transformers: "
-            "install this project with its extra `huggingface`"
-        ) from error
-    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-    if type(config) in huggingface.CONFIGS.values():
-        model = huggingface.from_pretrained(path, local_files_only=True)
-    else:
-        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-        model = kind.from_pretrained(path, local_files_only=True)
-        huggingface.check_convertible(model)
+    model = huggingface.from_pretrained(path, local_files_only=True)
     check_finite(dict(model.named_parameters()), path)
     return huggingface, model
 
@@ -95,8 +83,9 @@ def load(
     """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
-        HeadsError: the model neither classifies nor translates, the text cannot be read, or transformers is not
-            installed. ReparamError: an architecture that is not known. CheckpointError: parameters that are not finite.
+        HeadsError: the model neither classifies nor translates, or the text cannot be read. TranslationError:
+            transformers is not installed. ReparamError: an architecture that is not known. CheckpointError: parameters
+            that are not finite.
     """
     known, model = _open(path)
     from transformers import AutoTokenizer
@@ -113,14 +102,11 @@ def load(
     return Loaded(model, tokenizer, known.head_places(model), examples, batches)
 
 
-def read_weights(path: str) -> Dict[str, Tuple[HeadFactors, bool]]:
+def read_weights(path: str) -> Dict[str, HeadFactors]:
     """:func:`.redundancy.read_weights` of the model of a folder."""
     known, model = _open(path)
-    found = {}
-    for place, (_, scores) in zip(known.head_places(model), known.score_weights(model), strict=True):
-        heads = scores.heads.to(torch.float64)
-        found[place] = heads, bool((heads.mixing.count_nonzero(0) > 1).any())
-    return found
+    weights = zip(known.head_places(model), known.score_weights(model), strict=True)
+    return {place: scores.heads.to(torch.float64) for place, (_, scores) in weights}
 
 
 def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None) -> List[Example]:
@@ -170,10 +156,10 @@ def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: 
 
 @contextlib.contextmanager
 def multiplied(model: Any, places: Mapping[str, Any], factors: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model in evaluation mode, contexts of heads multiplied: place → (H), or (N, H) of every sentence's own."""
+    """The model in evaluation mode, outputs of heads multiplied: place → (H), or (N, H) of every sentence's own."""
 
-    def scale(contexts: Tensor, factor: Tensor) -> Tensor:
-        heads = contexts.unflatten(-1, (factor.size(-1), -1))
+    def scale(outputs: Tensor, factor: Tensor) -> Tensor:
+        heads = outputs.unflatten(-1, (factor.size(-1), -1))
         by = factor[..., None] if factor.dim() == 1 else factor[:, None, :, None]
         return (heads * by).flatten(-2)
 
@@ -188,30 +174,20 @@ def multiplied(model: Any, places: Mapping[str, Any], factors: Mapping[str, Tens
 
 
 def importance(model: Any, places: Mapping[str, Any], batches: Sequence[Encoded]) -> Dict[str, Any]:
-    """I_h = E_x |∂L(x)/∂ξ_h|, and of collaborative layers E_x |∂L(x)/∂δ_d|, the model in evaluation mode.
+    """I_h = E_x |∂L(x)/∂ξ_h|, the model in evaluation mode; see :func:`.importance.means`.
 
     L(x) is the model's own loss of example x, summed over its labels: one, or the tokens of the translation.
     """
-    sums = Sums(counts(places), {n: place.shared.out_features for n, place in places.items() if place.shared})
-    for batch in batches:
-        sums.add(gradients(model, places, batch), batch[1:])
-    return sums.means()
+    return means((gradients(model, places, batch), batch[1:]) for batch in batches)
 
 
 def gradients(model: Any, places: Mapping[str, Any], batch: Encoded) -> Gradients:
-    """∂L/∂ξ, place → (N, H), and ∂L/∂δ, place → (N, D̃k) of collaborative layers, of a batch of N sentences."""
-    rows, like = batch.sentences, {"device": model.device, "dtype": model.dtype, "requires_grad": True}
-    shared = {name: place.shared for name, place in places.items() if place.shared is not None}
-    ones = {name: torch.ones(rows, place.num_heads, **like) for name, place in places.items()}
-    deltas = {name: torch.ones(rows, query.out_features, **like) for name, query in shared.items()}
-    with contextlib.ExitStack() as stack:
-        for context in (frozen(model), torch.enable_grad(), multiplied(model, places, ones)):
-            stack.enter_context(context)
-        for name, delta in deltas.items():
-            handle = shared[name].register_forward_hook(lambda _, __, query, d=delta: query * d[:, None])
-            stack.callback(handle.remove)
-        # the loss is a mean over labels
-        return of_factors(model(**batch.inputs).loss * batch.target_tokens, ones, deltas)
+    """∂L/∂ξ, place → (N, H), of a batch of N sentences."""
+    like = {"device": model.device, "dtype": model.dtype, "requires_grad": True}
+    ones = {name: torch.ones(batch.sentences, place.num_heads, **like) for name, place in places.items()}
+    with torch.enable_grad(), frozen(model), multiplied(model, places, ones):
+        loss = model(**batch.inputs).loss * batch.target_tokens  # it is a mean over labels
+        return dict(zip(ones, torch.autograd.grad(loss, list(ones.values())), strict=True))
 
 
 @contextlib.contextmanager
@@ -230,9 +206,7 @@ def answers(
         return [answer for batch in batches for answer in model(**batch.inputs).logits.argmax(-1).tolist()]
 
 
-def ablate(
-    loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, samples: int = SAMPLES, **options: Any
-) -> None:
+def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
     """Fill the record as :func:`.ablation.ablate` does; the one test set is called ``text``.
 
     Translations are compared by BLEU, classes by accuracy (:func:`compare_answers`).
@@ -263,7 +237,7 @@ def ablate(
 
     def measure(heads: Heads) -> Dict[str, Any]:
         found = evaluate(heads)
-        return compare(found, whole, samples) if translates(model) else compare_answers(found["right"], whole["right"])
+        return compare(found, whole) if translates(model) else compare_answers(found["right"], whole["right"])
 
     measure_all(record, "text", counts(loaded.places), measure, **options)
 

@@ -6,12 +6,12 @@ Of N heads at the chosen sites the ⌈N·i/10⌉ least important ones are masked
 import logging
 import math
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
+from collab_fairseq.records.drawing import drawing, look
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
@@ -43,27 +43,26 @@ def prune(
     *,
     sites: Sequence[str],
     tests: Sequence[TestSet],
-    loss_split: Optional[str],
+    loss_split: str,
     percentages: Sequence[int] = PERCENTAGES,
 ) -> None:
     """Fill the record: ``NAME/PERCENT`` with ``heads`` (masked), ``left``, ``loss``, and ``tests`` by split.
 
     Args:
-        importance: head → importance. loss_split: where the loss is taken; None: nowhere.
+        importance: head → importance. loss_split: where the loss is taken.
     """
     order = ascending(importance, sites)
 
     def measure(heads: Heads) -> Dict[str, Any]:
-        found: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
-        if loss_split is not None:
-            with masked(attention_layers(trained.model), heads):
-                measured = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
-            found.update(loss=measured.loss, nll_loss=measured.nll_loss)
-        found["tests"] = {}
+        with masked(attention_layers(trained.model), heads):
+            measured = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
+        scores = {}
         for test in tests:
             whole = whole_model(trained, test, record)
-            found["tests"][test.split] = compare(evaluate(trained, test, heads) if heads else whole, whole)
-        return found
+            scores[test.split] = compare(evaluate(trained, test, heads) if heads else whole, whole)
+        left = len(order) - sum(map(len, heads.values()))
+        losses = {"loss": measured.loss, "nll_loss": measured.nll_loss}
+        return {"heads": describe(heads), "left": left, **losses, "tests": scores}
 
     for percent in percentages:
         part = record.part(f"{name}/{percent}", partial(measure, least(order, percent)))
@@ -78,8 +77,8 @@ def curve(parts: Mapping[str, Any], name: str) -> Dict[int, Dict[str, Any]]:
 
 
 def curve_rows(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]) -> List[List[str]]:
-    """A row for each name and percentage below a header."""
-    rows = [["sites", "pruned", "heads left", "loss", *(c for split in splits for c in (f"BLEU {split}", "p"))]]
+    """A row for each curve and percentage below a header."""
+    rows = [["curve", "pruned", "heads left", "loss", *(c for split in splits for c in (f"BLEU {split}", "p"))]]
     for name in names:
         for percent, found in curve(parts, name).items():
             cells = [found["tests"][split] for split in splits]
@@ -88,45 +87,16 @@ def curve_rows(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[
     return rows
 
 
-def profile_rows(parts: Mapping[str, Any], names: Sequence[str], split: str) -> List[List[str]]:
-    """BLEU of each checkpoint at each percentage, below a header; the parts are those of :func:`draw_profile`."""
-    rows = [["checkpoint", "updates", *(f"{percent} %" for percent in PERCENTAGES)]]
-    for name in names:
-        scores = [f"{found['tests'][split]['bleu']:.2f}" for found in curve(parts, f"{name}/pruned").values()]
-        rows.append([name, str(parts[f"{name}/updates"]), *scores])
-    return rows
-
-
 def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
     """BLEU of each test set, and the loss, against the share of heads pruned. Raises PlotError as :func:`.drawing`."""
     with drawing(path, (3.4 * (len(splits) + 1), 3.0)) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
         for axis, split in zip(axes, [*splits, None], strict=True):
-            for name, colour, mark in zip(names, COLOURS, MARKS, strict=False):
+            for number, name in enumerate(names):
                 points = curve(parts, name)
                 values = [f["loss"] if split is None else f["tests"][split]["bleu"] for f in points.values()]
-                axis.plot(list(points), values, label=name, color=colour, marker=mark)
+                axis.plot(list(points), values, label=name, **look(number))
             axis.set_ylabel("loss (base 2)" if split is None else f"BLEU, {split}")
             axis.set_xlabel("heads pruned (%)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-
-
-def draw_profile(parts: Mapping[str, Any], names: Sequence[str], split: str, path: PathLike) -> None:
-    """BLEU relative to the unpruned model at every checkpoint, a line per share of heads pruned.
-
-    Args:
-        names: of the checkpoints; the parts have ``NAME/updates`` and the curve ``NAME/pruned``.
-    """
-    places = [parts[f"{name}/updates"] for name in names]
-    curves = [{percent: found["tests"][split]["bleu"] for percent, found in curve(parts, f"{name}/pruned").items()}
-              for name in names]  # fmt: skip
-    with drawing(path, (5.6, 3.4)) as figure:
-        from matplotlib import colormaps
-
-        axis = figure.subplots()
-        for percent in sorted(set(curves[0]) - {0}):
-            ratios = [own[percent] / own[0] if own[0] > 0 else math.nan for own in curves]
-            axis.plot(places, ratios, marker="o", color=colormaps["viridis"](percent / 100), label=f"{percent} %")
-        axis.set_xlabel("updates")
-        axis.set_ylabel(f"BLEU / BLEU of all heads, {split}")
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", title="pruned")
+        columns = 2 if "/" in names[0] else 4  # checkpoints have longer names
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=columns)

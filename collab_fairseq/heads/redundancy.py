@@ -13,7 +13,7 @@ therefore compared as v_i = m_i ⊙ |q| ⊙ |k|, |q| and |k| being the lengths o
 """
 
 import itertools
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,17 +24,17 @@ from collab_fairseq.modules.heads import in_order, layer_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.modules.stock import as_transformer_collab
+from collab_fairseq.records.drawing import drawing
 
-from . import HeadsError
-from .figures import DIVERGING, SITE_TITLES, Panel, draw_panels, drawing
+from .figures import SITE_TITLES
 
 #: what is decomposed, as in the columns of Figure 1
 KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
 SHARES = (0.90, 0.95, 0.99)
 
 
-def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]]:
-    """Place (``encoder.0``, …) → heads, and whether they are collaborative, of a checkpoint of fairseq.
+def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadFactors]:
+    """Place (``encoder.0``, …) → heads, of a checkpoint of fairseq.
 
     Raises:
         ConfigurationError: another model, or parameters that are not where they belong.
@@ -46,7 +46,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]
                 f"expected heads that have keys of their own or share key dimensions, but those of {layer_name(place)} "
                 "share keys"
             )
-        found[place] = layer.score_weights().heads.to(torch.float64), layer.collaborative
+        found[place] = layer.score_weights().heads.to(torch.float64)
     return found
 
 
@@ -58,18 +58,18 @@ def captured(values: Tensor) -> List[float]:
     return (energy / energy[-1].clamp_min(torch.finfo(energy.dtype).tiny)).tolist()
 
 
-def redundancy(factors: HeadFactors, collaborative: bool) -> Dict[str, Any]:
+def redundancy(heads: HeadFactors) -> Dict[str, Any]:
     """Of one layer.
 
     Returns:
-        JSON data: ``heads``, ``key_dim``, ``collaborative``; ``captured``: kind (:data:`KINDS`) → ``layer`` (cumulative
-        shares) and ``heads`` (a list of them); ``dimensions``: kind → how many components hold the :data:`SHARES`, in
-        the same form. For collaborative heads ``effective_dims``, (Σ_d v_id²)² / Σ_d v_id⁴ for every head, and
-        ``overlap``, the cosine of every two heads' v_i, (H, H).
+        JSON data: ``heads``, ``key_dim``; ``captured``: kind (:data:`KINDS`) → ``layer`` (cumulative shares) and
+        ``heads`` (a list of them); ``dimensions``: kind → how many components hold the :data:`SHARES`, in the same
+        form; ``effective_dims``: (Σ_d v_id²)² / Σ_d v_id⁴ of every head; ``overlap``: the cosine of every two heads'
+        v_i, (H, H), which is 0 for standard heads.
     """
-    query, key, mixing = factors
+    query, key, mixing = heads
     own = [(query[row != 0] * row[row != 0, None], key[row != 0]) for row in mixing]
-    heads = [_curves(q, k, q, k) for q, k in own]
+    apart = [_curves(q, k, q, k) for q, k in own]
     layer = _curves(
         # Σ_i W^(i) W^(i)' = query' diag(Σ_i m_i²) query has the squared singular values of the concatenation
         query * mixing.square().sum(0).sqrt()[:, None],
@@ -77,18 +77,16 @@ def redundancy(factors: HeadFactors, collaborative: bool) -> Dict[str, Any]:
         query * mixing.sum(0)[:, None],
         key,
     )
-    result: Dict[str, Any] = {"heads": mixing.size(0), "key_dim": mixing.size(1), "collaborative": collaborative}
-    result.update(captured={}, dimensions={})
+    result: Dict[str, Any] = {"heads": heads.num_heads, "key_dim": heads.rank, "captured": {}, "dimensions": {}}
     for kind in KINDS:
-        curves = [layer[kind], *(head[kind] for head in heads)]
+        curves = [layer[kind], *(head[kind] for head in apart)]
         for name, (first, *rest) in (("captured", curves), ("dimensions", [_dimensions(curve) for curve in curves])):
             result[name][kind] = {"layer": first, "heads": rest}
-    if collaborative:
-        weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
-        energy = weighted.square()
-        result["effective_dims"] = (energy.sum(1).square() / energy.square().sum(1).clamp_min(1e-300)).tolist()
-        directions = torch.nn.functional.normalize(weighted, dim=1)
-        result["overlap"] = (directions @ directions.T).tolist()
+    weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
+    energy = weighted.square()
+    result["effective_dims"] = (energy.sum(1).square() / energy.square().sum(1).clamp_min(1e-300)).tolist()
+    directions = torch.nn.functional.normalize(weighted, dim=1)
+    result["overlap"] = (directions @ directions.T).tolist()
     return result
 
 
@@ -121,7 +119,8 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
 
     Raises PlotError as :func:`.drawing` does.
     """
-    groups = _by_site(layers)
+    by_site = itertools.groupby(in_order(layers), key=lambda name: name.split(".")[0])
+    groups = {site: list(names) for site, names in by_site}
     with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:
         from matplotlib import colormaps
         from matplotlib.lines import Line2D
@@ -142,22 +141,3 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
         looks = (("layer (first to last: dark to light)", 1.8, 1.0), ("one head", 0.6, 0.6))
         handles = [Line2D([], [], color="#444444", linewidth=w, alpha=a, label=text) for text, w, a in looks]
         figure.legend(handles=handles, loc="outside upper center", ncols=2)
-
-
-def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
-    """Cosines of the heads' mixing vectors, a square for every collaborative layer.
-
-    Raises:
-        HeadsError: no layer is collaborative. PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
-    """
-    groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
-    if not groups:
-        raise HeadsError("there is no overlap to draw: the model has no collaborative heads")
-    panels = [[Panel(layer_name(name), layers[name]["overlap"]) for name in names] for names in groups.values()]
-    look: Dict[str, Any] = {"limits": (-1.0, 1.0), "colours": DIVERGING, "form": ".1f", "cell": 0.21}
-    draw_panels(panels, path, label="cosine of mixing vectors", **look)
-
-
-def _by_site(layers: Mapping[str, Any]) -> Dict[str, List[str]]:
-    groups = itertools.groupby(in_order(layers), key=lambda name: name.split(".")[0])
-    return {site: list(names) for site, names in groups}

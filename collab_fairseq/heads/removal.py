@@ -91,7 +91,7 @@ def remove_heads(
 ) -> Removal:
     """The checkpoint without these heads, and without those that its ``mask_heads`` masks.
 
-    fairseq-train starts anew from the result (:func:`.begin_anew`).
+    fairseq-train starts at epoch 1 from the result (:func:`.begin_anew`).
 
     Args:
         state: of fairseq's ``transformer`` or of ``transformer_collab``; not modified.

@@ -10,75 +10,24 @@ rare         points to the sentence's least frequent word, of all sentences whos
 """
 
 from collections import Counter
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 from torch import Tensor
 
-from collab_fairseq.modules.heads import head_name
+from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.heads import head_name, in_model
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Read, reading
+from .relevance import relevance
+from .syntax import read_conllu, syntax
+from .taps import Seen, attention, pointed
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
 COMMON = 500
-#: site → which tokens its queries and its keys stand for: of the source, what the decoder reads, and what it predicts
-SIDES = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("input", "input")}
-
-
-class Seen(NamedTuple):
-    """What the heads of a layer look at in N sentences of T queries and S keys.
-
-    Attributes:
-        weights: (N, H, T, S). queries: (N, T), True where the query counts. keys: (N, S), True where the key counts.
-        tokens: (N, S), of the keys.
-    """
-
-    weights: Tensor
-    queries: Tensor
-    keys: Tensor
-    tokens: Tensor
-
-
-@torch.no_grad()
-def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Seen]:
-    """Place → what its heads look at in a batch."""
-    found: Dict[str, Tensor] = {}
-
-    def keep(place: str, read: Callable[..., Read], *given: Any) -> Read:
-        context, kept = read(*given[:-1], True)
-        assert kept is not None
-        found[place] = kept
-        return context, kept
-
-    with reading(attention_layers(trained.model), keep):
-        trained.model(**sample["net_input"])
-    dictionary = trained.task.target_dictionary  # both dictionaries have these symbols at the same places
-    inputs = sample["net_input"]
-    sides = {"source": inputs["src_tokens"], "input": inputs["prev_output_tokens"], "target": sample["target"]}
-    words = {name: tokens.ne(dictionary.pad()) & tokens.ne(dictionary.eos()) for name, tokens in sides.items()}
-    seen = {}
-    for place, weights in found.items():
-        queries, keys = SIDES[place.split(".")[0]]
-        seen[place] = Seen(weights, words[queries], words[keys], sides[keys])
-    return seen
-
-
-def pointed(seen: Seen) -> Tuple[Tensor, Tensor, Tensor]:
-    """The largest weight of every query that counts and sees a key that counts, and the key that it is on.
-
-    Returns:
-        weights (n, H), keys (n, H), and (n, 2) sentence and position of the n queries.
-    """
-    hidden = ~seen.keys[:, None, None, :].expand_as(seen.weights)
-    # the first query of a decoder sees </s> alone
-    largest, keys = seen.weights.masked_fill(hidden, -1.0).max(dim=-1)
-    counted = seen.queries & (seen.weights.masked_fill(hidden, 0.0).sum(dim=(1, 3)) > 0)
-    places = counted.nonzero()
-    rows, steps = places.unbind(1)
-    return largest.clamp_min(0.0)[rows, :, steps], keys[rows, :, steps], places
 
 
 class _Sums:
@@ -159,3 +108,43 @@ def role_of(found: Mapping[str, Any]) -> str:
         names.append("rare words")
     names += [name for name, relation in found.get("syntax", {}).items() if relation["syntactic"]]
     return ", ".join(names) or "–"
+
+
+def measure(
+    trained: TrainedModel,
+    split: str,
+    record: Record,
+    *,
+    parses: Optional[PathLike] = None,
+    relevance_sentences: int = 100,
+    max_tokens: int = 4000,
+    sentences: Optional[int] = None,
+) -> Dict[str, Dict[str, Any]]:
+    """Head → all its numbers; fills the record with ``looks``, ``syntax`` and ``relevance``.
+
+    Args:
+        parses: CoNLL-U of the first sentences; None: no syntax. relevance_sentences: 0: no relevance.
+    """
+    looks = record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
+    found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in looks.items()}
+    if parses:
+        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens))
+    if relevance_sentences:
+        options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
+        record.part("relevance", lambda: relevance(trained, split, **options))
+    for name in ("syntax", "relevance"):
+        for head, value in record.parts.get(name, {}).get("heads", {}).items():
+            found[head][name] = value
+    return found
+
+
+def rows(found: Mapping[str, Mapping[str, Any]], importance: Mapping[str, float]) -> List[List[str]]:
+    """A row for each head below a header; ``importance``: head → normalised importance, as far as it is known."""
+    table = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
+    for head in sorted(found, key=in_model):
+        numbers = found[head]
+        offset = f"{numbers['offset']:+d} ({numbers['positional']:.0%})" if "offset" in numbers else ""
+        cells = [numbers.get("rare"), numbers.get("relevance"), importance.get(head)]
+        shown = [f"{value:.3f}" if value is not None else "" for value in cells]
+        table.append([head, f"{numbers['confidence']:.3f}", offset, *shown, role_of(numbers)])
+    return table

@@ -16,7 +16,7 @@ from collab_fairseq.modules.heads import head_name
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .roles import attention, pointed
+from .taps import attention, pointed
 
 #: relations of Universal Dependencies and their names in older schemes
 RELATIONS = {"nsubj": "nsubj", "obj": "obj", "dobj": "obj", "amod": "amod", "advmod": "advmod"}

@@ -1,8 +1,8 @@
-"""Masking heads of a model in memory, and looking into what they read."""
+"""Masking heads of a model in memory, and seeing where they look."""
 
 import contextlib
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,14 @@ from collab_fairseq.attention.layer import AttentionLayer, Read
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
 from collab_fairseq.modules.settings import SITES, parse_sites
-from collab_fairseq.translation import load_model as load  # noqa: F401  (what all analyses begin with)
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import TrainedModel
 
 from . import HeadsError
 
 Layers = Mapping[str, IncrementalAttention]
+#: site → which tokens its queries and its keys stand for: of the source, what the decoder reads, and what it predicts
+SIDES = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("input", "input")}
 
 
 def sites(flag: str) -> List[str]:
@@ -36,7 +39,7 @@ def counts(layers: Mapping[str, Any]) -> Dict[str, int]:
 
 
 def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like: Any) -> Dict[str, Tensor]:
-    """Place → factors (H) on the contexts of its heads: 0 for these heads, 1 for the others.
+    """Place → factors (H) on the outputs of its heads: 0 for these heads, 1 for the others.
 
     ``like``: their dtype and device. Raises ConfigurationError for heads that the model does not have.
     """
@@ -49,7 +52,7 @@ def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like:
 
 @contextlib.contextmanager
 def multiplied(layers: Layers, factors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Multiply the contexts of heads by ``factors`` (H), (N, H) or (N, T, H), on top of the masks that they have."""
+    """Multiply the outputs of heads by ``factors`` (H), (N, H) or (N, T, H), on top of the masks that they have."""
     with contextlib.ExitStack() as stack:
         for place, factor in factors.items():
             layer, fixed = layers[place], layers[place].head_multiplier
@@ -78,9 +81,62 @@ def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Read]) 
 
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Without gradients of parameters, which nobody here asks for."""
+    """Without gradients of parameters, which no analysis needs."""
     with contextlib.ExitStack() as stack:
         for parameter in model.parameters():
             stack.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(False)
         yield
+
+
+class Seen(NamedTuple):
+    """What the heads of a layer look at in N sentences of T queries and S keys.
+
+    Attributes:
+        weights: (N, H, T, S). queries: (N, T), True where the query counts. keys: (N, S), True where the key counts.
+        tokens: (N, S), of the keys.
+    """
+
+    weights: Tensor
+    queries: Tensor
+    keys: Tensor
+    tokens: Tensor
+
+
+@torch.no_grad()
+def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Seen]:
+    """Place → what its heads look at in a batch."""
+    found: Dict[str, Tensor] = {}
+
+    def keep(place: str, read: Callable[..., Read], *given: Any) -> Read:
+        context, kept = read(*given[:-1], True)
+        assert kept is not None
+        found[place] = kept
+        return context, kept
+
+    with reading(attention_layers(trained.model), keep):
+        trained.model(**sample["net_input"])
+    dictionary = trained.task.target_dictionary  # both dictionaries have these symbols at the same places
+    inputs = sample["net_input"]
+    sides = {"source": inputs["src_tokens"], "input": inputs["prev_output_tokens"], "target": sample["target"]}
+    words = {name: tokens.ne(dictionary.pad()) & tokens.ne(dictionary.eos()) for name, tokens in sides.items()}
+    seen = {}
+    for place, weights in found.items():
+        queries, keys = SIDES[place.split(".")[0]]
+        seen[place] = Seen(weights, words[queries], words[keys], sides[keys])
+    return seen
+
+
+def pointed(seen: Seen) -> Tuple[Tensor, Tensor, Tensor]:
+    """The largest weight of every query that counts and sees a key that counts, and the key that it is on.
+
+    Returns:
+        weights (n, H), keys (n, H), and (n, 2) sentence and position of the n queries.
+    """
+    hidden = ~seen.keys[:, None, None, :].expand_as(seen.weights)
+    # the first query of a decoder sees </s> alone
+    largest, keys = seen.weights.masked_fill(hidden, -1.0).max(dim=-1)
+    counted = seen.queries & (seen.weights.masked_fill(hidden, 0.0).sum(dim=(1, 3)) > 0)
+    places = counted.nonzero()
+    rows, steps = places.unbind(1)
+    return largest.clamp_min(0.0)[rows, :, steps], keys[rows, :, steps], places

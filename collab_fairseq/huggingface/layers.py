@@ -136,7 +136,7 @@ class CollaborativeHeads(nn.Module):
         return KeyValue(keys[..., :key_dim], values.unflatten(-1, (heads, -1)).transpose(1, 2), content)
 
     def finish(self, context: Tensor, queries: Tensor) -> Tensor:
-        """What the architecture's layer makes of the contexts, (N, T, H·dv)."""
+        """What the architecture's layer makes of the heads' outputs, (N, T, H·dv)."""
         return context if self.names.output is None else getattr(self, self.names.output)(context)
 
     def forward(

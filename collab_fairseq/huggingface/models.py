@@ -38,9 +38,6 @@ CONFIGS: Dict[Type[Any], Type[Any]] = {
     base: _with_shapes(base) for base in (BertConfig, DistilBertConfig, AlbertConfig, MarianConfig)
 }
 
-#: names of modules that normalise queries or keys of a head
-_QK_NORMS = {f"{side}_{norm}" for side in ("q", "k", "query", "key") for norm in ("norm", "layernorm", "layer_norm")}
-
 
 def base_prefix(model: PreTrainedModel) -> str:
     """What the names of the base model's parts begin with in this model: ``bert.``, or nothing in the base model."""
@@ -62,13 +59,11 @@ class HeadPlace(NamedTuple):
     """Where the H heads of an attention layer can be reached from outside.
 
     Attributes:
-        output: the projection that is given the contexts, (N, T, H · dv).
-        shared: the query projection onto shared dimensions, (N, T, D̃k), of collaborative layers; None: standard heads.
+        output: the projection that is given the heads' outputs, (N, T, H · dv).
     """
 
     num_heads: int
     output: nn.Module
-    shared: Optional[nn.Module]
 
 
 def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
@@ -84,8 +79,7 @@ def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
         number = sum(place.startswith(site) for place in found)
         owner = layer if names.output else model.base_model.get_submodule(name.rpartition(".")[0])
         output = owner.get_submodule(names.output or "output.dense")
-        shared = getattr(layer, names.query) if isinstance(layer, CollaborativeHeads) else None
-        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output, shared)
+        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output)
     return found
 
 
@@ -123,26 +117,14 @@ def check_convertible(model: Any) -> None:
     """Refuse models whose heads cannot be made collaborative.
 
     Raises:
-        ReparamError: says why: rotary positions or normalised queries and keys, which stand between the projections
-            and the scores, or an architecture that is not known here.
+        ReparamError: no model of an architecture that is known here. Between their projections and their scores others
+            have more, such as rotary positions.
     """
     if not isinstance(model, PreTrainedModel):
         raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
-    if type(model.config) in (*CONFIGS, *CONFIGS.values()):
-        return
-    kind, modules = model.config.model_type, list(model.named_modules())
-    found = {
-        "turns queries and keys by their positions (RoPE)": any("RotaryEmb" in type(m).__name__ for _, m in modules),
-        "normalises queries and keys (QK-norm)": any(name.rpartition(".")[2] in _QK_NORMS for name, _ in modules),
-    }
-    reasons = [reason for reason, holds in found.items() if holds]
-    if reasons:
-        raise ReparamError(
-            f"{kind} {' and '.join(reasons)} between projection and score, "
-            "so that its scores are no product of shared query and key projections"
-        )
-    known = ", ".join(config.model_type for config in CONFIGS)
-    raise ReparamError(f"the architecture must be one of {known}, but is {kind}")
+    if type(model.config) not in (*CONFIGS, *CONFIGS.values()):
+        known = ", ".join(config.model_type for config in CONFIGS)
+        raise ReparamError(f"the architecture must be one of {known}, but is {model.config.model_type}")
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
@@ -202,17 +184,16 @@ def register() -> None:
 
 
 def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
-    """Load a collaborative model, a folder or a repository, that ``save_pretrained`` has written, as what it was.
+    """Load a model, standard or collaborative, that ``save_pretrained`` has written, as what it was.
 
     Args:
+        name_or_path: a folder or a repository.
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
 
     Raises:
-        ReparamError: not a collaborative model, or of a class that transformers does not have.
+        ReparamError: of a class that transformers does not have, or of an architecture that is not known here.
     """
     config = AutoConfig.from_pretrained(name_or_path)
-    if type(config) not in CONFIGS.values():
-        raise ReparamError(f"{name_or_path} must hold a collaborative model, but its model_type is {config.model_type}")
     saved = (config.architectures or [""])[0]
     base = getattr(transformers, saved.removeprefix("Collaborative"), None)
     if not isinstance(base, type) or not issubclass(base, PreTrainedModel):
@@ -220,4 +201,7 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             f"{name_or_path} was saved as {saved or 'no class'}, which transformers does not have; "
             "load it by collaborative_class(YourClass).from_pretrained"
         )
-    return collaborative_class(base).from_pretrained(name_or_path, **kwargs)
+    kind: Any = collaborative_class(base) if type(config) in CONFIGS.values() else base
+    model: PreTrainedModel = kind.from_pretrained(name_or_path, **kwargs)
+    check_convertible(model)
+    return model

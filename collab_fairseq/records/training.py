@@ -24,6 +24,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from collab_fairseq.checkpoints import num_parameters, num_updates
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, plain
 from collab_fairseq.records.train_log import read_train_log
@@ -41,19 +42,13 @@ def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
         key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
     }
     cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
-    # `.version` and `_float_tensor` are markers that fairseq keeps among the parameters
-    sizes = {
-        tensor.untyped_storage().data_ptr(): tensor.numel()
-        for key, tensor in state["model"].items()
-        if not key.endswith((".version", "._float_tensor"))
-    }
     config = {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg}
     config["common"] = {key: value for key, value in cfg["common"].items() if key in PRECISION}
     return {
         "config": config,
-        "parameters": sum(sizes.values()),
+        "parameters": num_parameters(state),
         "averaged_from": (state.get("extra_state") or {}).get("averaged_from"),
-        "updates": (state.get("optimizer_history") or [{}])[-1].get("num_updates"),
+        "updates": num_updates(state),
     }
 
 

@@ -43,16 +43,6 @@ def parse_budget(text: str) -> float:
     return float(match[1])
 
 
-def parameters_of(state: Mapping[str, Any]) -> int:
-    """Parameters of the model in a checkpoint; shared ones count once, fairseq's markers do not."""
-    sizes = {
-        tensor.untyped_storage().data_ptr(): tensor.numel()
-        for name, tensor in state["model"].items()
-        if not name.endswith((".version", "._float_tensor"))
-    }
-    return sum(sizes.values())
-
-
 @torch.no_grad()
 def divergences(
     trained: TrainedModel, variants: Mapping[Any, Mapping[str, torch.nn.Module]], split: str, **text: Any

@@ -51,7 +51,6 @@ class Calibrator:
 
     def __init__(self, scores: Optional[ScoreWeights] = None) -> None:
         self._scores = None if scores is None else scores.to(torch.float64)
-        self._widths = None if scores is None else (scores.heads.query.size(1), scores.heads.key.size(1))
         self._queries = 0
         self._sums: Tuple[Tensor, ...] = ()
 
@@ -75,28 +74,12 @@ class Calibrator:
             query_padding_mask: (N, T), boolean, True: padding, does not count.
 
         Raises:
-            ReparamError: widths other than before or than the scores', padding of another shape, NaN or infinity in
-                what counts.
+            ReparamError: NaN or infinity in what counts.
             ValueError: masks that do not fit (:func:`collab_fairseq.attention.masks.combine`).
         """
-        if query.dim() != 3 or key.dim() != 3 or query.size(0) != key.size(0):
-            raise ReparamError(
-                "query and key must have shapes (N, T, Dq) and (N, S, Dk) with the same N, "
-                f"but are {list(query.shape)} and {list(key.shape)}"
-            )
-        (rows, query_len, _), key_len, widths = query.shape, key.size(1), (query.size(2), key.size(2))
-        if self._widths not in (None, widths):
-            raise ReparamError(
-                f"queries and keys must be {' and '.join(map(str, self._widths or ()))} wide as those of the scores "
-                f"and those before, but are {widths[0]} and {widths[1]}"
-            )
+        (rows, query_len, _), key_len = query.shape, key.size(1)
         counted = torch.ones(rows, query_len, dtype=torch.bool, device=query.device)
         if query_padding_mask is not None:
-            if query_padding_mask.dtype != torch.bool or query_padding_mask.shape != counted.shape:
-                raise ReparamError(
-                    f"query_padding_mask must be boolean of shape {list(counted.shape)}, "
-                    f"but is {query_padding_mask.dtype} of shape {list(query_padding_mask.shape)}"
-                )
             counted = ~query_padding_mask
         heads = 1 if attn_mask is None or attn_mask.dim() == 2 else attn_mask.numel() // (rows * query_len * key_len)
         additive = torch.zeros(1, 1, 1, key_len, dtype=torch.float64, device=query.device)
@@ -117,7 +100,6 @@ class Calibrator:
         scores = additive if self._scores is None else additive + self._scores.logits(x, y)
         new = _moments(x, y, torch.softmax(scores, dim=-1) * visible)
         self._sums = tuple(old + more for old, more in zip(self._sums, new, strict=True)) if self._sums else new
-        self._widths = widths
         self._queries += int(counted.sum())
 
     def result(self) -> Calibration:

@@ -10,20 +10,15 @@ whose mean over y is KL(p(y | x) ‖ p'(y | x)), the divergence of whole transla
 translation alone in place of y is the approximation of Kim & Rush (2016), https://arxiv.org/abs/1606.07947.
 """
 
-import hashlib
 import itertools
 import logging
 import math
-import os
 import time
-from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from collab_fairseq import checkpoints
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
-from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
@@ -33,7 +28,7 @@ from .scores import scores_of
 
 logger = logging.getLogger(__name__)
 
-# every so many steps: a point of the curve, a line in the log, and the state that a killed run goes on from
+# every so many steps: a point of the curve and a line in the log
 _STRIDE = 50
 # part of the steps in which the learning rate rises
 _WARMUP = 0.05
@@ -82,16 +77,6 @@ class _Student:
         self.optimizer.step()
         return total, len(p)
 
-    def state(self) -> Dict[str, Any]:
-        parameters = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        return {"parameters": parameters, "optimizer": self.optimizer.state_dict()}
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-
 
 def _balanced(weights: Mapping[str, ScoreWeights]) -> Dict[str, ScoreWeights]:
     return {name: scores._replace(heads=scores.heads.balanced()) for name, scores in weights.items()}
@@ -102,11 +87,11 @@ def _factor(step: int, steps: int) -> float:
     return min((step + 1) / max(1, round(_WARMUP * steps)), 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def _shuffled(text: Sequence[Any], first: int, steps: int, seed: int) -> Iterator[Any]:
-    """The batches of steps ``first`` to ``steps``, every pass over the text in another order."""
+def _shuffled(text: Sequence[Any], steps: int, seed: int) -> Iterator[Any]:
+    """A batch for each step, every pass over the text in another order."""
     random = torch.Generator().manual_seed(seed)
     passes = (torch.randperm(len(text), generator=random).tolist() for _ in range(0, steps, len(text)))
-    return (text[number] for number in itertools.islice(itertools.chain.from_iterable(passes), first, steps))
+    return (text[number] for number in itertools.islice(itertools.chain.from_iterable(passes), steps))
 
 
 def distill(
@@ -118,7 +103,6 @@ def distill(
     max_tokens: int = 1000,
     rate: Optional[float] = None,
     seed: int = 1,
-    kept: Optional[PathLike] = None,
 ) -> Tuple[Dict[str, ScoreWeights], Dict[str, Any]]:
     """Train collaborative scores on the predictions of the source.
 
@@ -128,16 +112,14 @@ def distill(
             order, again and again, one of ``max_tokens`` a step.
         rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
             falls to zero along a cosine; None: 0.005. seed: of the order of batches.
-        kept: file that a run which was killed goes on from, to the same end; it is removed at the end.
 
     Returns:
         Scores of all layers of ``weights``, where the model came no closer those that it started from; and for records
         ``before`` and ``after``, KL(p ‖ p') in bits per target token on some of the text, ``curve``, of steps and the
-        same on the batches since the point before, and ``cpu_seconds``, of this process and of those that were killed.
+        same on the batches since the point before, and ``cpu_seconds`` of this process.
 
     Raises:
-        ReparamError: no steps, no positive rate; ``kept`` belongs to another run.
-        CheckpointError: ``kept`` cannot be read or written.
+        ReparamError: no steps, no positive rate.
     """
     rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
@@ -147,36 +129,20 @@ def distill(
     if not learning:
         return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
     student = _Student(trained, weights, learning)
-    digest = hashlib.sha256()
-    for parameter in student.parameters.values():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
-    run = {"steps": steps, "rate": rate, "seed": seed, "split": split, "max_tokens": max_tokens}
-    state: Dict[str, Any] = {"run": {**run, "start": digest.hexdigest()}, "step": 0, "curve": [], "seconds": 0.0}
-    if kept and os.path.exists(kept):
-        earlier = checkpoints.load(kept)
-        if earlier.get("run") != state["run"]:
-            raise ReparamError(f"{os.fspath(kept)} belongs to another distillation; remove it to begin anew")
-        state = earlier
-        student.load(state)
-        logger.info("distillation goes on after step %d of %d", state["step"], steps)
     text = list(batches(trained, split, max_tokens=max_tokens))
-    total, tokens, began = 0.0, 0, time.process_time() - state["seconds"]
-    for step, sample in enumerate(_shuffled(text, state["step"], steps, seed), state["step"]):
+    curve, total, tokens, began = [], 0.0, 0, time.process_time()
+    for step, sample in enumerate(_shuffled(text, steps, seed)):
         more, counted = student.step(sample, rate * _factor(step, steps))
         total, tokens = total + more, tokens + counted
         if (step + 1) % _STRIDE == 0 or step + 1 == steps:
-            state["curve"].append((step + 1, total / tokens / math.log(2)))
-            logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, state["curve"][-1][1])
+            curve.append((step + 1, total / tokens / math.log(2)))
+            logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, curve[-1][1])
             total, tokens = 0.0, 0
-            state.update(step=step + 1, seconds=time.process_time() - began)
-            if kept:
-                checkpoints.save({**state, **student.state()}, kept)
+    seconds = time.process_time() - began
     given = attention_layers(with_state(trained, converted(trained, weights)).model)
     variants = {"before": {name: given[name] for name in learning}, "after": student.layers}
     measured = divergences(trained, variants, split, sentences=_MEASURED)
-    if kept:
-        Path(kept).unlink(missing_ok=True)
     closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
     learnt = {**weights, **_balanced({n: scores_of(s) for n, s in student.layers.items()})} if closer else dict(weights)
     divergence = {"before": measured["before"], "after": min(measured.values())}
-    return learnt, {**divergence, "curve": state["curve"], "cpu_seconds": state["seconds"]}
+    return learnt, {**divergence, "curve": curve, "cpu_seconds": seconds}

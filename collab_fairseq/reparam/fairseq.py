@@ -63,9 +63,6 @@ def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) 
     Yields:
         Name → arguments as fairseq's layers pass them on, query (T, N, Dq), key and value (S, N, Dk); which of the
         query positions (N, T) are no padding; output (N, T, Dq). N: sentences, T, S: query and key positions.
-
-    Raises:
-        ReparamError: text without a target side.
     """
     layers = attention_layers(trained.model)
     seen: Dict[str, Call] = {}
@@ -82,8 +79,6 @@ def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) 
             stack.callback(layers[name].register_forward_hook(partial(hook, name), with_kwargs=True).remove)
         for sample in batches(trained, split, **text):
             inputs = sample["net_input"]
-            if inputs.get("prev_output_tokens") is None:
-                raise ReparamError("the text has no target side, but the decoder needs one")
             words.update({side: inputs[side].ne(pad) for side in ("src_tokens", "prev_output_tokens")})
             trained.model(**inputs)
             yield dict(seen)
@@ -118,7 +113,7 @@ def output_errors(
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
     """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
 
-    Tensors are shared, types kept. fairseq-train starts anew from it (:func:`.begin_anew`).
+    Tensors are shared, types kept. fairseq-train starts at epoch 1 from it (:func:`.begin_anew`).
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)

@@ -18,7 +18,6 @@ from collab_fairseq.records.files import check_targets
 from collab_fairseq.records.record import Record
 
 from . import allocation, fairseq
-from .allocation import parameters_of
 from .distill import distill
 from .scores import ScoreFit
 from .text import text_of
@@ -39,8 +38,7 @@ class Settings:
         sites: which attention, written as in ``--collaborative-heads``.
         calibration: ``SPLIT:N`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
-        distill: steps of training the new layers together on the source's predictions (:func:`.distill`); None: none. A
-            run that was killed resumes from the output with ``.distilling`` at its end.
+        distill: steps of training the new layers together on the source's predictions (:func:`.distill`); None: none.
         distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
         distill_rate: learning rate; None: that of :func:`.distill`.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
@@ -142,10 +140,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
         unlabelled = given.distill_text or calibration
         own, settings["distill_text"] = text_of(unlabelled, trained, **tokens, option="--distill-text", seed=seed)
         weights = {name: fit.weights for name, fit in fits.items()}
-        kept = f"{os.fspath(output)}.distilling"
-        weights, distilled = distill(
-            trained, weights, own, given.distill, rate=given.distill_rate, seed=seed, kept=kept
-        )  # fmt: skip
+        weights, distilled = distill(trained, weights, own, given.distill, rate=given.distill_rate, seed=seed)
         state = fairseq.converted(trained, weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
@@ -168,8 +163,8 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
             _layer(name, source, fits[name], errors.get(name), trained.state, state)
             for name, source in fairseq.sources(trained, names).items()
         ],
-        parameters={"before": parameters_of(trained.state), "after": parameters_of(state)}, divergences=curves,
-        distillation=distilled, seconds=seconds, evaluation=evaluation,
+        parameters={"before": checkpoints.num_parameters(trained.state), "after": checkpoints.num_parameters(state)},
+        divergences=curves, distillation=distilled, seconds=seconds, evaluation=evaluation,
     )  # fmt: skip
     return record
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, checked, relative_error
+from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, relative_error
 
 from .calibrate import Calibration, Weighting
 from .solver import Decomposition, decompose
@@ -29,17 +29,6 @@ class ScoreFit(NamedTuple):
     error: float
     weighted_error: Optional[float]
     found: Decomposition
-
-
-def _checked(source: ScoreWeights) -> ScoreWeights:
-    heads = checked(source.heads, "heads")
-    for name, shape in {"query_bias": [heads.rank], "content_bias": [heads.num_heads, heads.key.size(1)]}.items():
-        tensor = getattr(source, name)
-        if tensor is not None and list(tensor.shape) != shape:
-            raise ReparamError(f"{name} must have shape {shape}, but is {list(tensor.shape)}")
-        if tensor is not None and not bool(torch.isfinite(tensor).all()):
-            raise ReparamError(f"{name} must be finite, but holds NaN or infinity")
-    return source
 
 
 @torch.no_grad()
@@ -71,8 +60,7 @@ def fit_scores(
     Raises:
         ReparamError: sizes that do not fit, NaN or infinity.
     """
-    heads = _checked(source).heads
-    weighting = None
+    heads, weighting = source.heads, None
     if calibration is not None:
         for name in ("query", "key"):
             width, seen = getattr(heads, name).size(1), getattr(calibration, f"{name}_covariance").size(0)

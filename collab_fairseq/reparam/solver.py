@@ -107,7 +107,7 @@ def decompose(
     """Approximate heads by heads with fewer dimensions, shared by all of them.
 
     The energy start is the better one for trained heads, the random one where heads share most of what they do; both
-    run for a few sweeps, the better goes on. The same seed gives the same result on the same device.
+    run for a few sweeps, the better continues. The same seed gives the same result on the same device.
 
     Args:
         source: H heads of rank K. rank: R, from 1 to K. At R = K the source itself is returned.

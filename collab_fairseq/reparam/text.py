@@ -25,7 +25,7 @@ def text_of(
         seed: if given, the source side is all that is read, and the model draws the translations.
 
     Returns:
-        The split that it is, in the model's units, and the setting of a record: ``text``, what it is for people, and
+        The split that it is, in the model's tokens, and the setting of a record: ``text``, what it is for people, and
         ``sentences``, how many of the split, the first.
 
     Raises:
@@ -50,19 +50,15 @@ def text_of(
         if seed is None:
             return split, {"text": description, "sentences": found}
         sources = _sources(trained, split, found)
-    translation.add_text(trained, name, sources, own_translations(trained, sources, name, max_tokens, seed))
+    translation.add_text(trained, name, sources, _translated(trained, sources, name, max_tokens, seed))
     description += " and its translation by the model" if seed is None else ", translations drawn from the model"
     return name, {"text": description, "sentences": len(sources)}
 
 
-def own_translations(
-    trained: TrainedModel, sources: Sequence[str], name: str, max_tokens: int, seed: Optional[int] = None
+def _translated(
+    trained: TrainedModel, sources: Sequence[str], name: str, max_tokens: int, seed: Optional[int]
 ) -> List[str]:
-    """The model's translations, in its own units as the sources are.
-
-    Args:
-        seed: the translations are drawn from the model; None: greedy search.
-    """
+    """The model's translations, drawn with a seed or else greedy, in its own tokens as the sources are."""
     translation.add_text(trained, f"{name} source", sources)
     # what is drawn may never end
     search: Dict[str, Any] = {} if seed is None else {"sampling": True, "max_len_a": 2, "max_len_b": 10}

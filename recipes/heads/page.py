@@ -45,8 +45,8 @@ def page(folder: Path, name: str) -> str:
             ranks = record["parts"]["importance"]["heads"]
         if what == "ablate":
             texts.append(agreement(ranks, record["parts"]))
-        pictures = [f"{name}.{what}.svg", *([f"{name}.overlap.svg"] if what == "redundancy" else [])]
-        texts += [f"![{title}]({picture})" for picture in pictures if (folder / picture).exists()]
+        if (folder / f"{name}.{what}.svg").exists():
+            texts.append(f"![{title}]({name}.{what}.svg)")
         commit = (record["commit"]["id"] or "unknown")[:8]
         texts.append(f"[record]({file}), {record['hardware']['device']}, commit {commit}")
     return "\n\n".join(texts) + "\n"

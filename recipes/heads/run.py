@@ -19,20 +19,18 @@ from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
 from runner.training import collab
 
-from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import build_parser as collab_parser
 from collab_fairseq.cli.options import positive
-from collab_fairseq.heads import redundancy
 from collab_fairseq.records.files import write_text
 
 logger = logging.getLogger("recipe")
 
 ABOUT = """Analyse the heads of a trained translation model: redundancy, importance, ablation (each head without, and
-alone) with paired bootstrap, pruning curves, roles and attention maps; then train it further with stochastic gates
+alone) with paired bootstrap, pruning curves, roles; then train it further with stochastic gates
 at several penalties, and score what they leave. The same command resumes what was interrupted."""
 ENDING = """OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json,
 NAME.roles.json, NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the
-trainings, maps/."""
+trainings."""
 # the rate falls to zero along a line: gates need a high one to get anywhere, the weights a low one in the end
 TRAINING = [
     "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0", "--lr", "0.006",
@@ -54,8 +52,6 @@ def main() -> None:
     add("--sentences", metavar="N", type=positive, help=text)
     text = "CoNLL-U of the validation set's source side, for syntactic heads"
     add("--parses", metavar="FILE", type=absolute, help=text)
-    text = "draw the attention of these sentences of the validation set (default: 0)"
-    add("--maps", metavar="N,N", default="0", help=text)
     text = "gate penalties λ; 0 is the same training without a penalty (default: %(default)s; none: no gates)"
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
     text = "where the gates are (default: %(default)s; encoder alone freezes the decoder)"
@@ -75,7 +71,6 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
     output, name = open_folder(args, "heads", settings), args.name
-    (output / "maps").mkdir(exist_ok=True)
 
     def kept(step: str, file: Path, made: Callable[[], Any]) -> None:
         """What a step prints goes to a file, which is there once it is finished."""
@@ -97,14 +92,13 @@ def main() -> None:
     tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
     limit = ["--sentences", args.sentences] if args.sentences else []
     ranking = ["--importance", output / f"{name}.importance.json"]
-    shares = redundancy.read_weights(checkpoints.load_with_model(args.model)).values()
-    heads("redundancy", *(["--overlap", output / f"{name}.overlap.svg"] if any(kind for _, kind in shares) else []))
+    heads("redundancy")
     heads("importance", *data)
     heads("ablate", *data, *tests, *limit)
     heads("prune", *data, *tests, *ranking, "--by-site", *limit)
     heads("prune-raw", *data, *tests, *ranking, "--ranking", "raw", *limit)
     parses = ["--parses", args.parses] if args.parses else []
-    heads("roles", *data, *ranking, "--maps", args.maps, "--maps-folder", output / "maps", *parses)
+    heads("roles", *data, *ranking, *parses)
 
     def gated(penalty: str) -> None:
         """Train with gates, and score what they leave."""
@@ -121,4 +115,4 @@ def main() -> None:
         kept(f"gates, penalty {penalty}", told, functools.partial(gated, penalty))
         shutil.copy(told, output / "gates.md")
     write_text(page.page(output, name), output / "table.md")
-    logger.info("results: %s/table.md, %s.*.json, %s.*.svg, maps/", output, name, name)
+    logger.info("results: %s/table.md, %s.*.json, %s.*.svg", output, name, name)

@@ -32,7 +32,7 @@ from collab_fairseq.cli.options import command
 from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
-from collab_fairseq.reparam.allocation import measure_curves, parameters_of, spend
+from collab_fairseq.reparam.allocation import measure_curves, spend
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, converted, output_errors, places, sources
 from collab_fairseq.reparam.text import text_of
@@ -103,7 +103,8 @@ class Study:
         return {
             "model": {
                 **checkpoints.file_setting(args.model), "updates": checkpoints.num_updates(state),
-                "parameters": parameters_of(state), "sizes": {name: model_config(state)[name] for name in kept},
+                "parameters": checkpoints.num_parameters(state),
+                "sizes": {name: model_config(state)[name] for name in kept},
             },
             "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
             "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
@@ -159,8 +160,7 @@ class Study:
         seconds = time.process_time() - began
         if method != "distilled":
             return found, seconds, None
-        kept = self.output / f"{self.args.name}-{slug(part)}-seed{seed}.distilling"
-        found, told = distill(self.trained, found, self.unlabelled, self.args.distill, seed=seed, kept=kept)
+        found, told = distill(self.trained, found, self.unlabelled, self.args.distill, seed=seed)
         return found, seconds + told["cpu_seconds"], told
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
@@ -173,7 +173,7 @@ class Study:
             "key_dims": {name: scores.heads.rank for name, scores in weights.items()},
             "errors": {n: relative_error(self.origin[n].heads, w.heads) for n, w in weights.items()},
             "output_errors": output_errors(self.trained, model, "train", self.names, sentences=MEASURED),
-            "parameters": parameters_of(state), "distillation": distilled,
+            "parameters": checkpoints.num_parameters(state), "distillation": distilled,
             **self.scores(model, part in self.args.bleu_ranks),
         }  # fmt: skip
         if method in KEPT and seed == self.args.seeds[0]:

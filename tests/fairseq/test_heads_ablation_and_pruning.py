@@ -128,7 +128,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     assert found[50]["loss"] == expected.loss != found[0]["loss"]
 
 
-def test_the_commands_prune_profile_and_remove(states, references, tiny_data, tmp_path, capsys):
+def test_the_commands_prune_compare_and_remove(states, references, tiny_data, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     checkpoint, pruned = tmp_path / "model.pt", tmp_path / "pruned.pt"
     checkpoints.save(states["standard"], checkpoint)
@@ -157,12 +157,13 @@ def test_the_commands_prune_profile_and_remove(states, references, tiny_data, tm
 
     copied = tmp_path / "again.pt"
     copied.write_bytes(checkpoint.read_bytes())
-    picture = tmp_path / "profile.svg"
+    picture = tmp_path / "when.svg"
     printed = collab("prune", checkpoint, copied, *test, *few, "--figure", picture)
-    rows = [line.split("|")[3:] for line in printed.splitlines() if line.startswith(("| model.pt", "| again.pt"))]
-    assert len(rows) == 2
+    rows = [[line.split("|")[2:] for line in printed.splitlines() if line.startswith(f"| {name}/encoder")]
+            for name in ("model.pt", "again.pt")]  # fmt: skip
+    assert len(rows[0]) == 10
     assert rows[0] == rows[1]
-    assert "BLEU of all heads" in picture.read_text(encoding="utf-8")
+    assert ">again.pt/encoder_cross_decoder<" in picture.read_text(encoding="utf-8")
 
 
 def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tmp_path):

@@ -29,7 +29,7 @@ def shares(matrix):
 def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
     query, key = draw(6, 10), draw(6, 8, seed=1)
     weights = block_mixing([2, 2, 2]).double() if mixing == "blocks" else draw(3, 6, seed=2)
-    result = redundancy(HeadFactors(query, key, weights), mixing == "dense")
+    result = redundancy(HeadFactors(query, key, weights))
     heads = []
     for row in weights:
         own = row != 0
@@ -53,11 +53,11 @@ def test_curves_are_those_of_the_matrices_of_figure_1(mixing):
 def test_mixing_vectors_are_compared_whatever_their_scale():
     query, key, mixing = draw(6, 10), draw(6, 8, seed=1), draw(3, 6, seed=2)
     factor = torch.linspace(0.1, 5, 6, dtype=torch.float64)
-    one = redundancy(HeadFactors(query, key, mixing), True)
-    other = redundancy(HeadFactors(query / factor[:, None], key, mixing * factor), True)
+    one = redundancy(HeadFactors(query, key, mixing))
+    other = redundancy(HeadFactors(query / factor[:, None], key, mixing * factor))
     for name in ("effective_dims", "overlap"):
         assert torch.allclose(torch.tensor(one[name]), torch.tensor(other[name]))
-    blocks = redundancy(HeadFactors(torch.eye(6).double(), torch.eye(6).double(), block_mixing([4, 2]).double()), True)
+    blocks = redundancy(HeadFactors(torch.eye(6).double(), torch.eye(6).double(), block_mixing([4, 2]).double()))
     assert blocks["effective_dims"] == pytest.approx([4.0, 2.0])
     assert torch.allclose(torch.tensor(blocks["overlap"]), torch.eye(2))
 
@@ -65,7 +65,7 @@ def test_mixing_vectors_are_compared_whatever_their_scale():
 def test_a_matrix_of_zeros_captures_nothing():
     assert captured(torch.zeros(3, dtype=torch.float64)) == [0.0, 0.0, 0.0]
     zero = HeadFactors(*(torch.zeros(2, width).double() for width in (3, 3, 2)))
-    assert redundancy(zero, True)["effective_dims"] == [0.0, 0.0]
+    assert redundancy(zero)["effective_dims"] == [0.0, 0.0]
 
 
 def state_of(model, **flags):
@@ -78,10 +78,9 @@ def test_weights_are_found_by_place_with_each_layers_own_heads():
     model = build(**flags)
     weights = read_weights(state_of(model, **flags))
     assert list(weights) == ["encoder.0", "encoder.1", "cross.0", "cross.1", "decoder.0", "decoder.1"]
-    assert weights["cross.1"][0].mixing.tolist() == [[1.0] * 4]
-    assert weights["decoder.0"][0].mixing.tolist() == block_mixing([3, 3]).tolist()
-    assert [shared for _, shared in weights.values()] == [True, True, False, False, False, False]
-    assert torch.equal(weights["encoder.1"][0].mixing, model.encoder.layers[1].self_attn.mixing.double())
+    assert weights["cross.1"].mixing.tolist() == [[1.0] * 4]
+    assert weights["decoder.0"].mixing.tolist() == block_mixing([3, 3]).tolist()
+    assert torch.equal(weights["encoder.1"].mixing, model.encoder.layers[1].self_attn.mixing.double())
 
 
 @pytest.mark.parametrize(
@@ -109,11 +108,9 @@ def test_the_command_prints_and_keeps_to_one_checkpoint(tiny_run, tmp_path, caps
     assert "| E:1 | 2 | 16 |" in printed
     record = json.loads(result.read_text(encoding="utf-8"))
     weights = read_weights(checkpoints.load(checkpoint))
-    assert record["parts"]["cross.0"] == redundancy(*weights["cross.0"])
+    assert record["parts"]["cross.0"] == redundancy(weights["cross.0"])
     assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(result)]) == 1
     assert "holds a result with another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
-    assert main(["heads", "redundancy", str(checkpoint), "--overlap", str(tmp_path / "o.svg")]) == 1
-    assert "no collaborative heads" in capsys.readouterr().err
 
 
 def test_hugging_face_folders(tmp_path, capsys, monkeypatch):
@@ -130,8 +127,8 @@ def test_hugging_face_folders(tmp_path, capsys, monkeypatch):
     assert "| 4 | 32 |" in rows[2]
     attention = model.encoder.layer[1].attention.self
     heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 4)
-    counts = redundancy(heads, False)["dimensions"]["product"]["layer"]
+    counts = redundancy(heads)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["heads", "redundancy", folder]) == 1
-    assert "with its extra `huggingface`" in capsys.readouterr().err
+    assert "pip install 'collab_fairseq[huggingface]'" in capsys.readouterr().err

@@ -154,7 +154,6 @@ def test_the_command_writes_what_the_functions_make(command_line, checkpoint, ti
     learnt = report["distillation"]
     assert 0 < learnt["after"] < learnt["before"]
     assert [step for step, _ in learnt["curve"]] == [9]
-    assert not (folder / "six.pt.distilling").exists()
     assert sizes["b"] - sizes["a"] == saved
     told = report["evaluation"]["valid loss"]
     assert told["before"] == pytest.approx(loss(trained, "valid").loss, abs=1e-6)

@@ -66,7 +66,7 @@ def test_gradients_are_finite_differences(case, heads):
         {"encoder", "cross", "decoder"} if case == "marian" else {"encoder"}
     )
     trained = [parameter.requires_grad for parameter in model.parameters()]
-    found, shared = gradients(model, places, batch)
+    found = gradients(model, places, batch)
     assert [parameter.requires_grad for parameter in model.parameters()] == trained
     row, step = 1, 1e-5
 
@@ -74,24 +74,11 @@ def test_gradients_are_finite_differences(case, heads):
         ends = [loss_of(change(1 + sign * step), batch, row) for sign in (1, -1)]
         return pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4, abs=1e-7)
 
-    def with_dimension(place, dim, factor):
-        made = copy.deepcopy(model)
-        query = hf.head_places(made)[place].shared
-        with torch.no_grad():
-            for tensor in query.parameters():
-                tensor[dim] *= factor
-        return made
-
     for place in list(places)[-3:]:
         assert found[place].shape == (3, HEADS)
         for head in range(HEADS):
             assert float(found[place][row, head]) == slope(partial(scaled, model, place, head))
     assert max(float(gradient.abs().max()) for gradient in found.values()) > 1e-3
-    assert set(shared) == (set(places) if heads == "collaborative" else set())
-    for place in list(shared)[-1:]:
-        assert shared[place].shape == (3, 12)
-        for dim in (0, 7):
-            assert float(shared[place][row, dim]) == slope(partial(with_dimension, place, dim))
 
 
 def test_importance_is_the_mean_over_sentences_whatever_the_batches():
@@ -104,7 +91,7 @@ def test_importance_is_the_mean_over_sentences_whatever_the_batches():
     for name in ("source_tokens", "target_tokens"):
         assert found[name] == sum(getattr(batch, name) for batch in batches)
     for place in places:
-        expected = sum(gradients(model, places, batch)[0][place].abs().sum(0) for batch in batches) / 8
+        expected = sum(gradients(model, places, batch)[place].abs().sum(0) for batch in batches) / 8
         raw = [found["heads"][head_name(place, head)]["raw"] for head in range(HEADS)]
         assert raw == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
     rows = [
@@ -184,7 +171,6 @@ def test_importance_of_a_folder(collab, name, tmp_path):
     assert figure.exists()
     part = parts["importance"]
     assert set(part["heads"]) == {head_name(f"encoder.{n}", head) for n in range(2) for head in range(HEADS)}
-    assert bool(part["shared_dims"]) == (name == "bert-12")
 
 
 def test_ablation_of_a_classifier(collab, folders):

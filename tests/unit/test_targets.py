@@ -20,7 +20,7 @@ COMMANDS = [
     ["heads", "ablate", "missing.pt", "--reference", "test=missing", "--json"],
     ["heads", "gates", "missing.pt", "--output"],
     ["heads", "prune", "missing.pt", "--remove", "40", "--output"],
-    ["heads", "redundancy", "missing.pt", "--overlap"],
+    ["heads", "redundancy", "missing.pt", "--figure"],
 ]
 
 
@@ -51,6 +51,9 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads ablate x", "--reference SPLIT=FILE is needed"),
         ("heads importance x --label y", "--label is for a Hugging Face model's folder, but x is none"),
         ("heads importance x --device gpu", "expected auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("heads redundancy x --overlap y", "--overlap is gone: the cosines of collaborative heads' mixing vectors are"),
+        ("heads roles x --epsilon 0", "--epsilon is gone: relevance is conserved"),
+        ("heads roles x --maps 0", "--maps is gone: collab_fairseq.heads.taps.attention gives the weights"),
         ("heads gates x --output y.json", "--output is the new checkpoint, got y.json; the record goes to --json"),
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam is of a measurement"),
@@ -69,9 +72,3 @@ def test_flags_that_do_not_apply_are_refused(command, message, tmp_path, monkeyp
     assert status in (1, 2)
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_of_attention_maps_is_tried_too(tmp_path, capsys):
-    maps = ["--maps", "0", "--maps-folder", str(tmp_path / "nowhere")]
-    assert main(["heads", "roles", "missing.pt", *maps]) == 1
-    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
