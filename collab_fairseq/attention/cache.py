@@ -47,7 +47,7 @@ def _each(change: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:
     )
 
 
-def of_each_head(shared: Tensor, heads: int) -> Tensor:
+def repeat_kv(shared: Tensor, heads: int) -> Tensor:
     """(N, G, S, d) of groups of heads as (N, H, S, d); a view where G is 1 or H."""
     share = heads // shared.size(1)
     return shared if share == 1 else shared.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2)

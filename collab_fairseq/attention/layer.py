@@ -6,7 +6,7 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue, of_each_head
+from .cache import KeyValue, repeat_kv
 from .kernels import check_name
 from .kind import Kind, check_groups
 from .masks import combine, multiply_heads
@@ -17,7 +17,6 @@ from .torch_encoder import WithoutFastPath
 INITS = ("default", "authors")
 #: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
 Read = Tuple[Tensor, Optional[Tensor]]
-
 
 
 class AttentionLayer(WithoutFastPath, Kind, nn.Module):
@@ -131,7 +130,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
 
     def head_values(self, entry: KeyValue) -> Tensor:
         """The values of every head, (N, H, S, dv), that an entry of :meth:`project` stands for."""
-        return of_each_head(entry.value, self.num_heads)
+        return repeat_kv(entry.value, self.num_heads)
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """Keys and values as attention reads them: the entry that decoding caches.

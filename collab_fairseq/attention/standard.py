@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .cache import KeyValue
 from .factors import HeadMaps
-from .kernels import STANDARD, choose_standard
+from .kernels import STANDARD, attend_standard
 from .layer import AttentionLayer
 
 
@@ -80,5 +80,4 @@ class StandardAttention(AttentionLayer):
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """As :meth:`_contexts`, of queries (N, H, T, dk)."""
-        attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
-        return attend(query, entry, mask, self.scale, dropout, need_weights)
+        return attend_standard(self.kernel, query, entry, mask, self.scale, dropout, need_weights)

@@ -100,7 +100,7 @@ def test_one_seed_drops_the_same_weights_in_every_way(kernel):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
+def test_gradcheck_of_the_head_loop(dropout, need_weights):
     mask = torch.randn(N, 1, 1, 3, dtype=torch.float64)
     mask[0, ..., 0] = -torch.inf
 
@@ -111,7 +111,9 @@ def test_gradcheck_of_the_head_loop_once_and_twice(dropout, need_weights):
 
     arguments = tensors(key_len=3, key_dim=2, value_dim=2)
     assert torch.autograd.gradcheck(function, arguments)
-    assert torch.autograd.gradgradcheck(function, arguments)
+    outputs = call("head_loop", *arguments, mask, dropout, need_weights)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(outputs[0].sum(), arguments[0], create_graph=True)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -124,19 +126,6 @@ def test_the_plain_way_has_a_second_derivative(name):
         return layer(query, key, key, key_padding_mask=padding["key_padding_mask"][:2, :2])
 
     assert torch.autograd.gradgradcheck(function, (query, key))
-
-
-def test_a_second_derivative_is_right_where_the_key_comes_from_the_query():
-    """The partial derivative must not follow the query into a key that was computed from it."""
-    query, mixing, _, value, _ = tensors(key_len=T)
-    results = []
-    for kernel in ("bmm", "head_loop"):
-        context, _ = call(kernel, query, mixing, query * 2.0, value, None)
-        (first,) = torch.autograd.grad(context.square().sum(), query, create_graph=True)
-        results.append(torch.autograd.grad(first.square().sum(), (query, mixing)))
-    for mine, other in zip(*results, strict=True):
-        assert other.abs().max() > 0.1
-        assert (mine - other).abs().max() < 1e-9
 
 
 def entry_of(dtype=torch.float32):
@@ -155,7 +144,7 @@ def test_the_choice_on_a_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "FEW_QUERIES", T + 1)  # as in decoding
     assert choose("auto", query, mixing, entry, None, False) is packed_bmm.attend
     for name, kernel in COLLABORATIVE.items():
-        assert choose(name, query, mixing, entry, None, True) is kernel.attend
+        assert choose(name, query, mixing, entry, None, True) is kernel
 
 
 def test_the_choice_for_standard_heads_on_a_cpu():
@@ -166,12 +155,12 @@ def test_the_choice_for_standard_heads_on_a_cpu():
     def chosen(query, entry, dropout=0.0, need_weights=False):
         return kernels.choose_standard("auto", query, entry, dropout, need_weights)
 
-    assert chosen(heads, wide) is sdpa.attend_standard
-    assert chosen(heads[:, :, 1:], wide) is packed_bmm.attend_standard
-    assert chosen(heads, wide, dropout=0.1) is packed_bmm.attend_standard
-    assert chosen(heads, wide, need_weights=True) is packed_bmm.attend_standard
-    assert chosen(heads[..., :3], narrow) is packed_bmm.attend_standard
-    assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend_standard
+    assert chosen(heads, wide) is sdpa.attend
+    assert chosen(heads[:, :, 1:], wide) is packed_bmm.attend
+    assert chosen(heads, wide, dropout=0.1) is packed_bmm.attend
+    assert chosen(heads, wide, need_weights=True) is packed_bmm.attend
+    assert chosen(heads[..., :3], narrow) is packed_bmm.attend
+    assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend
 
 
 def test_an_impossible_choice_says_why():
@@ -199,7 +188,8 @@ def test_transformations_of_torch_take_the_plain_way(kernel):
     def function(x):
         return layer(x, key, value, need_weights=False)[0]
 
-    expected, derivative = torch.autograd.functional.jvp(function, query, tangent)
+    plain = build("collaborative-content", "cross", kernel="bmm")  # has the second derivative that this is made of
+    expected, derivative = torch.autograd.functional.jvp(lambda x: plain(x, key, value)[0], query, tangent)
     assert derivative.abs().max() > 0.1
     assert (torch.func.jvp(function, (query,), (tangent,))[1] - derivative).abs().max() < 1e-10
     single = torch.func.vmap(lambda x, k, v: layer(x[None], k[None], v[None], need_weights=False)[0][0])

@@ -6,7 +6,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
-from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import (
+    KernelError,
+    attend_collaborative,
+    attend_standard,
+    choose,
+    choose_standard,
+    packed_bmm,
+    sdpa,
+)
 from tests.common import DEVICES, FLOAT32
 from tests.unit.attention_cases import call, tensors
 
@@ -55,7 +63,7 @@ def test_the_device_is_asked_for_first(key_dim, dtype, weights, expected, compil
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
         assert choose("auto", query, mixing, entry, None, weights) is expected.attend
         standard = choose_standard("auto", heads, entry, 0.1, weights)
-        assert standard is (sdpa.attend_standard if expected is sdpa or key_dim == 136 else packed_bmm.attend_standard)
+        assert standard is (sdpa.attend if expected is sdpa or key_dim == 136 else packed_bmm.attend)
         assert choose("auto", *here, None, weights) is packed_bmm.attend  # few queries
         if compiled:
             assert choose("head_loop", query, mixing, entry, None, weights) is packed_bmm.attend
@@ -71,7 +79,7 @@ def test_transformations_take_the_plain_way_on_a_card_too():
 
         seen = [ways(query)]
         torch.func.vmap(lambda x: seen.append(ways(x)) or x)(query.unsqueeze(0))
-    assert seen == [(sdpa.attend, sdpa.attend_standard), (packed_bmm.attend, packed_bmm.attend_standard)]
+    assert seen == [(sdpa.attend,) * 2, (packed_bmm.attend,) * 2]
 
 
 def test_widths_that_a_card_computes_slowly_are_refused():
@@ -101,9 +109,9 @@ def test_both_kinds_of_heads_are_offered_the_same_backends_and_never_cudnns(dtyp
         query, mixing, entry = of_a_card(dtype=dtype, keys=keys)
         heads = query.unsqueeze(1).expand(-1, 3, -1, -1)
         for given in (entry, entry._replace(content=None)):
-            choose("auto", query, mixing, given, None, False)(query, mixing, given, None, 0.7, dropout, False)
-        standard = entry._replace(key=entry.value)
-        choose_standard("auto", heads, standard, dropout, False)(heads, standard, None, 0.7, dropout, False)
+            attend_collaborative("auto", query, mixing, given, None, 0.7, dropout, False)
+        standard = KeyValue(entry.value, entry.value)
+        attend_standard("auto", heads, standard, None, 0.7, dropout, False)
     assert offered == [(True, True, True, False)] * 3
     assert allowed.cudnn_sdp_enabled()  # again
 

@@ -11,8 +11,8 @@ the processor's cache; the backward pass mixes them anew. Saved for it are Q, M,
     ∂Q  += (∂S_h K) ⊙ m_h · scale            ∂K += ∂S_hᵀ (Q ⊙ m_h) · scale
     ∂m_h = Σ_nt (∂S_h K) ⊙ Q · scale         ∂c_h = Σ_t ∂S_h · scale
 
-Dropout draws the random numbers that :mod:`.packed_bmm` draws, so one seed gives one mask. Second derivatives are left
-to autograd.
+Dropout draws the random numbers that :mod:`.packed_bmm` draws, so one seed gives one mask. There is no second
+derivative.
 """
 
 from typing import Any, Iterator, NamedTuple, Optional, Tuple
@@ -20,8 +20,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..cache import KeyValue
-from . import packed_bmm
+from ..cache import KeyValue, repeat_kv
 
 #: bytes of buffers of one group of sentences for each thread: the size of a core's L2 cache
 GROUP_BYTES = 1 << 20
@@ -40,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What is not a tensor; see :func:`.packed_bmm.attend`."""
+    """What is not a tensor."""
 
     scale: float
     dropout: float
@@ -51,30 +50,24 @@ Gradients = Tuple[Optional[Tensor], ...]
 
 
 def attend(
-    query: Tensor,
-    mixing: Tensor,
-    entry: KeyValue,
-    mask: Optional[Tensor],
-    scale: float,
-    dropout: float,
-    need_weights: bool,
+    query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], *setting: Any
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """As :func:`.packed_bmm.attend`."""
-    keep: Optional[Tensor] = None
-    if dropout > 0.0:
+    """As :func:`.attend_collaborative`, without the name; ``setting``: scale, dropout, need_weights."""
+    how, keep = Setting(*setting), None
+    if how.dropout > 0.0:
         shape = (query.size(0), mixing.size(0), query.size(1), entry.key.size(1))
-        keep = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1.0 - dropout)
-    inputs = Inputs(query, mixing, entry.key, entry.value, entry.content, mask, keep)
-    setting = Setting(scale, dropout, need_weights)
+        keep = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1.0 - how.dropout)
+    value = repeat_kv(entry.value, mixing.size(0))
+    inputs = Inputs(query, mixing, entry.key, value, entry.content, mask, keep)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        context, weights = HeadLoop.apply(*inputs, setting)  # type: ignore[no-untyped-call]
-        return context, weights
-    context, all_weights = forward(inputs, setting, keep_weights=need_weights)
-    return context, all_weights.transpose(0, 1) if need_weights else None
+        outputs, weights = HeadLoop.apply(*inputs, how)  # type: ignore[no-untyped-call]
+        return outputs, weights
+    outputs, weights = forward(inputs, how, keep_weights=how.need_weights)
+    return outputs, weights.transpose(0, 1) if how.need_weights else None
 
 
-def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
-    """Why these arguments of :func:`attend` cannot be computed in this way, or None."""
+def unsupported_reason(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
+    """Why :func:`attend` cannot compute these, or None."""
     types = {x.dtype for x in (query, mixing, entry.key, entry.value)}
     if len(types) > 1 or not types <= {torch.float32, torch.float64}:
         return f"head_loop computes in float32 or float64, but got {', '.join(sorted(map(str, types)))}"
@@ -89,19 +82,17 @@ class HeadLoop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tuple[Tensor, Optional[Tensor]]:
         inputs, ctx.setting = Inputs(*arguments[:-1]), arguments[-1]
-        context, weights = forward(inputs, ctx.setting, keep_weights=True)
+        outputs, weights = forward(inputs, ctx.setting, keep_weights=True)
         ctx.save_for_backward(*inputs, weights)
         ctx.set_materialize_grads(False)
-        return context, weights.transpose(0, 1) if ctx.setting.need_weights else None
+        return outputs, weights.transpose(0, 1) if ctx.setting.need_weights else None
 
     @staticmethod
     def backward(ctx: Any, *gradients: Optional[Tensor]) -> Gradients:
-        *saved, weights = ctx.saved_tensors
-        inputs = Inputs(*saved)
-        if torch.is_grad_enabled():  # with create_graph
-            found = differentiable_backward(inputs, gradients, ctx.setting)
-        else:
-            found = backward(inputs, weights, gradients, ctx.setting)
+        if torch.is_grad_enabled():
+            raise RuntimeError("the kernel head_loop has no second derivative (create_graph): use the kernel bmm")
+        *inputs, weights = ctx.saved_tensors
+        found = backward(Inputs(*inputs), weights, gradients, ctx.setting)
         return (*found, None, None, None)  # mask, keep, setting
 
 
@@ -112,7 +103,7 @@ class Group(NamedTuple):
     mixed: Tensor  # (n, T, D̃k)
     gradient: Tensor  # (n, T, D̃k), of the mixed queries
     scores: Tensor  # (n, T, S)
-    context: Tensor  # (n, T, dv)
+    output: Tensor  # (n, T, dv)
 
 
 def groups(inputs: Inputs) -> Iterator[Group]:
@@ -130,15 +121,15 @@ def groups(inputs: Inputs) -> Iterator[Group]:
 
 
 def forward(inputs: Inputs, setting: Setting, keep_weights: bool) -> Tuple[Tensor, Tensor]:
-    """Context (N, H, T, dv), in memory like the query, and weights (H, N, T, S), or (0, N, T, S) if not to be kept."""
+    """Head outputs (N, H, T, dv), in memory like the query, and weights (H, N, T, S), or (0, N, T, S) if not kept."""
     query, mixing, key, value, content, mask, keep = inputs
     rows, query_len, _ = query.shape
     heads, key_len, value_dim = mixing.size(0), key.size(1), value.size(3)
     weights = query.new_empty(heads if keep_weights else 0, rows, query_len, key_len)
     if query.stride(0) < query.stride(1):  # (T, N, …) in memory, as in fairseq's layers
-        context = query.new_empty(query_len, rows, heads, value_dim).permute(1, 2, 0, 3)
+        output = query.new_empty(query_len, rows, heads, value_dim).permute(1, 2, 0, 3)
     else:
-        context = query.new_empty(rows, query_len, heads, value_dim).transpose(1, 2)
+        output = query.new_empty(rows, query_len, heads, value_dim).transpose(1, 2)
     scaled = mixing * setting.scale
     if mask is not None:
         mask = mask.expand(rows, heads, -1, -1)
@@ -155,19 +146,19 @@ def forward(inputs: Inputs, setting: Setting, keep_weights: bool) -> Tuple[Tenso
             torch.softmax(scores, -1, out=scores)
             if keep is not None:
                 scores = torch.mul(scores, keep[n, h], out=group.scores).div_(1.0 - setting.dropout)
-            context[n, h] = torch.bmm(scores, value[n, h], out=group.context)
-    return context, weights
+            output[n, h] = torch.bmm(scores, value[n, h], out=group.output)
+    return output, weights
 
 
 def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Setting) -> Gradients:
-    """Gradients of query, mixing, key, value and content, from those of context (N, H, T, dv) and weights (N, H, T, S).
+    """Gradients of query, mixing, key, value and content, from those of outputs (N, H, T, dv) and weights (N, H, T, S).
 
     Args:
         weights: (H, N, T, S), from :func:`forward`.
         gradients: of its two results; either may be None.
     """
     query, mixing, key, value, content, _, keep = inputs
-    context_gradient, weights_gradient = gradients
+    output_gradient, weights_gradient = gradients
     scaled = mixing * setting.scale
     d_query, d_mixing, d_value = torch.empty_like(query), torch.zeros_like(mixing), torch.zeros_like(value)
     d_key = torch.zeros(key.shape, dtype=key.dtype, device=key.device)
@@ -175,10 +166,10 @@ def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Set
     for n, mixed, d_mixed, d_scores, _ in groups(inputs):
         for h in range(mixing.size(0)):
             p = weights[h, n]
-            if context_gradient is None:
+            if output_gradient is None:
                 d_scores.zero_()
             else:
-                g = context_gradient[n, h]
+                g = output_gradient[n, h]
                 dropped = p
                 if keep is not None:
                     dropped = torch.mul(p, keep[n, h], out=d_scores).div_(1.0 - setting.dropout)
@@ -200,23 +191,3 @@ def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Set
             if d_content is not None:
                 torch.sum(d_scores, 1, out=d_content[n, h]).mul_(setting.scale)
     return d_query, d_mixing, d_key, d_value, d_content
-
-
-def differentiable_backward(inputs: Inputs, gradients: Gradients, setting: Setting) -> Gradients:
-    """What :func:`backward` returns, as a function that autograd can differentiate again."""
-    with torch.enable_grad():
-        # aliases: the derivative is a partial one, even where one of these was computed from another
-        aliases = Inputs(*(None if x is None else x.view_as(x) for x in inputs))  # type: ignore[arg-type]
-        query, mixing, key, value, content, mask, keep = aliases
-        scaled = None if content is None else content * setting.scale
-        mixed = packed_bmm.mix(query, mixing, setting.scale)
-        weights = packed_bmm.weigh(mixed, key.unsqueeze(1), scaled, mask)
-        dropped = weights if keep is None else weights * keep / (1.0 - setting.dropout)
-        results = [dropped.matmul(value), weights]
-        given = [i for i in range(2) if gradients[i] is not None]
-        wanted = [x for x in aliases[:5] if x is not None and x.requires_grad]
-        found = iter(
-            torch.autograd.grad([results[i] for i in given], wanted, [gradients[i] for i in given], create_graph=True,
-                                allow_unused=True)
-        )  # fmt: skip
-        return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases[:5])
