@@ -23,7 +23,7 @@ class LatentAttention(StandardAttention):
 
     Decoding caches the L numbers of a latent and expands no keys or values: W_K^(i) is absorbed by the query and
     W_V^(i) by the context, ``softmax( (X W_Q^(i) W_K^(i)ᵀ) Cᵀ · scale ) C``. In training, and where there are many
-    queries, expanding is cheaper; see :mod:`.cost`.
+    queries, expanding is cheaper.
 
     Args:
         kv_latent_dim: L. The others: see :class:`.StandardAttention`.

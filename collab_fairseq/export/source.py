@@ -124,9 +124,7 @@ def _positions(trained: TrainedModel) -> int:
     return int(trained.model.max_decoder_positions())  # type: ignore[operator]
 
 
-def _subwords(
-    trained: TrainedModel, folder: str, sentencepiece: Optional[PathLike], codes: Optional[PathLike]
-) -> Any:
+def _subwords(trained: TrainedModel, folder: str, sentencepiece: Optional[PathLike], codes: Optional[PathLike]) -> Any:
     """Kind and file of the subword model, or (None, None)."""
     dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
     units = subword_units(dictionaries["source"])

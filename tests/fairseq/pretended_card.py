@@ -151,6 +151,7 @@ def prepare(flags: Any) -> Any:
 
     class Translation(Task, FairseqTask):
         source_dictionary = target_dictionary = None
+
         def __init__(self) -> None:
             FairseqTask.__init__(self, None)
             Task.__init__(self, Options(), "base")
