@@ -6,7 +6,6 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 
 import functools
 import logging
-from argparse import ArgumentTypeError
 from contextlib import nullcontext
 from typing import Any, Dict, Optional
 
@@ -29,7 +28,6 @@ from collab_fairseq.modules.stock import model_config
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
 
-from .checks import check_kernel
 from .config import TransformerCollabConfig, resolve
 
 logger = logging.getLogger(__name__)
@@ -166,14 +164,6 @@ class TransformerCollabModel(TransformerModelBase):
     def add_args(cls, parser: Any) -> None:
         """The flags of fairseq's transformer and those of :class:`.TransformerCollabConfig`."""
         gen_parser_from_dataclass(parser, TransformerCollabConfig(), delete_default=True, with_prefix="")
-
-        def kernel(text: str) -> str:  # before argparse compares it with the choices
-            try:
-                return check_kernel(text)
-            except ConfigurationError as error:
-                raise ArgumentTypeError(str(error)) from None
-
-        parser._option_string_actions["--attention-kernel"].type = kernel
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":

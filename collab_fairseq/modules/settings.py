@@ -6,9 +6,6 @@ from collab_fairseq.attention.kinds import KEY_DIMS, SITES, of_one_layer, side_o
 
 __all__ = ["KEY_DIMS", "SITES", "ConfigurationError", "flat_settings", "parse_shapes", "parse_sites"]
 
-#: kernels that are gone → which to use
-GONE_KERNELS = {"sdpa_one_key": "sdpa"}
-
 
 class ConfigurationError(ValueError):
     """A flag or config value that cannot be; the message names it, what was expected and what was got."""
