@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.kind import Flag
-from collab_fairseq.attention.kinds import KEY_DIMS, SITES, flags, kernels
+from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.gates import OPEN
 from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
@@ -68,7 +68,7 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
         "initial query, key and value weights: Xavier with gain 1/sqrt(2), or, as in the authors' code (authors), with "
         "gain 1 wherever the key dim is not the width",
     )
-    attention_kernel: ChoiceEnum(list(kernels())) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+    attention_kernel: ChoiceEnum(list(kernels(KINDS))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), sdpa (torch's fused "
         "attention), or auto, the fastest for device, type and size; same results",

@@ -145,8 +145,11 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
         ({"mixing_lr_multiplier": -1.0}, "--mixing-lr-multiplier must be positive, but is -1.0"),
         ({"mixing_init": "bands"}, "--mixing-init must be one of xavier, blocks, normal, but is 'bands'"),
-        ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "choose one of auto, bmm, sdpa"),
-        ({"attention_kernel": "sdpa_one_key"}, "--attention-kernel must be one of auto, bmm, head_loop, sdpa, but is"),
+        ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "must be one of auto, bmm, sdpa with"),
+        (
+            {"attention_kernel": "sdpa_one_key"},
+            "--attention-kernel must be one of auto, bmm, head_loop, sdpa with .* but is 'sdpa_one_key'",
+        ),
         ({"mixing_init": "blocks", "key_dim": 1}, "but --key-dim is 1"),
         ({"encoder_attention_heads": 3}, "--encoder-embed-dim must be divisible by --encoder-attention-heads"),
         ({"attention_shapes": {"middle.0": {}}}, "keyed like encoder.0 or cross.3, but has 'middle.0'"),

@@ -93,7 +93,7 @@ def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_da
     references.write_text("".join(f"{line}\n" for line in told.references), encoding="utf-8")
     scored = score(trained, "test", references, max_tokens=300, **options)
     assert scored.hypotheses == found
-    assert 0 <= scored.score == score_raw(found, told.references, "tgt").bleu.score < 90
+    assert 0 <= scored.bleu.score == score_raw(found, told.references, "tgt").bleu.score < 90
     whole = evaluate(trained, {"test": references}, max_tokens=300)
     assert whole["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
     assert whole["bleu"]["test"]["references"] == "references"
