@@ -15,7 +15,7 @@ dv    value dim of one head, ``embed_dim / H``
 ====  =============================================================================
 """
 
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class KeyValue(NamedTuple):
     key: Tensor
     value: Tensor
     content: Optional[Tensor] = None
+
+
+#: outputs of heads, (N, H, T, dv), and their attention weights, (N, H, T, S) or None
+Attended = Tuple[Tensor, Optional[Tensor]]
 
 
 def _each(change: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:

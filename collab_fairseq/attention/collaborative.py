@@ -6,12 +6,12 @@ well, in groups as those of grouped-query attention (Ainslie et al. 2023, https:
 """
 
 import math
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue
+from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
 from .kernels import COLLABORATIVE, attend_collaborative
 from .kind import Flag, quarter
@@ -169,7 +169,7 @@ class CollaborativeAttention(AttentionLayer):
             content = nn.functional.linear(key, bias).transpose(1, 2)
         return KeyValue(keys, self.split_heads(values, self.value_heads), content)
 
-    def _contexts(
+    def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> Attended:
         return attend_collaborative(self.kernel, query, self.mixing, entry, mask, self.scale, dropout, need_weights)

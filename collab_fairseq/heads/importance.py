@@ -32,7 +32,7 @@ from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import Read, counts, frozen, multiplied, reading
+from .taps import Attended, counts, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool 
         if isinstance(layer, CollaborativeAttention):
             deltas[place] = torch.ones(size[0], layer.key_dim, **like)
 
-    def scaled(place: str, read: Callable[..., Read], query: Tensor, *rest: Any) -> Read:
+    def scaled(place: str, read: Callable[..., Attended], query: Tensor, *rest: Any) -> Attended:
         return read(query * deltas[place].unsqueeze(1), *rest)
 
     with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Read, reading
+from .taps import Attended, reading
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
@@ -47,7 +47,7 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
     """Place → what its heads look at in a batch."""
     found: Dict[str, Tensor] = {}
 
-    def keep(place: str, read: Callable[..., Read], *given: Any) -> Read:
+    def keep(place: str, read: Callable[..., Attended], *given: Any) -> Attended:
         context, kept = read(*given[:-1], True)
         assert kept is not None
         found[place] = kept

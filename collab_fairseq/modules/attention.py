@@ -27,11 +27,11 @@ class IncrementalAttention(FairseqIncrementalState):
     Args (besides those of the layer):
         cross: encoder–decoder attention: keys are projected once per sentence and do not grow.
         noise: probability of quantization noise on the projections (``--quant-noise-pq``); noise_block: its block size.
-        masked: heads, from 0, whose context is zero (``--mask-heads``).
+        masked: heads, from 0, whose output is zero (``--mask-heads``).
         gates: log α that :class:`.HeadGates` start from (``--head-gates``); None: no gates.
 
     Attributes:
-        head_multiplier: factor on the heads' context, (H), (R, H) or (R, T, H), or None. Set it to mask heads of a
+        head_multiplier: factor on the heads' outputs, (H), (R, H) or (R, T, H), or None. Set it to mask heads of a
             model in memory, or for the gradient of a mask; it is not saved.
     """
 
@@ -58,7 +58,7 @@ class IncrementalAttention(FairseqIncrementalState):
         self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
 
     def multiplier(self) -> Optional[Tensor]:
-        """What the heads' contexts are multiplied by, mask and gates together, or None."""
+        """What the heads' outputs are multiplied by, mask and gates together, or None."""
         fixed = self.head_multiplier
         if self.head_gates is None:
             return fixed

@@ -4,16 +4,15 @@ Heads with queries of their own, (N, H, T, d), are computed by :mod:`.packed_bmm
 are such heads once their queries are mixed; :mod:`.head_loop` mixes them one head at a time.
 """
 
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional
 
 import torch
 from torch import Tensor
 
-from ..cache import KeyValue
+from ..cache import Attended, KeyValue
 from ..transforms import is_tracing, is_transforming
 from . import head_loop, packed_bmm, sdpa
 
-Attended = Tuple[Tensor, Optional[Tensor]]
 Kernel = Callable[..., Attended]
 
 #: ways to compute standard heads

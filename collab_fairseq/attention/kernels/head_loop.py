@@ -20,7 +20,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..cache import KeyValue, repeat_kv
+from ..cache import Attended, KeyValue, repeat_kv
 
 #: bytes of buffers of one group of sentences for each thread: the size of a core's L2 cache
 GROUP_BYTES = 1 << 20
@@ -49,9 +49,7 @@ class Setting(NamedTuple):
 Gradients = Tuple[Optional[Tensor], ...]
 
 
-def attend(
-    query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], *setting: Any
-) -> Tuple[Tensor, Optional[Tensor]]:
+def attend(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], *setting: Any) -> Attended:
     """As :func:`.attend_collaborative`, without the name; ``setting``: scale, dropout, need_weights."""
     how, keep = Setting(*setting), None
     if how.dropout > 0.0:
@@ -80,7 +78,7 @@ class HeadLoop(torch.autograd.Function):
     """The formulas at the top of this file."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(ctx: Any, *arguments: Any) -> Attended:
         inputs, ctx.setting = Inputs(*arguments[:-1]), arguments[-1]
         outputs, weights = forward(inputs, ctx.setting, keep_weights=True)
         ctx.save_for_backward(*inputs, weights)

@@ -7,12 +7,12 @@ key is never copied per head. B beams of a sentence are rows of the same product
 weights of all heads for the backward pass.
 """
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
 
-from ..cache import KeyValue
+from ..cache import Attended, KeyValue
 
 
 def mix(query: Tensor, mixing: Tensor, scale: float) -> Tensor:
@@ -21,9 +21,7 @@ def mix(query: Tensor, mixing: Tensor, scale: float) -> Tensor:
     return query.unsqueeze(1) * (mixing * scale).to(query.dtype).unsqueeze(1)
 
 
-def attend(
-    query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-) -> Tuple[Tensor, Optional[Tensor]]:
+def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool) -> Attended:
     """Head outputs and attention weights.
 
     Args:

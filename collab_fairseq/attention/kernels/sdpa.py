@@ -10,14 +10,14 @@ backends have no second derivative: torch raises an error that says so.
 """
 
 import math
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..cache import KeyValue, repeat_kv
+from ..cache import Attended, KeyValue, repeat_kv
 from . import packed_bmm
 
 #: of torch's backends those that may compute attention; torch takes the first that can
@@ -32,9 +32,7 @@ def mask_in_type(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]
     return mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill(hides, -math.inf)
 
 
-def attend(
-    query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-) -> Tuple[Tensor, Optional[Tensor]]:
+def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool) -> Attended:
     """As :func:`.packed_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way."""
     bias, key, value = mask_in_type(mask, query.dtype), entry.key, entry.value
     if entry.content is not None:
