@@ -17,7 +17,7 @@ from .standard import StandardAttention
 #: what a layer's heads may be; the first of collaborative and of standard heads is what they are without any flag
 KINDS: List[Type[AttentionLayer]] = [CollaborativeAttention, StandardAttention, GroupedAttention, LatentAttention]
 
-#: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
+#: the three attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder
 #: self-attention
 SITES = ("encoder", "cross", "decoder")
 #: site → the setting of its key dim, where that is not ``key_dim``

@@ -62,7 +62,7 @@ class LatentAttention(StandardAttention):
         self.latent_proj = nn.Linear(self.kdim, self.latent_dim, bias=False)
 
     def reset_parameters(self) -> None:
-        """Xavier projections, as of standard heads."""
+        """Xavier projections, as standard heads have."""
         super().reset_parameters()
         nn.init.xavier_uniform_(self.latent_proj.weight)
 

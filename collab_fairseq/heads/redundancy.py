@@ -20,7 +20,7 @@ from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import in_order, layer_name
+from collab_fairseq.modules.heads import in_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.modules.stock import as_transformer_collab
@@ -43,7 +43,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, Tuple[HeadFactors, bool]
     for place, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
         if "keys" in layer.shared():
             raise ConfigurationError(
-                f"expected heads that have keys of their own or share key dimensions, but those of {layer_name(place)} "
+                f"expected heads that have keys of their own or share key dimensions, but those of {short_name(place)} "
                 "share keys"
             )
         found[place] = layer.score_weights().heads.to(torch.float64), layer.collaborative
@@ -109,7 +109,7 @@ def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
     kinds = [f"{kind}, {part} (90 95 99 %)" for kind in KINDS for part in ("layer", "head")]
     rows = [["layer", "heads", "key dim", *kinds]]
     for name, layer in layers.items():
-        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"])])
+        rows.append([short_name(name), str(layer["heads"]), str(layer["key_dim"])])
         for counts in (layer["dimensions"][kind] for kind in KINDS):
             means = torch.tensor(counts["heads"], dtype=torch.float64).mean(0).tolist()
             rows[-1] += [" ".join(map(str, counts["layer"])), " ".join(f"{mean:.1f}" for mean in means)]
@@ -153,7 +153,7 @@ def draw_overlap(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> Non
     groups = _by_site({name: layer for name, layer in layers.items() if layer["collaborative"]})
     if not groups:
         raise HeadsError("there is no overlap to draw: the model has no collaborative heads")
-    panels = [[Panel(layer_name(name), layers[name]["overlap"]) for name in names] for names in groups.values()]
+    panels = [[Panel(short_name(name), layers[name]["overlap"]) for name in names] for names in groups.values()]
     look: Dict[str, Any] = {"limits": (-1.0, 1.0), "colours": DIVERGING, "form": ".1f", "cell": 0.21}
     draw_panels(panels, path, label="cosine of mixing vectors", **look)
 

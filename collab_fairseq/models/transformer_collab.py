@@ -40,7 +40,7 @@ _WRITTEN_BACK = (
     *(f"max_{side}_positions" for side in ("source", "target")),
 )
 #: what fairseq calls the modules that ours stand for, in ``--retain-dropout-modules``
-STOCK_NAMES = {
+FAIRSEQ_NAMES = {
     "TransformerCollabEncoder": "TransformerEncoder",
     "TransformerCollabDecoder": "TransformerDecoder",
     "CollabEncoderLayer": "TransformerEncoderLayerBase",
@@ -147,7 +147,7 @@ class TransformerCollabModel(TransformerModelBase):
     ``--collaborative-heads none`` at the default key dim is fairseq's ``transformer``, parameter for parameter.
 
     A trained model translates text, given its checkpoint and the data-bin with its dictionaries (absolute paths), and
-    what turns text into its units (``bpe``, ``tokenizer`` and their settings)::
+    what turns text into its tokens (``bpe``, ``tokenizer`` and their settings)::
 
         from collab_fairseq.models import TransformerCollabModel
 
@@ -185,7 +185,7 @@ class TransformerCollabModel(TransformerModelBase):
                 setattr(args, name, getattr(cfg, name))
         for module in model.modules():
             if isinstance(module, FairseqDropout):
-                module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
+                module.module_name = FAIRSEQ_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
         if cfg.fast_dropout:
@@ -222,8 +222,8 @@ class TransformerCollabModel(TransformerModelBase):
         """
         layers, parameters = attention_layers(self), state["model"]
         theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {place: layer.scale for place, layer in theirs.items()}
-        others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
+        scales = {name: layer.scale for name, layer in theirs.items()}
+        others = [name for name, scale in scales.items() if name in layers and layers[name].scale != scale]
         was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if others and state.get("last_optimizer_state") and not reset_optimizer:
             if was == now:
@@ -235,8 +235,8 @@ class TransformerCollabModel(TransformerModelBase):
         if others:
             logger.info("%s: mixing matrices of --mixing-lr-multiplier %s become those of %s", filename, was, now)
             told = {
-                parameter_prefix(place) + "scale": torch.tensor(scale, dtype=torch.float64)
-                for place, scale in scales.items()
+                parameter_prefix(name) + "scale": torch.tensor(scale, dtype=torch.float64)
+                for name, scale in scales.items()
             }
             for each in filter(None, (parameters, (state.get("extra_state") or {}).get("ema"))):
                 each.update((name, scale) for name, scale in told.items() if name[:-5] + "mixing" in each)

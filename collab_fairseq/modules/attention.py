@@ -197,11 +197,11 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         ConfigurationError: ``attention_shapes`` gives the layer what its kind of heads does not have.
     """
     kind: Any
-    place, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
+    name, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
     try:
-        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(place))
+        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
     except ValueError as error:
-        raise ConfigurationError(f"attention_shapes[{place}] {error}") from error
+        raise ConfigurationError(f"attention_shapes[{name}] {error}") from error
     made: IncrementalAttention = incremental(kind)(
         **arguments,
         dropout=cfg.attention_dropout,
@@ -209,7 +209,7 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         cross=site == "cross",
         noise=cfg.quant_noise.pq,
         noise_block=cfg.quant_noise.pq_block_size,
-        masked=parse_heads(cfg.mask_heads).get(place, ()),
+        masked=parse_heads(cfg.mask_heads).get(name, ()),
         gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
     )
     return made

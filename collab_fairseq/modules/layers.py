@@ -13,7 +13,7 @@ from .stock import SURPLUS
 # cannot run; it would translate with weights that were never trained
 if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
     raise ImportError(
-        "fairseq's encoder layer is unmended: the start-up hook fairseq_modern is not at work in this Python. "
+        "fairseq's encoder layer is not patched: the start-up hook fairseq_modern is not at work in this Python. "
         "Install this project with pip (which installs the hook), and leave FAIRSEQ_MODERN unset."
     )
 

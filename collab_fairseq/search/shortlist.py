@@ -78,7 +78,7 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
-    """The K largest of each row (R, V), in order, and their places, both (R, K): those of ``topk``, on a CPU sooner.
+    """The K largest of each row (R, V), in order, and their columns, both (R, K): those of ``topk``, on a CPU sooner.
 
     They lie in the K blocks with the largest maxima; a maximum costs a fraction of a sorted selection.
     """
@@ -89,10 +89,10 @@ def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
     blocked = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
     first = blocked.amax(2).topk(number).indices[:, :, None]  # (R, K, 1)
     some = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)
-    places = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
+    columns = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
     rest = torch.arange(blocks * BLOCK, values.size(1)).expand(rows, -1)
     found = torch.cat([some, values[:, blocks * BLOCK :]], 1).topk(number)
-    return found.values, torch.cat([places, rest], 1).gather(1, found.indices)
+    return found.values, torch.cat([columns, rest], 1).gather(1, found.indices)
 
 
 class ShortlistSearch(BeamSearch):  # type: ignore[misc]

@@ -71,7 +71,7 @@ def translate(
     """Best hypotheses in the order of the corpus, as the H- lines of fairseq-generate.
 
     Args:
-        beam, lenpen: as of fairseq-generate.
+        beam, lenpen: see fairseq-generate.
         max_tokens, sentences: see :func:`.batches`.
         remove_bpe: ``sentencepiece``, ``@@ ``, None, or ``auto``: as the target dictionary has it.
         generation: further settings of fairseq's GenerationConfig, such as ``max_len_b``.

@@ -20,7 +20,7 @@ class Search(NamedTuple):
         beam: hypotheses kept at every step. nbest: of them, so many are returned, best first.
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
         max_length: tokens of the longest translation, at most what the decoder has positions for.
-        scores: exact; without, an engine that would compute them anew says what its search has found.
+        scores: exact; without, an engine that would compute them again says what its search has found.
     """
 
     beam: int = 5

@@ -183,7 +183,7 @@ def test_retained_dropout_reaches_attention():
     assert torch.equal(plain(*batch())[0], plain(*batch())[0])
 
 
-def test_an_unmended_encoder_layer_is_refused(monkeypatch):
+def test_an_unpatched_encoder_layer_is_refused(monkeypatch):
     """It would translate with weights that were never trained."""
 
     def published(self, cfg, return_fc=False):

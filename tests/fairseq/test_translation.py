@@ -34,7 +34,7 @@ def trained(checkpoint, tiny_data):
 
 def test_renaming_leaves_the_source_alone(checkpoint):
     state = checkpoints.load(checkpoint)
-    surplus = "encoder.layers.0.fc1_weight"  # of unmended fairseq
+    surplus = "encoder.layers.0.fc1_weight"  # of unpatched fairseq
     state["model"][surplus] = torch.zeros(32, 16)
     before = copy.deepcopy(state)
     made = as_transformer_collab(state)

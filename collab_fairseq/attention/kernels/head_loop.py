@@ -3,7 +3,7 @@
     scores_h = [(Q ⊙ m_h) Kᵀ + c_h] · scale        P_h = softmax(scores_h + mask)        O_h = dropout(P_h) V_h
 
 The mixed queries Q ⊙ m_h of one head at a time lie in one buffer (n, T, D̃k), for so few sentences n that it stays in
-the processor's cache; the backward pass mixes them anew. Saved for it are Q, M, K, V (which exist already), P
+the processor's cache; the backward pass mixes them again. Saved for it are Q, M, K, V (which exist already), P
 (H, N, T, S) and, with dropout, a boolean of that size. With G = ∂loss/∂O, for each head:
 
     ∂V_h = dropout(P_h)ᵀ G_h                 ∂P_h = dropout(G_h V_hᵀ)         (the same weights are dropped)
