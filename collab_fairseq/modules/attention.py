@@ -90,59 +90,39 @@ class IncrementalAttention(FairseqIncrementalState):
         Returns:
             output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
         """
-        queries = query.transpose(0, 1)
-        if incremental_state is None:
+        cache: Optional[Cache] = None
+        if incremental_state is not None:  # whose key is each layer's own: torch.compile must not look at it
+            cache = self.get_incremental_state(incremental_state, "attn_state")
+        queries, static = query.transpose(0, 1), self.cross and cache is not None
+        if cache is None or not self.cross:
             if key is None or value is None:
                 raise ValueError("key and value must be given where none are cached")
             keys = queries if key is query else key.transpose(0, 1)
-            values = keys if value is key else value.transpose(0, 1)
-            queries, entry = self._project(queries, keys, values)
-            padding = key_padding_mask
-        else:
-            cache = self._cache(query.size(1), key, value, key_padding_mask, incremental_state)
-            entry, padding = cache.entry, cache.padding
+            queries, entry = self._project(queries, keys, keys if value is key else value.transpose(0, 1))
+            if self.cross and incremental_state is not None:  # read at every step from now on
+                entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
+            if cache is None:
+                cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))
+            else:
+                cache = cache.append(entry, key_padding_mask)
+            if incremental_state is not None:
+                self.set_incremental_state(incremental_state, "attn_state", cache)
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
         output, weights = self.attend(
             queries,
-            entry,
-            padding,
+            cache.entry,
+            cache.padding,
             need_weights or need_head_weights,
             attn_mask,
             average_attn_weights=not need_head_weights,
             head_multiplier=self.multiplier(),
             dropout=drop,
-            projected=incremental_state is None,
+            projected=not static,
         )
         if need_head_weights and weights is not None:
             weights = weights.transpose(0, 1)
         # in fairseq's memory layout, so that residual dropout draws the same mask as in fairseq's transformer
         return output.transpose(0, 1).contiguous(), weights
-
-    def _cache(
-        self,
-        hypotheses: int,
-        key: Optional[Tensor],
-        value: Optional[Tensor],
-        padding: Optional[Tensor],
-        incremental_state: Dict[str, Any],
-    ) -> Cache:
-        """What the queries of a decoding step see, kept for the next step."""
-        past: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
-        if past is not None and self.cross:
-            return past
-        if key is None or value is None:
-            raise ValueError("key and value must be given where none are cached")
-        keys = key.transpose(0, 1)
-        entry = self.project(keys, keys if value is key else value.transpose(0, 1))
-        if past is not None:
-            cache = past.append(entry, padding)
-        elif self.cross:  # read at every step from now on
-            entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
-            cache = Cache(entry, padding, hypotheses // keys.size(0))
-        else:
-            cache = Cache(entry, padding)
-        self.set_incremental_state(incremental_state, "attn_state", cache)
-        return cache
 
     def reorder_incremental_state(
         self,
@@ -175,7 +155,7 @@ class IncrementalAttention(FairseqIncrementalState):
 
     def _get_input_buffer(self, incremental_state: Optional[Dict[str, Any]]) -> Dict[str, Tensor]:
         """What is cached, under fairseq's names: its decoder layer asks for them."""
-        if incremental_state is None:  # the key of the state is each layer's own: torch.compile must not look at it
+        if incremental_state is None:
             return {}
         cache: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
         return {} if cache is None else {"prev_key": cache.entry.key, "prev_value": cache.entry.value}
