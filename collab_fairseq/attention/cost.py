@@ -11,7 +11,7 @@ def parameters(layer: AttentionLayer) -> int:
 
 
 @torch.no_grad()
-def cache_numbers(layer: AttentionLayer) -> int:
+def kv_cache_per_token(layer: AttentionLayer) -> int:
     """KV cache per token: the numbers that decoding keeps for each position of a row."""
     weight = layer.q_proj.weight
     key = weight.new_empty(1, 1, layer.kdim)

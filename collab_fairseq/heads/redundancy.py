@@ -20,10 +20,10 @@ from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.modules.heads import in_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
-from collab_fairseq.modules.stock import as_transformer_collab
 
 from . import HeadsError
 from .figures import DIVERGING, SITE_TITLES, Panel, draw_panels, drawing

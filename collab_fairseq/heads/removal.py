@@ -11,10 +11,10 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
 import torch
 from torch import Tensor
 
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, begin_anew, model_config
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, parse_heads, short_name
 from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 
 from . import HeadsError
 

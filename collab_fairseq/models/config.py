@@ -18,9 +18,9 @@ from collab_fairseq import checkpoints
 from collab_fairseq.attention.kind import Flag
 from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels
 from collab_fairseq.attention.layer import INITS
+from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, model_config
 from collab_fairseq.modules.gates import OPEN
 from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
-from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
 from .checks import check_config
 

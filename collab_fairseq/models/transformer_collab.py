@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention.beams import moved
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
 

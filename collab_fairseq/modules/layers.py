@@ -6,8 +6,8 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from .attention import IncrementalAttention, build_attention
+from .fairseq_compat import SURPLUS
 from .settings import ConfigurationError
-from .stock import SURPLUS
 
 # fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
 # cannot run; it would translate with weights that were never trained

@@ -11,10 +11,10 @@ from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.kinds import sized
 
 from .attention import IncrementalAttention
+from .fairseq_compat import model_config
 from .gates import HeadGates
 from .heads import short_name
 from .settings import SITES, ConfigurationError, flat_settings, parse_shapes
-from .stock import model_config
 
 # site → the stack of layers and the attribute of a layer that it is
 _HOMES = {
@@ -31,7 +31,7 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
         model: a ``transformer_collab``.
 
     Raises:
-        ConfigurationError: a model with other attention, as fairseq's own (:func:`.stock.as_transformer_collab`).
+        ConfigurationError: a model with other attention, such as fairseq's (:func:`.as_transformer_collab`).
     """
     found: Dict[str, IncrementalAttention] = {}
     for site, (stack, attribute) in _HOMES.items():

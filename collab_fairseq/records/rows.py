@@ -131,9 +131,9 @@ def cache(run: Run) -> Optional[int]:
     model = (run["config"] or {}).get("model") or {}
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    from collab_fairseq.attention.cost import cache_numbers
+    from collab_fairseq.attention.cost import kv_cache_per_token
 
-    return cache_numbers(_kinds().sized(model, "decoder"))
+    return kv_cache_per_token(_kinds().sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:

@@ -5,8 +5,8 @@ import math
 import os
 from typing import Any, List, Optional, Sequence, Tuple
 
+from .tokenizer import PathLike, TranslationError, require
 from .translator import Hypothesis, Search
-from .units import PathLike, TranslationError, require
 
 PRECISIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",

@@ -14,7 +14,7 @@ from collab_fairseq.scoring.sums import joined
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
-from .units import TranslationError
+from .tokenizer import TranslationError
 
 
 class Loss(NamedTuple):
@@ -79,14 +79,14 @@ def translate(
     config = GenerationConfig(beam=beam, lenpen=lenpen, **generation)
     generator = trained.task.build_generator([trained.model], config)
     target = trained.task.target_dictionary
-    units = subword_units(target) if remove_bpe == "auto" else remove_bpe
+    marker = subword_units(target) if remove_bpe == "auto" else remove_bpe
     found: Dict[int, str] = {}
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
         hypotheses = trained.task.inference_step(generator, [trained.model], sample)
         for number, best in zip(sample["id"].tolist(), hypotheses, strict=True):
             # fairseq's post_process_prediction would add the words to the dictionary
             tokens, unseen = best[0]["tokens"].int().cpu(), generator.symbols_to_strip_from_output
-            found[number] = target.string(tokens, units, extra_symbols_to_ignore=unseen)
+            found[number] = target.string(tokens, marker, extra_symbols_to_ignore=unseen)
     return [found[number] for number in sorted(found)]
 
 

@@ -15,7 +15,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
 
-from .units import TranslationError, check_language
+from .tokenizer import TranslationError, check_language
 
 
 @dataclass

@@ -10,8 +10,8 @@ from fairseq.data import data_utils
 from fairseq.dataclass.configs import GenerationConfig
 
 from .load import load_model
+from .tokenizer import PathLike, TranslationError
 from .translator import Hypothesis, Search
-from .units import PathLike, TranslationError
 
 #: the checkpoint in a model folder, under fairseq's default name for it
 MODEL = "model.pt"

@@ -5,7 +5,7 @@ import itertools
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-from .units import Card, PathLike, TextUnits, TranslationError, read_card
+from .tokenizer import Card, PathLike, Tokenizer, TranslationError, read_card
 
 #: tokens of a batch, padding included
 MAX_TOKENS = 4000
@@ -69,7 +69,7 @@ class Translator:
         engine: what computes. tokenizer: text to tokens and back. card: of the model's folder.
     """
 
-    def __init__(self, engine: Engine, tokenizer: TextUnits, card: Card) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, card: Card) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.card = card
@@ -163,7 +163,7 @@ def open_folder(folder: PathLike, device: str, precision: str, threads: Optional
     if card.engine not in ENGINES:
         raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
     engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), ENGINES[card.engine])
-    return Translator(engine(folder, device, precision, threads), TextUnits(folder, card), card)
+    return Translator(engine(folder, device, precision, threads), Tokenizer(folder, card), card)
 
 
 def check_search(**given: object) -> Search:

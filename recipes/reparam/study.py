@@ -36,7 +36,7 @@ import torch
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import pair
-from collab_fairseq.modules.stock import model_config
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import measure_curves, parameters_of, spend

@@ -218,7 +218,7 @@ HOSTILE = {
     "unknown subwords": ({"subwords": "unigram"}, "subwords must be one of sentencepiece, subword_nmt, or null, but"),
     "an engine": ({"engine": "../victim"}, "the engine must be one of torch, ctranslate2, huggingface"),
     "one that is gone": ({"engine": "onnx"}, "but is 'onnx': export the model to ctranslate2 in its place"),
-    "a wrong kind": ({"longest": "1024"}, "the longest sentences must have at least 2 units"),
+    "a wrong kind": ({"longest": "1024"}, "the longest sentences must have at least 2 tokens"),
 }
 
 

@@ -15,9 +15,9 @@ from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.heads.relevance import steps
 from collab_fairseq.heads.removal import remove_heads
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.reparam import ReparamError
 from collab_fairseq.reparam.fairseq import convert
 from collab_fairseq.translation import batches

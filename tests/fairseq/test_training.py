@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.modules.stock import model_config
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
 from tests.common import ROOT, run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command

@@ -12,7 +12,7 @@ from collab_fairseq.attention import (
     block_mixing,
     initial_mixing,
 )
-from collab_fairseq.attention.cost import cache_numbers, parameters
+from collab_fairseq.attention.cost import kv_cache_per_token, parameters
 from collab_fairseq.attention.kinds import without_numbers
 
 SIZES = ("embed_dim", "num_heads", "key_dim")
@@ -101,4 +101,4 @@ def test_layers_cost_what_the_formulas_say(kind, sizes, own, weights, biases, se
     layer = kind(*sizes, bias=bias, kernel="bmm", **own).eval()
     assert parameters(layer) == weights + bias * biases
     assert (multiply_adds(layer, 20, 31), multiply_adds(layer, 2, 310)) == (several, few)
-    assert cache_numbers(layer) == cache
+    assert kv_cache_per_token(layer) == cache
