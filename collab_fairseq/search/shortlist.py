@@ -59,10 +59,12 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         layer = decoder.output_projection
         return decoder.adaptive_softmax is None and type(layer) is nn.Linear and layer.bias is None
 
-    def _decode(self, tokens: Tensor, source: Any, state: State, temperature: float) -> Tuple[Tensor, Optional[Tensor]]:
+    def _decode(
+        self, tokens: Tensor, source: Any, incremental_state: State, temperature: float
+    ) -> Tuple[Tensor, Optional[Tensor]]:
         """Log-probabilities (R, V) of one model, in memory that the next step uses again; attention."""
         decoder: Any = self.single_model.decoder
-        features, extra = decoder(tokens, encoder_out=source, incremental_state=state, features_only=True)
+        features, extra = decoder(tokens, encoder_out=source, incremental_state=incremental_state, features_only=True)
         features, weight = features[:, -1], decoder.output_projection.weight
         shape, kept = (features.size(0), weight.size(0)), self._logits
         if kept.numel() < shape[0] * shape[1] or kept.dtype != features.dtype or kept.device != features.device:

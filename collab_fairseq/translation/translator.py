@@ -10,7 +10,7 @@ from .tokenizer import Card, PathLike, Tokenizer, TranslationError, read_card
 #: tokens of a batch, padding included
 MAX_TOKENS = 4000
 #: what a folder may be made for → the class that computes it, in a file of its own
-ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
+_ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
 
 
 class Search(NamedTuple):
@@ -160,9 +160,9 @@ def open_folder(folder: PathLike, device: str, precision: str, threads: Optional
     if threads is not None and threads < 1:
         raise TranslationError(f"threads must be at least 1, but are {threads}")
     card = read_card(folder)
-    if card.engine not in ENGINES:
+    if card.engine not in _ENGINES:
         raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
-    engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), ENGINES[card.engine])
+    engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), _ENGINES[card.engine])
     return Translator(engine(folder, device, precision, threads), Tokenizer(folder, card), card)
 
 
