@@ -76,3 +76,8 @@ def test_the_study_makes_its_table_and_resumes(tmp_path):
     assert "| shared | collaborative | " in (text := page.read_text(encoding="utf-8"))
     assert "| 1.000 |" in text
     assert "| 12 | 12 |" in text
+
+
+def test_the_page_is_made_of_its_record():
+    parts = json.loads((ROOT / "results" / "lookup.json").read_text(encoding="utf-8"))["parts"]
+    assert lookup.page(parts, 3) in SCRIPT.with_name("README.md").read_text(encoding="utf-8")
