@@ -4,8 +4,7 @@ All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`col
 Contestants of one *function* hold the same parameters and must give the same output: :func:`.layers.agree`.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Dict, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KINDS, CollaborativeAttention, KeyValue, StandardAttention
 from collab_fairseq.modules.attention import IncrementalAttention, incremental
+
+from .measure import SEED
 
 #: kinds of heads that a flag chooses
 _CHOSEN = [kind for kind in KINDS if kind.chosen_by is not None]
@@ -57,8 +58,7 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
         scores = self.scores(query * self.scale, entry.key)
         if mask is not None:
             scores = scores + mask
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)  # as fairseq's
         if dropout > 0.0:
             weights = nn.functional.dropout(weights, p=dropout)
         return weights.matmul(entry.value), weights
@@ -80,77 +80,58 @@ class AuthorsBmmAttention(AuthorsAttention):
         return queries.bmm(key.reshape(rows * heads, key_len, key_dim).transpose(1, 2)).view(rows, heads, -1, key_len)
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A module and what it computes.
-
-    ``static``: fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way. ``beams``: in decoding, of
-    so many rows of the source side by side the first is shown.
-    """
+class Contestant(NamedTuple):
+    """A module and what it computes."""
 
     module: nn.Module
     function: str
-    static: bool = True
-    beams: int = 1
-
-    def __call__(
-        self, query: Tensor, key: Tensor, padding: Optional[Tensor], state: Optional[Dict[str, Any]] = None,
-        cross: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Output (T, R, E) of query (T, R, E), key = value (S, R, E), padding mask (R, S)."""
-        static = self.static if state is None else cross
-        if state is not None and cross:
-            key, padding = key[:, :: self.beams], None if padding is None else padding[:: self.beams]
-        output: Tensor = self.module(query, key, key, padding, state, False, static)[0]
-        return output
+    static: bool = True  # fairseq's ``static_kv`` where nothing is cached, which decides fairseq's way
+    beams: int = 1  # in decoding, of so many rows of the source side by side the first is shown
 
 
-def contestants(
-    embed_dim: int, num_heads: int, key_dim: int, *, cross: bool, beams: int = 1, seed: int = 0
-) -> Dict[str, Contestant]:
+def contestants(embed_dim: int, num_heads: int, key_dim: int, cross: bool, beams: int = 1) -> Dict[str, Contestant]:
     """All contestants of a layer, float32 on the CPU; those of one function have the same parameters.
 
     Args:
         embed_dim, num_heads, key_dim: E, H, D̃k. cross: cross-attention. beams: hypotheses per sentence in decoding, or
-            1. seed: of the parameters.
+            1.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(SEED)
+    found: Dict[str, Contestant] = {}
+    first: Dict[str, nn.Module] = {}
 
-    def stock() -> nn.Module:
+    def enter(name: str, module: nn.Module, function: str, **more: Any) -> None:
+        if function not in first:
+            for parameter_name, parameter in module.named_parameters():
+                if parameter_name.endswith("bias"):  # not zero, so that a way which forgets one is noticed
+                    nn.init.normal_(parameter, std=0.1)
+        module.load_state_dict(first.setdefault(function, module).state_dict())
+        found[name] = Contestant(module, function, **more)
+
+    def stock() -> MultiheadAttention:
         return MultiheadAttention(embed_dim, num_heads, self_attention=not cross, encoder_decoder_attention=cross)
 
     def own(kind: Any, key_dim: int = key_dim, kernel: str = "auto", **more: Any) -> nn.Module:
         made = kind if issubclass(kind, IncrementalAttention) else incremental(kind)
         return made(embed_dim, num_heads, key_dim, cross=cross, kernel=kernel, **more)  # type: ignore[no-any-return]
 
-    fairseq, ours = stock(), CollaborativeAttention
-    found = {"fairseq": Contestant(fairseq, "standard")}
+    per_sentence = {"beams": beams if cross else 1}
+    enter("fairseq", stock(), "standard")
     if beams > 1 and cross:
-        found["fairseq-sentence"] = Contestant(sentence := stock(), "standard")
-        sentence.set_beam_size(beams)  # type: ignore[operator]
+        sentence = stock()
+        sentence.set_beam_size(beams)
+        enter("fairseq-sentence", sentence, "standard")
     if beams == 1 and not cross:
-        found["fairseq-self"] = Contestant(fairseq, "standard", static=False)
-    found["standard-sdpa"] = Contestant(own(StandardAttention, embed_dim, "sdpa"), "standard")
+        enter("fairseq-self", stock(), "standard", static=False)
+    enter("standard-sdpa", own(StandardAttention, embed_dim, "sdpa"), "standard", **per_sentence)
     if key_dim % num_heads == 0:
         function = "standard" if key_dim == embed_dim else "standard at the key dim"
-        found["standard"] = Contestant(own(StandardAttention), function)
+        enter("standard", own(StandardAttention), function, **per_sentence)
     for kind in _CHOSEN:
         shared = {flag.argument: flag.example(num_heads, key_dim) for flag in kind.flags if flag.example}
-        found[kind.kind] = Contestant(own(kind, embed_dim, **shared), kind.kind)
-    for name, module in {
-        "authors": own(AuthorsAttention), "authors-bmm": own(AuthorsBmmAttention), "ours": own(ours),
-        **{f"ours-{kernel}": own(ours, kernel=kernel) for kernel in ours.kernels},
-    }.items():  # fmt: skip
-        found[name] = Contestant(module, "collaborative")
-
-    first: Dict[str, nn.Module] = {}
-    for name, contestant in list(found.items()):
-        if contestant.function not in first:
-            for parameter_name, parameter in contestant.module.named_parameters():
-                if parameter_name.endswith("bias"):  # not zero, so that a way which forgets one is noticed
-                    nn.init.normal_(parameter, std=0.1)
-        source = first.setdefault(contestant.function, contestant.module)
-        contestant.module.load_state_dict(source.state_dict())
-        if cross and name not in ("fairseq", "fairseq-sentence", "authors", "authors-bmm"):
-            found[name] = replace(contestant, beams=beams)
+        enter(kind.kind, own(kind, embed_dim, **shared), kind.kind, **per_sentence)
+    enter("authors", own(AuthorsAttention), "collaborative")
+    enter("authors-bmm", own(AuthorsBmmAttention), "collaborative")
+    for name, kernel in {"ours": "auto", **{f"ours-{name}": name for name in CollaborativeAttention.kernels}}.items():
+        enter(name, own(CollaborativeAttention, kernel=kernel), "collaborative", **per_sentence)
     return found

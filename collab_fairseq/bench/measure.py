@@ -6,38 +6,76 @@ The ratio of two contestants is that of their medians; its quartiles are those o
 
 import random
 import time
-from typing import Callable, Dict, List, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .cases import Options, Step
-
 CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
-#: rounds that are not counted
-WARMUP = 2
-#: largest difference relative to the largest number; float64 allows for the softmax in float32 that fairseq has in any
-#: type
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+#: of parameters, inputs and the order of turns
+SEED = 1
+#: rounds that are not counted, and the fewest that are
+WARMUP, LEAST = 2, 3
+#: largest difference relative to the largest number
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
-class MismatchError(RuntimeError):
-    """A contestant does not compute what it is timed for."""
+class BenchError(RuntimeError):
+    """Something that the benchmark cannot do, or a contestant that does not compute what it is timed for."""
 
     user_error = True
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure: what a result depends on.
+
+    Attributes:
+        device, dtype: of all tensors, by name. threads: of the CPU.
+        clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
+        rounds: at most so many per row. seconds: no new round after so many, once there are `LEAST`.
+        quick: miniatures that show that everything runs.
+        compile: time training steps through ``torch.compile``.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    clock: str = "wall"
+    rounds: int = 200
+    seconds: float = 20.0
+    quick: bool = False
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
+            raise BenchError("--clock processor is for one thread of a CPU; use --threads 1 and --device cpu")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+
+Step = Callable[[], Any]
+#: what each contestant does, in one part or several (the batches of a corpus); ``ours`` is among them
+Parts = Sequence[Mapping[str, Step]]
+#: compares the contestants (:class:`BenchError`: one computes something else), then gives their steps
+Row = Callable[[Options], Parts]
 
 
 def compare(what: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     """Two tensors that must agree to the rounding of a type.
 
     Raises:
-        MismatchError: with the difference.
+        BenchError: with the difference.
     """
     scale = max(float(expected.detach().abs().max()), 1e-30)
     difference = float((got.detach().double() - expected.detach().double()).abs().max()) / scale
     if not difference <= TOLERANCE[dtype]:
-        raise MismatchError(
+        raise BenchError(
             f"{what} differs by {difference:.2g} of the largest value, allowed are {TOLERANCE[dtype]:.2g}: "
             "nothing is timed"
         )
@@ -54,22 +92,19 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> Dict[str, float]:
     return {**spread(np.divide(of, to)), "median": float(np.median(of) / np.median(to))}  # type: ignore[arg-type]
 
 
-def interleave(parts: Sequence[Mapping[str, Step]], options: Options) -> Dict[str, List[float]]:
+def interleave(parts: Parts, options: Options) -> Dict[str, List[float]]:
     """Seconds of every contestant in every round, after :data:`WARMUP` rounds of the first part.
 
-    Args:
-        parts: what each contestant does, in one part or several whose times are added up; within every part all
-            contestants take turns. A call leaves everything ready for the next.
-        options: the clock, when to stop, and the seed of the order of the turns. On a GPU the time ends when its work
-            is done; that of launching it is included.
+    Within every part all contestants take turns; the times of the parts are added up. A step leaves everything ready
+    for the next. On a GPU the time ends when its work is done; that of launching it is included.
     """
     order, clock = list(parts[0]), CLOCKS[options.clock]
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    shuffle = random.Random(options.seed).shuffle
+    shuffle = random.Random(SEED).shuffle
     times: Dict[str, List[float]] = {name: [] for name in order}
     spent = 0.0
-    for number in range(-WARMUP, options.rounds):
-        if number >= options.least and spent >= options.seconds:
+    for number in range(-WARMUP, min(2, options.rounds) if options.quick else options.rounds):
+        if number >= LEAST and spent >= options.seconds:
             break
         totals = dict.fromkeys(order, 0.0)
         for part in parts if number >= 0 else parts[:1]:

@@ -1,8 +1,12 @@
-"""Whole translation models of one size: fairseq's transformer, ours with standard heads, ours, and the authors' way."""
+"""Whole translation models of one size, and made-up sentences as long as those of real corpora.
+
+The models are fairseq's transformer, ours with standard heads, ours, and the authors' way.
+"""
 
 from argparse import Namespace
 from typing import Any, Dict, List, Optional, Sequence
 
+import numpy as np
 import torch
 from fairseq import models, utils
 from fairseq.data import Dictionary
@@ -15,7 +19,7 @@ from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
 from .baselines import AuthorsAttention
-from .cases import Options
+from .measure import SEED, Options
 
 #: our preset of a size; stock fairseq is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
@@ -23,6 +27,18 @@ PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
 VOCABULARY = {"tiny": 5904, "base": 32768}
 #: two layers of two heads for --quick
 _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
+#: tokens at these percentiles, </s> included, of the English side of Multi30k's test_2016_flickr (1,000 sentences) in
+#: the 6,000 sentencepiece tokens of recipes/multi30k, counted in its data-bin
+PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
+LENGTHS = (6, 9, 10, 12, 15, 18, 22, 25, 33, 36)
+
+
+def draw(number: int, seed: int = SEED, longest: int = LENGTHS[-1]) -> List[int]:
+    """Lengths of ``number`` sentences, the first the longest, distributed as in Multi30k up to a factor."""
+    random = torch.Generator().manual_seed(seed)
+    shares = torch.rand(number, generator=random, dtype=torch.float64).numpy()
+    drawn: Any = np.interp(100 * shares, PERCENTILES, LENGTHS) * (longest / LENGTHS[-1])
+    return [longest, *drawn.round().clip(2).astype(int).tolist()[1:]]
 
 
 class Task:
@@ -34,7 +50,7 @@ class Task:
             dictionary.add_symbol(f"w{number}")
         self.source_dictionary = self.target_dictionary = dictionary
 
-    def sentences(self, lengths: Sequence[int], seed: int) -> List[Tensor]:
+    def sentences(self, lengths: Sequence[int], seed: int = SEED) -> List[Tensor]:
         """Made-up symbols, in sentences of these lengths with ``</s>``."""
         random, known = torch.Generator().manual_seed(seed), self.source_dictionary
         drawn = [torch.randint(known.nspecial, len(known), (length,), generator=random) for length in lengths]
@@ -42,7 +58,7 @@ class Task:
 
 
 def build(
-    size: str, task: Any, key_dim: int, names: Sequence[str], options: Options, **more: Any
+    size: str, task: Task, key_dim: int, names: Sequence[str], options: Options, **more: Any
 ) -> Dict[str, nn.Module]:
     """Models by name; standard heads have equal parameters in all of them, collaborative heads as well.
 
@@ -52,7 +68,7 @@ def build(
             dim), ``ours``, ``authors`` (a mixed key of every head).
         more: flags of ours alone.
     """
-    flags: Dict[str, Any] = {"share_all_embeddings": task.source_dictionary == task.target_dictionary}
+    flags: Dict[str, Any] = {"share_all_embeddings": True}
     if options.quick:
         flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
     found: Dict[str, nn.Module] = {}
@@ -62,14 +78,14 @@ def build(
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name.startswith("fairseq"):
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
-        torch.manual_seed(options.seed)
+        torch.manual_seed(SEED)
         found[name] = models.build_model(args, task)
-    for place, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
+    for layer_name, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
         if isinstance(layer, CollaborativeAttention):  # the same parameters, computed otherwise
             authors = AuthorsAttention(
                 layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
             )
-            found["authors"].set_submodule(parameter_prefix(place)[:-1], authors)
+            found["authors"].set_submodule(parameter_prefix(layer_name)[:-1], authors)
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())

@@ -8,10 +8,12 @@ Ratios are of "ours" to the others; {missing: SENTENCE} where a contestant compu
 other rows are measured all the same.
 """
 
+import fnmatch
+import functools
 import logging
 import os
-from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from dataclasses import asdict
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 import torch
 
@@ -19,24 +21,34 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.files import PathLike, check_targets
 from collab_fairseq.records.record import Record
 
-from . import decoding, layers, training
 from .baselines import NAMES
-from .cases import Case, Options, choose
-from .measure import interleave, peak_bytes, ratio, spread
+from .layers import decode_rows, layer_rows
+from .measure import BenchError, Options, Row, interleave, peak_bytes, ratio, spread
+from .programs import train_rows, translate_rows
 
 logger = logging.getLogger(__name__)
 
-_CASES = {
-    "layer": layers.layer_cases,
-    "decode": lambda options: [*layers.decode_cases(options), *decoding.decode_cases(options)],
-    "train": training.train_cases,
-}
+
+def rows(what: str, options: Options) -> Dict[str, Row]:
+    """The rows of ``layer``, ``decode`` or ``train`` by id."""
+    if what == "layer":
+        return layer_rows(options.quick)
+    if what == "train":
+        return train_rows(options.quick, options.compile)
+    return {**decode_rows(options.quick), **translate_rows(options.quick, options.dtype == "float32")}
 
 
-def cases(what: str, options: Options, patterns: Sequence[str] = ()) -> List[Case]:
-    """The rows of ``layer``, ``decode`` or ``train`` whose id a shell pattern matches; all without patterns."""
-    found = {case.id: case for case in _CASES[what](options)}
-    return [found[row] for row in choose(list(found), patterns)]
+def choose(ids: Iterable[str], patterns: Sequence[str]) -> List[str]:
+    """The ids that a shell pattern matches; all without patterns.
+
+    Raises:
+        BenchError: a pattern that matches none.
+    """
+    ids = list(ids)
+    for pattern in patterns:
+        if not fnmatch.filter(ids, pattern):
+            raise BenchError(f"--rows {pattern} matches no row; the rows are {', '.join(ids)}")
+    return [row for row in ids if not patterns or any(fnmatch.fnmatchcase(row, pattern) for pattern in patterns)]
 
 
 def run(
@@ -45,7 +57,7 @@ def run(
     """Measure rows of ``layer``, ``decode`` or ``train``; those that the record ``output`` has are not measured again.
 
     Args:
-        patterns: see :func:`cases`. command: for the record.
+        patterns: see :func:`choose`. command: for the record.
 
     Returns:
         The record, as described in :mod:`collab_fairseq.records.record` and at the top of this file.
@@ -54,96 +66,76 @@ def run(
         BenchError: options that cannot be followed.
         RecordError: ``output`` is something else, or of other settings, code, packages or hardware.
     """
-    if options.quick:
-        options = replace(options, rounds=min(2, options.rounds), least=1, seconds=1.0)
-    chosen = cases(what, options, patterns)
+    found = rows(what, options)
+    chosen = choose(found, patterns)
     check_targets(output)
     torch.set_num_threads(options.threads)
     record = Record(
-        "bench", what, command, options.settings(), output, device="gpu" if options.device == "cuda" else "cpu",
+        "bench", what, command, asdict(options), output, device="gpu" if options.device == "cuda" else "cpu",
         threads=options.threads, fixed=("commit", "hardware", "versions"),
     )  # fmt: skip
-    for number, case in enumerate(chosen, start=1):
-        logger.info("%d of %d: %s", number, len(chosen), case.id)
-        row = record.part(case.id, lambda case=case: measured(case, options))  # type: ignore[misc]
+    for number, name in enumerate(chosen, start=1):
+        logger.info("%d of %d: %s", number, len(chosen), name)
+        row = record.part(name, functools.partial(_measured, name, found[name], options))
         if "missing" in row:
-            logger.warning("%s is missing: %s", case.id, row["missing"])
+            logger.warning("%s is missing: %s", name, row["missing"])
         else:
-            shown = ", ".join(f"{to} {found['median']:.3f}" for to, found in row["ratios"].items())
-            logger.info("%s: ratio of ours to %s", case.id, shown)
+            median = row["values"]["ours"]["median"]
+            ours = f"{1e3 * median:.3f} ms" if row["unit"] == "s" else f"{median / 2**20:.1f} MiB"
+            shown = ", ".join(f"{to} {other['median']:.3f}" for to, other in row["ratios"].items())
+            logger.info("%s: ours %s, ratio of ours to %s", name, ours, shown)
     return record.content
 
 
-def measured(case: Case, options: Options) -> Dict[str, Any]:
-    """The part of a row, or why it is missing."""
+def _measured(name: str, row: Row, options: Options) -> Dict[str, Any]:
+    """The part of a row, or why it is missing. Rows whose id ends with ``memory`` are of its peak, others of time."""
+    memory = name.endswith("memory")
     try:
-        parts = case.prepare(options)
-        if case.memory:
+        parts = row(options)
+        if memory:
             samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
         else:
             samples = interleave(parts, options)
-    except RuntimeError as error:  # MismatchError is one
+    except RuntimeError as error:  # BenchError is one
         if options.device == "cuda":  # of what ran out of memory
             torch.cuda.empty_cache()
         return {"missing": (str(error).strip() or type(error).__name__).splitlines()[0]}
     return {
-        "unit": "bytes" if case.memory else "s",
+        "unit": "bytes" if memory else "s",
         "values": {name: spread(values) for name, values in samples.items()},
         "ratios": {name: ratio(samples["ours"], values) for name, values in samples.items() if name != "ours"},
     }
 
 
-def full_table(record: Dict[str, Any]) -> str:
-    """Medians and ratios of a record as Markdown, and which rows are missing."""
-    missing = [
-        f"{row} is missing: {part['missing']}" for row, part in record["parts"].items() if part and "missing" in part
-    ]
-    text = "Median; in brackets the ratio of ours to it."
-    return "\n\n".join([_table("row", rows_of(record), "values", _value), text, _about([record]), *missing]) + "\n"
-
-
-def ratio_table(
-    records: Sequence[Dict[str, Any]], paths: Sequence[PathLike], folder: str, patterns: Sequence[str]
+def table(
+    records: Sequence[Dict[str, Any]], patterns: Sequence[str] = (), paths: Sequence[PathLike] = (), folder: str = "."
 ) -> str:
-    """Ratios of ours to the baselines in rows that match shell patterns (all without), with links from a folder.
+    """Ratios of ours to the baselines as Markdown.
+
+    Args:
+        patterns: see :func:`choose`. paths: of the records, which links from ``folder`` name.
 
     Raises:
         BenchError: a pattern that matches no row.
     """
-    rows = {name: row for record in records for name, row in rows_of(record).items()}
-    rows = {name: rows[name] for name in choose(list(rows), patterns)}
+    parts = {name: part for record in records for name, part in record["parts"].items() if part and "ratios" in part}
+    parts = {name: parts[name] for name in choose(parts, patterns)}
+    present = {contestant for part in parts.values() for contestant in part["ratios"]}
+    shown = [name for name in NAMES if name in present]  # other ways to compute ours are no baselines
+    lines = [[name, *(_ratio(part["ratios"].get(one)) for one in shown)] for name, part in parts.items()]
+    text = [pages.table([["ours, compared with", *(NAMES[name] for name in shown)], *lines]), _about(records)]
     links = [
         f"[{record['name']}]({os.path.relpath(path, folder).replace(os.sep, '/')})"
-        for record, path in zip(records, paths, strict=True)
+        for record, path in zip(records, paths, strict=False)
     ]
-    table = _table("ours, compared with", rows, "ratios", _ratio)
-    return "\n\n".join([table, _about(records), f"Records: {', '.join(links)}."]) + "\n"
+    return "\n\n".join([*text, *([f"Records: {', '.join(links)}."] if links else [])]) + "\n"
 
 
-def rows_of(record: Dict[str, Any]) -> Dict[str, Any]:
-    """The measured rows of a record by id."""
-    return {row: part for row, part in record["parts"].items() if part and "ratios" in part}
-
-
-def _table(title: str, rows: Dict[str, Any], field: str, cell: Callable[[Dict[str, Any], str], str]) -> str:
-    present = {contestant for row in rows.values() for contestant in row[field]}
-    shown = [name for name in NAMES if name in present]
-    if field == "values":  # other ways to compute ours are no baselines
-        shown += sorted(present - set(shown))
-    lines = [[name, *(cell(row, c) if c in row[field] else "–" for c in shown)] for name, row in rows.items()]
-    return pages.table([[title, *(NAMES.get(name, name.replace("ours-", "ours, ")) for name in shown)], *lines])
-
-
-def _ratio(row: Dict[str, Any], contestant: str) -> str:
-    found = row["ratios"][contestant]
+def _ratio(found: Optional[Dict[str, Any]]) -> str:
+    if found is None:
+        return "–"
     distance = max(found["q3"] - found["median"], found["median"] - found["q1"])
     return f"{found['median']:.3f}" + (f" ± {distance:.3f}" if found["rounds"] > 1 else "")
-
-
-def _value(row: Dict[str, Any], contestant: str) -> str:
-    median = row["values"][contestant]["median"]
-    shown = f"{median / 2**20:.1f} MiB" if row["unit"] == "bytes" else f"{1e3 * median:,.3f} ms"
-    return f"{shown} ({row['ratios'][contestant]['median']:.3f})" if contestant in row["ratios"] else shown
 
 
 def _about(records: Sequence[Dict[str, Any]]) -> str:

@@ -4,7 +4,7 @@
     collab doctor --data data/multi30k/data-bin
     collab doctor --no-trial --json doctor.json
 
-Looks at Python, packages, fairseq, torch, cards and the precision that fits them, the start-up hook, --user-dir and
+Looks at Python, packages, fairseq, torch, GPUs and the precision that fits them, the start-up hook, --user-dir and
 data; then binarises a made-up corpus and makes five updates on it. Each line is ok, warn or fail, with what to do below
 it; the exit status is 1 where one fails. Whether the disk has room, a training says before it begins.
 """

@@ -15,9 +15,7 @@ import collab_fairseq
 from .options import add_commands
 
 #: in the order of `collab --help`: what people type first, what recipes call last
-COMMANDS = (
-    "average", "translate", "export", "score", "reparam", "heads", "bench", "table", "doctor", "record", "user-dir",
-)  # fmt: skip
+COMMANDS = ("average", "translate", "export", "score", "reparam", "heads", "bench", "table", "doctor", "user-dir")
 
 
 def build_parser() -> argparse.ArgumentParser:

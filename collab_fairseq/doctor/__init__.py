@@ -25,16 +25,16 @@ def examine(data: Optional[str] = None, updates: bool = True) -> Iterator[Findin
         updates: make five updates of a small model.
     """
     yield from checks.packages(sys.version_info[:3])
-    torch, folder = trial.ask("torch"), os.path.dirname(os.path.abspath(collab_fairseq.__file__))
-    yield from checks.cards(torch, driver=os.path.exists("/proc/driver/nvidia/version"))
+    folder = os.path.dirname(os.path.abspath(collab_fairseq.__file__))
+    found = trial.ask(folder)
+    yield from checks.gpus(found["torch"], driver=os.path.exists("/proc/driver/nvidia/version"))
     yield checks.cpu()
-    yield checks.hook(trial.ask("hook"))
-    models = trial.ask("user_dir", folder)
-    yield checks.user_dir(models)
+    yield checks.hook(found["hook"])
+    yield checks.user_dir(found["user_dir"])
     if data:
-        yield checks.data(data, trial.ask("data", data))
-    if updates and ("error" in torch or "error" in models):
-        yield Finding("trial run", "warn", "not tried", checks.MEND)
+        yield checks.data(data)
+    if updates and ("error" in found["torch"] or "error" in found["user_dir"]):
+        yield Finding("trial run", "warn", "not tried", checks.FIRST)
     elif updates:
         with tempfile.TemporaryDirectory(prefix="collab-doctor-") as work:
-            yield trial.trial(torch["cards"], folder, Path(work))
+            yield trial.trial(found["torch"]["gpus"], folder, Path(work))

@@ -10,7 +10,7 @@ from fairseq_modern.files import sha256
 Facts = Dict[str, Any]
 
 FAIRSEQ = "0.12.2"
-MEND = "mend the lines above that fail"
+FIRST = "fix the lines above that fail"
 
 
 class Finding(NamedTuple):
@@ -62,35 +62,35 @@ def installed(package: str) -> str:
         return ""
 
 
-def precision(cards: Sequence[Facts]) -> str:
-    """The flag of fairseq-train that fits all cards: --bf16 from Ampere (compute capability 8.0), --fp16 below."""
-    return "--bf16" if all(card["capability"] >= [8, 0] for card in cards) else "--fp16"
+def precision(gpus: Sequence[Facts]) -> str:
+    """The flag of fairseq-train that fits all GPUs: --bf16 from Ampere (compute capability 8.0), --fp16 below."""
+    return "--bf16" if all(gpu["capability"] >= [8, 0] for gpu in gpus) else "--fp16"
 
 
-def cards(facts: Facts, driver: bool) -> Iterator[Finding]:
-    """torch and the cards that it sees. `driver`: NVIDIA's driver is on this machine, so that there is a card."""
+def gpus(facts: Facts, driver: bool) -> Iterator[Finding]:
+    """torch and the GPUs that it sees. `driver`: NVIDIA's driver is on this machine, so that there is one."""
     if "error" in facts:
         yield Finding("torch", "fail", facts["error"], "install torch 2.6 or newer for this Python (README.md)")
         return
     yield Finding("torch", "ok", f"{facts['version']}, {facts['build']}")
-    if not facts["cards"]:
+    if not facts["gpus"]:
         advice = "training runs on the CPU: enough for make demo and rehearsals"
         if driver:  # of a CPU build, or hidden, or too old for the build
             advice = "NVIDIA's driver is here: see CUDA_VISIBLE_DEVICES, install a torch for the CUDA of nvidia-smi"
-        yield Finding("cards", "warn", "; ".join(["torch sees none", *facts["warnings"]]), advice)
-    for number, card in enumerate(facts["cards"]):
-        capability, flag = ".".join(map(str, card["capability"])), precision([card])
-        text = f"{card['name']}, {card['memory'] / 2**30:.1f} GiB, compute capability {capability}, {flag[2:]}"
-        if "error" not in card:
-            yield Finding(f"card {number}", "ok", text)
+        yield Finding("GPUs", "warn", "; ".join(["torch sees none", *facts["warnings"]]), advice)
+    for number, gpu in enumerate(facts["gpus"]):
+        capability, flag = ".".join(map(str, gpu["capability"])), precision([gpu])
+        text = f"{gpu['name']}, {gpu['memory'] / 2**30:.1f} GiB, compute capability {capability}, {flag[2:]}"
+        if "error" not in gpu:
+            yield Finding(f"GPU {number}", "ok", text)
             continue
         advice = "is another program using it (nvidia-smi)? Else install a newer torch"
-        if card["capability"] < [7, 5]:  # builds for CUDA 12.8 and newer have dropped them
-            advice = "install torch 2.6 or 2.7, or a newer one built for CUDA 12.6: they still serve this card"
-        yield Finding(f"card {number}", "fail", f"{text}; {card['error']}", advice)
-    if len({precision([card]) for card in facts["cards"]}) > 1:
-        advice = "train with --fp16, or on cards of one kind (CUDA_VISIBLE_DEVICES)"
-        yield Finding("precision", "warn", "some of the cards have no bf16", advice)
+        if gpu["capability"] < [7, 5]:  # builds for CUDA 12.8 and newer have dropped them
+            advice = "install torch 2.6 or 2.7, or a newer one built for CUDA 12.6: they still serve this GPU"
+        yield Finding(f"GPU {number}", "fail", f"{text}; {gpu['error']}", advice)
+    if len({precision([gpu]) for gpu in facts["gpus"]}) > 1:
+        advice = "train with --fp16, or on GPUs of one kind (CUDA_VISIBLE_DEVICES)"
+        yield Finding("precision", "warn", "some of the GPUs have no bf16", advice)
 
 
 def cpu() -> Finding:
@@ -115,17 +115,15 @@ def user_dir(facts: Facts) -> Finding:
     known = ", ".join(facts.get("registered", []))
     if "error" in facts or "transformer_collab" not in known:
         text = facts.get("error", "transformer_collab is not registered")
-        return Finding("user-dir", "fail", text, f"{MEND}; or reinstall this project")
+        return Finding("user-dir", "fail", text, f"{FIRST}; or reinstall this project")
     return Finding("user-dir", "ok", f"registers {known}")
 
 
-def data(data_bin: str, facts: Facts) -> Finding:
-    """The files are whole, and those of the SHA256SUMS that data_prep wrote in the data-bin or beside it."""
+def data(data_bin: str) -> Finding:
+    """The files are those of the SHA256SUMS that data_prep wrote in the data-bin or beside it."""
     dictionary = next(iter(sorted(Path(data_bin).glob("dict.*.txt"))), None)
     if dictionary is None:
         return Finding("data", "fail", f"{data_bin} has no dict.LANG.txt", "name a folder of fairseq-preprocess")
-    if "error" in facts:
-        return Finding("data", "fail", facts["error"], "copy or prepare the data again (data_prep)")
     places = [Path(data_bin) / "SHA256SUMS", Path(data_bin).absolute().parent / "SHA256SUMS"]
     listed = next((place for place in places if place.is_file()), None)
     if listed is None:

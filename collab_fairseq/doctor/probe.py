@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from argparse import Namespace
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 
 def hook() -> Dict[str, Any]:
@@ -19,24 +19,24 @@ def hook() -> Dict[str, Any]:
 
 
 def torch() -> Dict[str, Any]:
-    """The build, and the cards that it sees: memory in bytes, and the error of a first multiplication."""
+    """The build, and the GPUs that it sees: memory in bytes, and the error of a first multiplication."""
     import torch
 
-    cards = []
+    gpus = []
     with warnings.catch_warnings(record=True) as caught:  # of a driver that is too old or does not answer
         warnings.simplefilter("always")
         for number in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(number)
-            card = {"name": about.name, "memory": about.total_memory, "capability": [about.major, about.minor]}
+            gpu = {"name": about.name, "memory": about.total_memory, "capability": [about.major, about.minor]}
             try:
                 ones = torch.ones(8, 8, device=f"cuda:{number}")
                 (ones @ ones).sum().item()
             except RuntimeError as error:  # such as "no kernel image is available for execution on the device"
-                card["error"] = str(error).strip().split("\n")[0]
-            cards.append(card)
+                gpu["error"] = str(error).strip().split("\n")[0]
+            gpus.append(gpu)
     version, cuda, hip = str(torch.__version__), torch.version.cuda, torch.version.hip
     build = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPU only"
-    return {"version": version, "build": build, "cards": cards, "warnings": [str(w.message) for w in caught]}
+    return {"version": version, "build": build, "gpus": gpus, "warnings": [str(w.message) for w in caught]}
 
 
 def user_dir(folder: str) -> Dict[str, Any]:
@@ -48,18 +48,15 @@ def user_dir(folder: str) -> Dict[str, Any]:
     return {"registered": sorted(set(models.ARCH_MODEL_REGISTRY) - before)}
 
 
-def data(folder: str) -> Dict[str, Any]:
-    """How many sentences the splits of a data-bin have, by their files; fails where one is cut short."""
-    from fairseq.data.indexed_dataset import MMapIndexedDataset
-
-    names = sorted(name[:-4] for name in os.listdir(folder) if name.endswith((".idx", ".bin")))
+def tell(look: Callable[..., Dict[str, Any]], *arguments: str) -> Dict[str, Any]:
+    """What a look finds, or its error."""
     try:
-        return {"sentences": {name: len(MMapIndexedDataset(os.path.join(folder, name))) for name in names}}
-    except Exception as error:  # what the files hold decides
-        return {"error": str(error)}
+        return look(*arguments)
+    except Exception as error:  # what is installed decides
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder
     answer, sys.stdout = sys.stdout, sys.stderr  # what fairseq prints is no answer
-    json.dump(globals()[sys.argv[1]](*sys.argv[2:]), answer)
+    json.dump({"hook": tell(hook), "torch": tell(torch), "user_dir": tell(user_dir, sys.argv[1])}, answer)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import List
+from typing import Dict, List
 
 from .checks import Facts, Finding, precision
 
@@ -45,17 +45,18 @@ def run(*words: object) -> str:
     return "\n".join(lines)
 
 
-def ask(*words: object) -> Facts:
-    """What probe.py finds; `error` where it fails, crashes or hangs."""
+def ask(folder: str) -> Dict[str, Facts]:
+    """What probe.py finds of hook, torch and user_dir, which is ``folder``; ``error`` where one fails or it crashes."""
     try:
-        facts: Facts = json.loads(run(sys.executable, Path(__file__).with_name("probe.py"), *words).split("\n")[-1])
+        last = run(sys.executable, Path(__file__).with_name("probe.py"), folder).split("\n")[-1]
     except Failure as failure:
-        return {"error": str(failure)}
+        return {name: {"error": str(failure)} for name in ("hook", "torch", "user_dir")}
+    facts: Dict[str, Facts] = json.loads(last)
     return facts
 
 
-def trial(cards: List[Facts], user_dir: str, folder: Path) -> Finding:
-    """Binarise a made-up corpus, make five updates on all cards or the CPU, validate and save in `folder`."""
+def trial(gpus: List[Facts], user_dir: str, folder: Path) -> Finding:
+    """Binarise a made-up corpus, make five updates on all GPUs or the CPU, validate and save in `folder`."""
     chance = random.Random(1)
     for part, number in (("train", 200), ("valid", 20)):
         text = "".join(" ".join(chance.choices("abcdefghij", k=chance.randint(3, 9))) + "\n" for _ in range(number))
@@ -73,14 +74,14 @@ def trial(cards: List[Facts], user_dir: str, folder: Path) -> Finding:
             "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1, "--max-update", UPDATES,
             "--save-dir", last.parent, "--no-epoch-checkpoints", "--num-workers", 0, "--seed", 1,
             "--log-format", "json", "--log-interval", 1,
-            *([precision(cards)] if cards else ["--cpu", "--distributed-world-size", 1]),
+            *([precision(gpus)] if gpus else ["--cpu", "--distributed-world-size", 1]),
         )  # fmt: skip
     except Failure as failure:
-        return Finding("trial run", "fail", str(failure), "mend what the end of its output names, or give --no-trial")
+        return Finding("trial run", "fail", str(failure), "fix what the end of its output names, or give --no-trial")
     losses = [float(loss) for loss in re.findall(r'"loss": "(\S+?)"', log)]
     if len(losses) != UPDATES or not all(map(math.isfinite, losses)) or not last.exists():
         text = f"losses {losses}, expected {UPDATES} finite numbers and a checkpoint"
         return Finding("trial run", "fail", text, "run fairseq-train by hand on a small corpus")
-    where = f"{len(cards)} GPU{'s' * (len(cards) > 1)}, {precision(cards)[2:]}" if cards else "the CPU"
+    where = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}, {precision(gpus)[2:]}" if gpus else "the CPU"
     text = f"{UPDATES} updates on {where}, validated and saved; loss {losses[0]:.2f} to {losses[-1]:.2f}"
     return Finding("trial run", "ok", text)

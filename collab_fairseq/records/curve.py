@@ -8,11 +8,12 @@ import itertools
 import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import Run, key_dim, lookup
-from collab_fairseq.records.scores import ALL, METRICS, evaluation, score, test_sets
+from collab_fairseq.records.scores import ALL, evaluation, score, test_sets
 from collab_fairseq.scoring.significance import Interval, over_seeds
 
 KINDS = ("standard", "collaborative")
@@ -44,7 +45,7 @@ def loss(run: Run) -> float:
     """
     found = score(run, ALL, "nll")
     if found is None:
-        raise RecordError(f"{run['name']} has no loss of a test set (collab record --loss)")
+        raise RecordError(f"{run['name']} has no loss of a test set")
     return found
 
 

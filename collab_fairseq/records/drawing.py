@@ -62,7 +62,7 @@ def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
     """A matplotlib Figure of ``size`` inches, which is written to a .png or .svg file, whole or not at all.
 
     Raises:
-        PlotError: matplotlib is not installed. PlotError, TargetError: as of `check_figure`.
+        PlotError: matplotlib is not installed. PlotError, TargetError: see `check_figure`.
     """
     check_figure(path)
     try:

@@ -1,52 +1,64 @@
-"""Figures from records: scores against key dim, parameters or time, and loss curves; see also curve.py."""
+"""Figures from records: scores against parameters or time, and loss curves; see also curve.py."""
 
-from typing import Any, Dict, List, Sequence, Tuple
+import contextlib
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
+from collab_fairseq.records.columns import KEYS, METRICS, NUMBERS
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import KEYS, NUMBERS, Run, frame
-from collab_fairseq.records.scores import METRICS, score, test_sets
+from collab_fairseq.records.rows import Run, frame
+from collab_fairseq.records.scores import score, test_sets
 
 #: series in a figure
 MOST = 6
 _PANEL, _LINE = (4.2, 3.0), 0.2  # inches: a panel, and the height of a line
-#: what a point's place says
-_AXES = {"key_dim": KEYS["key_dim"], "parameters": "parameters (millions)", "wall_time": NUMBERS["wall_time"][0]}
 
 
-def draw(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
-    """Draw a figure into a .png or .svg file.
+def draw_scores(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
+    """A point per row, with error bars of one standard deviation over the seeds; a panel for each test set.
 
     Args:
         runs: in any order.
-        path: the file, which appears whole or not at all.
-        x: "key_dim", "parameters" or "wall_time" (of the training), one point per row and error bars of one standard
-            deviation over the seeds; or "updates", one curve of the validation loss per run.
-        y: "sacrebleu", "chrf", "compound_split" or "tokenised", a panel for each test set; or "valid_loss".
+        path: a .png or .svg file, which appears whole or not at all.
+        x: "parameters" or "wall_time" (of the training).
+        y: "sacrebleu", "chrf", "compound_split" or "tokenised".
         group_by: fields that tell the rows apart, as in the table.
 
     Raises:
         PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw, or too much.
         RecordError: the runs cannot be put together; see `frame`.
     """
-    data = frame(runs, group_by)
-    panels = test_sets(runs) if y in METRICS else [""]
-    if not panels:
+    data, tests = frame(runs, group_by), test_sets(runs)
+    if not tests:
         raise PlotError("nothing to draw: no record has scores")
-    with drawing(path, (_PANEL[0] * len(panels), _PANEL[1])) as figure:
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axis, test in zip(axes, panels, strict=True):
-            values = data["run"].map(lambda run, test=test: score(run, test, METRICS[y])) if test else data[y]
-            data["shown"] = values.astype(float)
-            drawn = _curves(axis, data, group_by) if x == "updates" else _points(axis, data, x)
-            if not drawn:
-                raise PlotError(f"nothing to draw: no record has {y}{f' of {test}' if test else ''} and {x}")
-            axis.set_ylabel(METRICS[y] if test else NUMBERS["valid_loss"][0])
+    with _panels(path, len(tests)) as axes:
+        for axis, test in zip(axes, tests, strict=True):
+            data["shown"] = data["run"].map(lambda run, test=test: score(run, test, METRICS[y])).astype(float)
+            if not _points(axis, data, x):
+                raise PlotError(f"nothing to draw: no record has {y} of {test} and {x}")
+            axis.set_ylabel(METRICS[y])
             axis.set_title(test, fontsize="medium")
+
+
+def draw_losses(runs: Sequence[Run], path: PathLike, group_by: Sequence[str]) -> None:
+    """A curve of the validation loss against updates per run; for the arguments and errors see `draw_scores`."""
+    data = frame(runs, group_by)
+    with _panels(path, 1) as (axis,):
+        if not _curves(axis, data, group_by):
+            raise PlotError("nothing to draw: no record has a validation loss")
+        axis.set_ylabel(NUMBERS["valid_loss"][0])
+
+
+@contextlib.contextmanager
+def _panels(path: PathLike, number: int) -> Iterator[Any]:
+    """The axes of a figure, to which a legend is added."""
+    with drawing(path, (_PANEL[0] * number, _PANEL[1])) as figure:
+        axes = figure.subplots(1, number, squeeze=False)[0]
+        yield axes
         handles, labels = axes[0].get_legend_handles_labels()
         if len(labels) > MOST:
             raise PlotError(f"expected at most {MOST} series, got {len(labels)}: give fewer records")
-        beside = sum(map(len, labels)) < 35 * len(panels)  # characters that fit the width
+        beside = sum(map(len, labels)) < 35 * number  # characters that fit the width
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if beside else 1)
         if not beside:  # a line each, which is not to be taken from the panels
             figure.set_figheight(_PANEL[1] + _LINE * len(labels))
@@ -71,15 +83,9 @@ def _points(axis: Any, data: Any, x: str) -> bool:
     for number, (label, points) in enumerate(series.items()):
         places, means, deviations = zip(*sorted(points), strict=True)
         axis.errorbar(places, means, yerr=deviations, label=label, **look(number))
-    ticks = sorted({point[0] for points in series.values() for point in points})
-    if x == "key_dim" and ticks:
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.set_xticks([], minor=True)
-    else:
-        axis.locator_params(axis="x", nbins=5)
-        axis.ticklabel_format(axis="x", useOffset=False)
-    axis.set_xlabel(_AXES[x])
+    axis.locator_params(axis="x", nbins=5)
+    axis.ticklabel_format(axis="x", useOffset=False)
+    axis.set_xlabel("parameters (millions)" if x == "parameters" else NUMBERS[x][0])
     return bool(series)
 
 

@@ -51,8 +51,6 @@ def publish(text: str, page: str, marker: Optional[str] = None, check: bool = Fa
         if marker:
             raise RecordError(f"--output {page} does not exist; with --marker it must") from error
         before = ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"cannot read {page} as UTF-8 text: {error}") from error
     text = with_part(before, marker, text, where=page) if marker else text
     if text == before:
         return f"{page} is up to date"

@@ -12,20 +12,23 @@ Fields (schema 1):
     settings       what the result depends on, by name: checkpoint (file name and SHA-256), split, seed, …
     parts          the result, by name
 
-A record may grow part by part, and is on the disk as far as it has come. It holds no path of the machine.
+A record may grow part by part, and is on the disk as far as it has come. Command and settings name no folder of the
+machine: paths in them are shortened.
 """
 
+import argparse
 import contextlib
 import json
+import math
 import os
 import re
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import PathLike, write_json
 
 SCHEMA = 1
-_FIELDS = {"schema", "kind", "name", "command", "created", "versions", "commit", "hardware", "settings", "parts"}
 
 # a slash at the start of a word, and something after it
 _PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
@@ -41,8 +44,7 @@ class Record:
     """A result that grows part by part; with a path, what is there already is not computed again.
 
     Args:
-        kind, name, command, settings: see the top of this file; ``settings`` is JSON data. Paths in the command are
-            shortened.
+        kind, name, command, settings: see the top of this file.
         path: where it is kept; None: nowhere.
         device, threads: what it is computed on.
         repository: the folder whose commit is noted (default: that of this package, where it is a checkout).
@@ -52,7 +54,7 @@ class Record:
         content: all fields. parts: name → JSON data.
 
     Raises:
-        RecordError: the file holds something else, or a result of other settings; or a setting is a path.
+        RecordError: the file holds something else, or a result of other settings.
     """
 
     def __init__(
@@ -61,7 +63,6 @@ class Record:
         fixed: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.path = path
-        refuse_paths(settings, f"the settings of {name}")
         folder = os.fspath(repository or os.path.dirname(os.path.abspath(__file__)))
         self.content: Dict[str, Any] = {
             "schema": SCHEMA,
@@ -69,7 +70,7 @@ class Record:
             "name": name,
             "command": without_paths(command),
             **environment.circumstances(folder, device=device, threads=threads),
-            "settings": json.loads(json.dumps(settings)),
+            "settings": plain(settings),
             "parts": {},
         }
         if path is not None and os.path.exists(path):
@@ -116,45 +117,28 @@ def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any
     Raises:
         RecordError: it is no record of this kind, or not of the analysis or benchmark ``name``.
     """
-    content = read_json(path)
-    known = isinstance(content, dict) and content.keys() == _FIELDS and isinstance(content["parts"], dict)
-    if not known or content["kind"] != kind or content["schema"] != SCHEMA:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
+    if not isinstance(content, dict) or (content.get("schema"), content.get("kind")) != (SCHEMA, kind):
         raise RecordError(f"{os.fspath(path)} is no record of kind {kind} (schema {SCHEMA})")
     if name is not None and content["name"] != name:
         raise RecordError(f"{os.fspath(path)} is the {kind} record {content['name']}, expected one of {name}")
-    return content  # type: ignore[no-any-return]
+    return content
 
 
-def read_json(path: PathLike) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        RecordError: it cannot be read, or is no JSON.
-    """
-    with reading(path, "JSON") as lines:
-        return json.loads("\n".join(lines))
-
-
-@contextlib.contextmanager
-def reading(path: PathLike, form: str) -> Iterator[List[str]]:
-    """The lines of a text file that are not blank, with a RecordError for what cannot be read as ``form``."""
-    try:
-        with open(path, encoding="utf-8", newline="\n") as stream:
-            lines = [line.rstrip("\n") for line in stream]
-        yield [line for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as {form}: {error}") from error
-
-
-def refuse_paths(value: Any, what: str) -> None:
-    """See that JSON data holds no absolute path; ``what`` is what errors call it.
-
-    Raises:
-        RecordError: names the path.
-    """
-    found = _PATH.search(json.dumps(value, ensure_ascii=False))
-    if found:
-        raise RecordError(f"{what} holds a path of this machine: {found.group()}")
+def plain(value: Any) -> Any:
+    """Settings as JSON data, in which absolute paths are shortened."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {without_paths(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return without_paths(str(value))
 
 
 def without_paths(text: str) -> str:

@@ -8,60 +8,27 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from collab_fairseq.attention import cost, kinds
+from collab_fairseq.records.columns import DASH, KEYS, NUMBERS
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError, load
 
 logger = logging.getLogger(__name__)
 
-#: what a table shows where there is nothing
-DASH = "–"
-
-#: headers of what rows can be grouped by
-KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates", "averaged": "averaged"}
-#: header and decimals of what is averaged over the seeds; the last three belong to a machine
-NUMBERS = {
-    "parameters": ("parameters", 0), "cache": ("cached numbers", 0), "valid_loss": ("validation loss", 3),
-    "words_per_second": ("words/s", 0), "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
-}  # fmt: skip
-MACHINES = ("words_per_second", "wall_time", "peak_memory")
-
-GROUP_BY = ("heads", "key_dim", "updates")
-#: all columns besides those that the rows are grouped by, which stand before them
-COLUMNS = (
-    "seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf",
-    "words_per_second", "wall_time", "peak_memory",
-)  # fmt: skip
-#: and those that are shown where they are asked for
-ON_REQUEST = ("nll", "chrf++", "ter", "comet")
-
-#: what the record of a training must hold; the fields are described in training.py
-_NEEDED = ("seed", "config", "data", "parameters", "training", "curves", "scores")
-
 Run = Dict[str, Any]
-
-
-def _kinds() -> Any:
-    """The table of kinds of heads; late, since that imports torch."""
-    from collab_fairseq.attention import kinds
-
-    return kinds
 
 
 def load_run(path: PathLike) -> Run:
     """Read the record of a training. Heads that were converted get the settings that flags would give them.
 
     Raises:
-        RecordError: the file cannot be read, or lacks what such a record holds.
+        RecordError: it cannot be read, or is of something else.
     """
     record = load(path, "training")
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
-    missing = [name for name in _NEEDED if name not in run]
-    if missing:
-        raise RecordError(f"{os.fspath(path)} is not the record of a training: it has no {', '.join(missing)}")
-    model = (run["config"] or {}).get("model") or {}
+    model = run["config"]["model"]
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
-        kinds = _kinds()
         places = tuple(model["attention_shapes"])
         sites = "_".join(site for site in kinds.SITES if any(place.startswith(site) for place in places))
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
@@ -82,9 +49,8 @@ def lookup(run: Run, field: str) -> Any:
 
 
 def heads(run: Run) -> str:
-    """In words, what kind of attention heads the model has, and whether the result is somebody else's."""
+    """In words, what kind of attention heads the model has, and whether the result is of a publication."""
     sites = lookup(run, "config.model.collaborative_heads")
-    kinds = _kinds()
     named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
     if not named:
         kind = "standard" if sites else "standard (fairseq's transformer)"
@@ -95,7 +61,7 @@ def heads(run: Run) -> str:
         rate = lookup(run, "config.model.mixing_lr_multiplier")
         kind += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
     kind += ", authors' initialisation" if lookup(run, "config.model.attention_init") == "authors" else ""
-    shapes = list(((run["config"] or {}).get("model") or {}).get("attention_shapes", {}).values())
+    shapes = list((run["config"]["model"]).get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
         kind += f", scores × {shapes[0]['scale']:.3g}"
     for field, flag in kinds.flags().items():
@@ -106,8 +72,8 @@ def heads(run: Run) -> str:
 
 def keys(run: Run) -> Dict[str, Any]:
     """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
-    model = (run["config"] or {}).get("model") or {}
-    dims = {site: key_dim(model, site) for site in _kinds().SITES}
+    model = run["config"]["model"]
+    dims = {site: key_dim(model, site) for site in kinds.SITES}
     alike = len(set(dims.values())) == 1
     shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
     return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
@@ -115,7 +81,7 @@ def keys(run: Run) -> Dict[str, Any]:
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
     """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
-    width = model.get(f"{_kinds().side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
+    width = model.get(f"{kinds.side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
@@ -128,12 +94,10 @@ def averaged(run: Run) -> Optional[str]:
 
 def cache(run: Run) -> Optional[int]:
     """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
-    model = (run["config"] or {}).get("model") or {}
+    model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    from collab_fairseq.attention.cost import kv_cache_per_token
-
-    return kv_cache_per_token(_kinds().sized(model, "decoder"))
+    return cost.kv_cache_per_token(kinds.sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:
@@ -170,7 +134,7 @@ def hardware(run: Run) -> str:
 
 def precision(run: Run) -> str:
     """In which precision a run was trained, by the flags of fairseq that chose it."""
-    chosen = (run["config"] or {}).get("common")
+    chosen = run["config"].get("common")
     if chosen is None:
         return "not recorded"
     flags = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]
@@ -195,8 +159,7 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
     with the same `row` belong together.
 
     Raises:
-        RecordError: pandas is not installed; two records have one name; or runs of a row have
-            the same seed, or other settings that differ.
+        RecordError: pandas is not installed; or runs of a row have the same seed, or other settings that differ.
     """
     try:
         import pandas
@@ -218,9 +181,6 @@ def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
                 f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
     data[list(NUMBERS)] = data[list(NUMBERS)].astype(float)
-    for name, same in data.groupby("name"):
-        if len(same) > 1:
-            raise RecordError(f"{' and '.join(run['path'] for run in same['run'])} are both named {name}")
     for _, row in data.groupby("row", sort=False):
         _check_row(row)
     return data

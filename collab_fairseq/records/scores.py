@@ -4,14 +4,10 @@ import hashlib
 import json
 from typing import Any, Dict, List, Optional, Sequence, Set
 
-from collab_fairseq.records.rows import DASH, Run
+from collab_fairseq.records.columns import DASH, METRICS
+from collab_fairseq.records.rows import Run
 from collab_fairseq.scoring.significance import over_seeds
 
-#: scores of a test set: name of the column → metric in the record; the last is a loss, in bits a token
-METRICS = {
-    "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
-    "chrf++": "chrF++", "ter": "TER", "comet": "COMET", "nll": "nll",
-}  # fmt: skip
 #: all test sets that a loss is of, as one, weighted by tokens
 ALL = "all tests"
 

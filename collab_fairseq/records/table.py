@@ -9,20 +9,10 @@ import os
 import posixpath
 from typing import Any, Dict, List, Optional, Sequence, Set
 
+from collab_fairseq.records.columns import COLUMNS, DASH, GROUP_BY, KEYS, MACHINES, METRICS, NUMBERS, ON_REQUEST
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import (
-    COLUMNS,
-    DASH,
-    GROUP_BY,
-    KEYS,
-    MACHINES,
-    NUMBERS,
-    ON_REQUEST,
-    Run,
-    frame,
-    losses,
-)
-from collab_fairseq.records.scores import METRICS, interval, test_sets
+from collab_fairseq.records.rows import Run, frame, losses
+from collab_fairseq.records.scores import interval, test_sets
 from collab_fairseq.scoring.significance import OVER_SEEDS
 
 #: what rows are compared in, where it is shown; sacreBLEU where none of them is

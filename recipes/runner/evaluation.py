@@ -8,8 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Dict
 
 import collab_fairseq
+from collab_fairseq import checkpoints
+from collab_fairseq.records.files import write_json
+from collab_fairseq.records.training import make_record
 
 from .settings import ROOT, RecipeError, flags
 from .training import Run, collab, tool
@@ -116,20 +120,34 @@ def record(run: Run, average: str) -> None:
     what = f"{average}.valid" if run.valid else average
     file, stage = run.output / f"record{what}.json", re.match(r"(\.u\d+)?", average)[0]  # type: ignore[index]
     if not run.folder.finished(f"record{what}"):
-        flags = ["--scores=" + f"{name}={run.output}/{name}{average}.scores.json" for name in run.sets.values()]
-        flags += [f"--loss={name}={split}" for split, name in {"valid": "valid", **run.sets}.items()]
-        # a downloaded archive of the project has no commit to note, nor has a checkout that git does not trust
-        asked = ["git", "-C", str(ROOT), "rev-parse", "--verify", "HEAD"]
-        if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
-            flags += ["--repository", str(ROOT)]
-        collab(
-            "record", "--name", f"{run.name}{what}", "--checkpoint", run.output / f"averaged{average}.pt",
-            "--train-log", run.output / f"train{stage}.log", "--usage", run.output / f"train{stage}.usage.jsonl",
-            "--seed", run.cfg.common.seed, "--threads", run.machine.threads, "--data-sums", run.data / "SHA256SUMS",
-            "--started-as", run.command_line, "--data", run.data / "data-bin", "--output", file, *flags,
+        checkpoint = run.output / f"averaged{average}.pt"
+        made = make_record(
+            f"{run.name}{what}", run.command_line, checkpoint=checkpoints.load_with_model(checkpoint),
+            train_log=run.output / f"train{stage}.log", usage=run.output / f"train{stage}.usage.jsonl",
+            data_sums=run.data / "SHA256SUMS", seed=run.cfg.common.seed, threads=run.machine.threads, repository=ROOT,
+            scores={name: run.output / f"{name}{average}.scores.json" for name in run.sets.values()},
+            losses=losses(run, checkpoint),
         )  # fmt: skip
+        write_json(made, file)
         run.folder.finish(f"record{what}")
     logger.info("record: %s", file)
+
+
+def losses(run: Run, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
+    """Of the validation and test sets, in float32; a set that the model cannot read is told and left out."""
+    import torch
+
+    from collab_fairseq.translation import TranslationError, load_model
+    from collab_fairseq.translation.evaluation import loss, sentence_losses
+
+    torch.set_num_threads(run.machine.threads)
+    trained, found = load_model(checkpoint, str(run.data / "data-bin")), {}
+    for split, name in {"valid": "valid", **run.sets}.items():
+        try:
+            found[name] = {**loss(trained, split)._asdict(), "sentences": sentence_losses(trained, split)}
+        except TranslationError as error:  # such as text with unknown units; all else that was measured is kept
+            logger.warning("no loss of %s: %s", name, error)
+    return found
 
 
 def publish(run: Run) -> None:

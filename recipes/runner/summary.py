@@ -43,6 +43,6 @@ def summarise(folder: Path, texts: Path, languages: Tuple[str, str], runs: List[
     text = f"{shown}\nTranslations of the test set:\n\n{compared}\n"
     page, drawing = folder / "summary.md", folder / "validation.svg"
     if not (page.is_file() and page.read_text(encoding="utf-8") == text and drawing.is_file()):
-        figures.draw(records, drawing, "updates", "valid_loss", ("heads", "key_dim"))
+        figures.draw_losses(records, drawing, ("heads", "key_dim"))
         write_text(text, page)
     sys.stdout.write(f"\n{text}\nThis text: {page}\nFigure: {drawing}\n")

@@ -146,7 +146,7 @@ def prepare(flags: Any) -> Any:
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.tasks import FairseqTask
 
-    from collab_fairseq.bench.cases import Options
+    from collab_fairseq.bench.measure import Options
     from collab_fairseq.bench.models import Task
 
     class Translation(Task, FairseqTask):

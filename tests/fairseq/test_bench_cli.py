@@ -55,7 +55,6 @@ def test_decoding_in_miniature_and_its_table(tmp_path, capsys):
     ("command", "message"),
     [
         ("layer --rows nothing", "--rows nothing matches no row"),
-        ("train --seconds -1", "--seconds must be a positive number of seconds, got -1"),
         ("layer --clock processor --threads 2", "--clock processor is for one thread of a CPU"),
         pytest.param(
             "layer --device cuda", "--device cuda needs a GPU that torch can use",
@@ -68,10 +67,3 @@ def test_mistakes_are_one_clear_sentence(command, message, tmp_path, monkeypatch
     assert main(["bench", *command.split(), *([] if "--device" in command else ["--device", "cpu"])]) == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_rows_can_be_listed(capsys):
-    assert main(["bench", "layer", "--list", "--device", "cpu", "--rows", "layer/encoder/64x32/dk128/*"]) == 0
-    listed = capsys.readouterr().out
-    assert "layer/encoder/64x32/dk128/train\n" in listed
-    assert "dk512" not in listed

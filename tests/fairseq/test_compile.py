@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 from collab_fairseq import checkpoints
-from collab_fairseq.bench.cases import Options, draw
-from collab_fairseq.bench.models import Task, make_batch
+from collab_fairseq.bench.measure import Options
+from collab_fairseq.bench.models import Task, draw, make_batch
 from collab_fairseq.modules import compiled
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import FLOAT32, run

@@ -1,10 +1,14 @@
 """A kind of heads that the project does not know (tests/fairseq/fifth_kind.py) trains, decodes, and is in tables."""
 
+import json
 import re
 import sys
 
 import torch
 
+from collab_fairseq.checkpoints import load
+from collab_fairseq.records.files import write_json
+from collab_fairseq.records.training import make_record
 from tests.common import FLOAT32, ROOT, run
 from tests.fairseq.commands import train_command
 from tests.fairseq.forked import user_dir
@@ -41,7 +45,10 @@ def test_a_kind_is_one_file_and_one_line(tiny_data, tmp_path):
     known, record = "import sys, tests.fairseq.fifth_kind; ", tmp_path / "record.json"
     asked = known + "from tests.fairseq.test_fifth_kind import ask; ask(*sys.argv[1:])"
     run(sys.executable, "-c", asked, tmp_path / "mean.pt", tiny_data, cwd=ROOT)
-    run("collab", "record", "--name", "fifth", "--checkpoint", tmp_path / "mean.pt", "--output", record)
+    (tmp_path / "lines").write_text("")
+    made = dict.fromkeys(("train_log", "usage", "data_sums"), tmp_path / "lines")
+    write_json(make_record("fifth", "", checkpoint=load(tmp_path / "mean.pt"), scores={}, losses={}, **made), record)
+    assert json.loads(record.read_text())["parts"]["training"]["wall_seconds"] is None
     program = known + "from collab_fairseq.cli.main import main; main(['table', sys.argv[1]])"
     told = run(sys.executable, "-c", program, record, cwd=ROOT).stdout
     assert re.search(r"\| collaborative in cross, slices of 12 key dimensions \| 16 .* 9,856 +\| 28 ", told), told

@@ -13,7 +13,6 @@ COMMANDS = [
     ["bench", "layer", "--json"],
     ["doctor", "--json"],
     ["bench", "table", "missing.json", "--output"],
-    ["record", "--name", "x", "--scores", "test=missing.json", "--output"],
     ["reparam", "missing.pt", "--key-dim", "8", "--output"],
     ["reparam", "missing.pt", "--key-dim", "8", "--output", "fine.pt", "--json"],
     ["score", "missing.log", "--json"],
@@ -45,6 +44,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
     [
         ("bench layer --output x", "--output is called --json now"),
         ("bench layer --figure x", "--figure is gone: collab bench table shows the ratios of a record"),
+        ("bench layer --list", "--list is gone: a --rows that matches none names them"),
         ("bench decode --sentences 9", "--sentences is gone: rows decode/translate are of 1,000"),
         ("heads ablate x --reference test", "expected NAME=FILE such as test=test.de, got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once, got a, a"),
@@ -56,7 +56,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads prune x --remove 4 --output y --beam 2", "--beam is of a measurement"),
         ("reparam x --key-dim 8 --output y --max-tokens 9", "--max-tokens needs --calibration or --evaluate"),
         ("reparam x --keep-progress", "--keep-progress is gone: train on from the result with --attention-from"),
-        ("table x --x updates", "--x needs --figure"),
+        ("table x --x width", "--x needs --figure"),
         ("translate x .", ". is a folder: DIR comes first, then FILE"),
     ],
 )
