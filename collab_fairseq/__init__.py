@@ -13,9 +13,8 @@ __version__ = "0.1.0"
 
 
 def load(
-    folder: str, *, engine: str = "torch", device: str = "auto", precision: str = "float32",
-    threads: Optional[int] = None,
-) -> "Translator":  # fmt: skip
+    folder: str, *, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
+) -> "Translator":
     """A trained model that translates raw text.
 
     >>> translator = collab_fairseq.load("DIR")
@@ -23,24 +22,17 @@ def load(
     ['Ein Mann fährt Fahrrad.']
 
     Args:
-        folder: made by ``collab export CHECKPOINT --to folder``, or to ``ctranslate2``.
-        engine: ``torch`` or, faster on a CPU, ``ctranslate2``, which a model folder is converted for the first time; a
-            folder of another engine has its own.
+        folder: made by ``collab export CHECKPOINT --to folder``, or, faster on a CPU, ``--to ctranslate2``.
         device: ``cpu``, ``cuda``, …, or ``auto``: a GPU if there is one.
         precision: ``float32``, ``float16`` or ``bfloat16``; of CTranslate2 also ``int8``.
         threads: of the CPU; default: the engine's.
 
     Returns:
-        A :class:`.Translator`; its method ``search`` gives scores, several translations and alignments too.
+        A :class:`.Translator`; its method ``search`` gives scores and several translations, too.
 
     Raises:
         TranslationError, CheckpointError: the folder is no model's, or damaged.
     """
-    from collab_fairseq.translation.open import open_folder
+    from collab_fairseq.translation.translator import open_folder
 
-    def convert(model: str, output: str) -> None:
-        from collab_fairseq.export import ctranslate2, source
-
-        ctranslate2.export(source.read_source(model), output)
-
-    return open_folder(folder, engine=engine, device=device, precision=precision, convert=convert, threads=threads)
+    return open_folder(folder, device, precision, threads)

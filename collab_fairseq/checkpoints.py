@@ -51,7 +51,7 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
     """:func:`load` a checkpoint whose parameters, under ``model``, are to be worked with.
 
     Raises:
-        CheckpointError: as of `load`; there are no parameters, or some that are not finite.
+        CheckpointError: see `load`; there are no parameters, or some that are not finite.
     """
     state, name = load(path), os.fspath(path)
     model = state.get("model")
@@ -67,7 +67,7 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
 def check_finite(model: Mapping[str, torch.Tensor], name: str) -> None:
     """Raise CheckpointError where a tensor of the model ``name`` has NaN or infinity: every result would be NaN."""
     for key, tensor in model.items():
-        # fairseq's `_float_tensor` markers are memory that nobody initialises
+        # fairseq's `_float_tensor` markers are memory that is never initialised
         if not key.endswith("._float_tensor") and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
 

@@ -10,8 +10,6 @@
 from .cache import KeyValue
 from .collaborative import CollaborativeAttention
 from .grouped import GroupedAttention
-from .kernels import COLLABORATIVE as COLLABORATIVE_KERNELS
-from .kernels import STANDARD as STANDARD_KERNELS
 from .kernels import KernelError
 from .kinds import KINDS, SITES
 from .latent import LatentAttention
@@ -20,11 +18,9 @@ from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
 from .standard import StandardAttention
 
 __all__ = [
-    "COLLABORATIVE_KERNELS",
     "INITIAL_MIXING",
     "KINDS",
     "SITES",
-    "STANDARD_KERNELS",
     "AttentionLayer",
     "CollaborativeAttention",
     "GroupedAttention",

@@ -16,7 +16,7 @@ def moved(order: Tensor, beams: int, sentences: int) -> Moved:
 
     Returns:
         Rows (R' / B, ) and B where every B neighbours read one row; rows (R', ) and 1 where they do not; None where
-        besides no sentence has left and none has changed its place.
+        they do, all sentences are still there, and they are in the same order.
     """
     rows = torch.div(order, beams, rounding_mode="floor")
     if order.size(0) % beams != 0:

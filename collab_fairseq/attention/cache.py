@@ -15,7 +15,7 @@ dv    value dim of one head, ``embed_dim / H``
 ====  =============================================================================
 """
 
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class KeyValue(NamedTuple):
     content: Optional[Tensor] = None
 
 
+#: outputs of heads, (N, H, T, dv), and their attention weights, (N, H, T, S) or None
+Attended = Tuple[Tensor, Optional[Tensor]]
+
+
 def _each(change: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:
     """The entry of what a function makes of keys, values and content scores (N, H, S, 1): positions last but one."""
     content = [entry.content.unsqueeze(-1) for entry in entries if entry.content is not None]
@@ -47,7 +51,7 @@ def _each(change: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:
     )
 
 
-def of_each_head(shared: Tensor, heads: int) -> Tensor:
+def repeat_kv(shared: Tensor, heads: int) -> Tensor:
     """(N, G, S, d) of groups of heads as (N, H, S, d); a view where G is 1 or H."""
     share = heads // shared.size(1)
     return shared if share == 1 else shared.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2)

@@ -6,14 +6,14 @@ well, in groups as those of grouped-query attention (Ainslie et al. 2023, https:
 """
 
 import math
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue, of_each_head
+from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
-from .kernels import COLLABORATIVE, choose, packed_bmm
+from .kernels import COLLABORATIVE, attend_collaborative
 from .kind import Flag, quarter
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, initial_mixing
@@ -47,8 +47,8 @@ class CollaborativeAttention(AttentionLayer):
             steps do not depend on the size of gradients, so that they are c times as large for what is c times smaller
             (equalised learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's ε acts
             as ε/c there, weight decay is not multiplied, and ``mixing`` has c² of its share in the norm of gradients.
-        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
-            fused attention (``sdpa``, on a GPU also ``auto``) lacks.
+        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which the others
+            lack.
         device, dtype: of the parameters.
         options: ``kdim``, ``vdim``, ``head_dim``, ``value_heads``, ``dropout``, ``scale``, ``bias``, ``query_bias``,
             ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
@@ -169,10 +169,7 @@ class CollaborativeAttention(AttentionLayer):
             content = nn.functional.linear(key, bias).transpose(1, 2)
         return KeyValue(keys, self.split_heads(values, self.value_heads), content)
 
-    def _contexts(
+    def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        attend = choose(self.kernel, query, self.mixing, entry, mask, need_weights)
-        if attend is not packed_bmm.attend:  # the others want values of every head
-            entry = KeyValue(entry.key, of_each_head(entry.value, self.num_heads), entry.content)
-        return attend(query, self.mixing, entry, mask, self.scale, dropout, need_weights)
+    ) -> Attended:
+        return attend_collaborative(self.kernel, query, self.mixing, entry, mask, self.scale, dropout, need_weights)

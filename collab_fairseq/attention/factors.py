@@ -66,7 +66,7 @@ class HeadFactors(NamedTuple):
         return self.mixing.size(0)
 
     def to(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> "HeadFactors":
-        """The same heads in another precision or place."""
+        """The same heads in another precision or on another device."""
         return HeadFactors(*(factor.detach().to(device=device, dtype=dtype) for factor in self))
 
     def balanced(self) -> "HeadFactors":
@@ -92,7 +92,7 @@ class HeadFactors(NamedTuple):
 
 
 class ScoreWeights(NamedTuple):
-    """All that makes the scores of a layer, of standard heads as of collaborative ones::
+    """All that makes the scores of a layer, standard or collaborative::
 
         score_i(x, y) = scale · [ ((x A + b) ⊙ m_i) (y B)ᵀ + y v_iᵀ ]
 
@@ -137,7 +137,7 @@ class ScoreWeights(NamedTuple):
         return scores * self.scale
 
     def to(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> "ScoreWeights":
-        """The same scores in another precision or place."""
+        """The same scores in another precision or on another device."""
         biases = (
             None if bias is None else bias.detach().to(device=device, dtype=dtype)
             for bias in (self.query_bias, self.content_bias)

@@ -3,7 +3,7 @@
 A new kind is a subclass of :class:`.AttentionLayer` in a file of its own, and a line in :data:`KINDS`.
 """
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 
@@ -17,7 +17,7 @@ from .standard import StandardAttention
 #: what a layer's heads may be; the first of collaborative and of standard heads is what they are without any flag
 KINDS: List[Type[AttentionLayer]] = [CollaborativeAttention, StandardAttention, GroupedAttention, LatentAttention]
 
-#: the three places of attention in a transformer: encoder self-attention, encoder–decoder attention, decoder
+#: the three attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder
 #: self-attention
 SITES = ("encoder", "cross", "decoder")
 #: site → the setting of its key dim, where that is not ``key_dim``
@@ -40,9 +40,9 @@ def of_one_layer() -> Tuple[str, ...]:
     return (*_OF_ANY_LAYER, *(flag.argument for flag in flags().values() if flag.own))
 
 
-def kernels() -> Tuple[str, ...]:
-    """The names of all kernels, ``auto`` first."""
-    return tuple(dict.fromkeys(["auto", *(name for kind in KINDS for name in kind.kernels)]))
+def kernels(kinds: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:
+    """The names of the kernels of these kinds, ``auto`` first."""
+    return tuple(dict.fromkeys(["auto", *(name for kind in kinds for name in kind.kernels)]))
 
 
 def side_of(site: str) -> str:

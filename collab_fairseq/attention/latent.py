@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue
+from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
 from .kind import Flag
 from .projections import linear
@@ -22,8 +22,8 @@ class LatentAttention(StandardAttention):
         C = Y W_C        H_i = softmax( (X W_Q^(i)) (C W_K^(i))ᵀ · scale ) C W_V^(i)        output = [H_1 … H_H] W_O
 
     Decoding caches the L numbers of a latent and expands no keys or values: W_K^(i) is absorbed by the query and
-    W_V^(i) by the context, ``softmax( (X W_Q^(i) W_K^(i)ᵀ) Cᵀ · scale ) C``. In training, and where there are many
-    queries, expanding is cheaper; see :mod:`.cost`.
+    W_V^(i) by the head output, ``softmax( (X W_Q^(i) W_K^(i)ᵀ) Cᵀ · scale ) C``. In training, and where there are many
+    queries, expanding is cheaper.
 
     Args:
         kv_latent_dim: L. The others: see :class:`.StandardAttention`.
@@ -62,7 +62,7 @@ class LatentAttention(StandardAttention):
         self.latent_proj = nn.Linear(self.kdim, self.latent_dim, bias=False)
 
     def reset_parameters(self) -> None:
-        """Xavier projections, as of standard heads."""
+        """Xavier projections, as standard heads have."""
         super().reset_parameters()
         nn.init.xavier_uniform_(self.latent_proj.weight)
 
@@ -101,9 +101,9 @@ class LatentAttention(StandardAttention):
         """The entry of latents (N, S, L)."""
         return KeyValue(latent[:, :, :0], latent.unsqueeze(1), None)
 
-    def _contexts(
+    def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> Attended:
         latent = entry.value.squeeze(1)
         if not self._absorbs(query.size(1), latent.size(1), dropout):
             keys, values = linear(latent, self.k_proj, self.v_proj)
@@ -113,11 +113,11 @@ class LatentAttention(StandardAttention):
         # the key bias adds the same to all scores of a query, which a softmax does not see
         absorbed = torch.einsum("nhtd,hdl->nhtl", self.split_heads(query), up_keys)
         shared = KeyValue(entry.value, entry.value, None)
-        context, weights = self._attend_heads(absorbed, shared, mask, dropout, need_weights)
-        context = torch.einsum("nhtl,hdl->nhtd", context, up_values)
+        outputs, weights = self._attend_heads(absorbed, shared, mask, dropout, need_weights)
+        outputs = torch.einsum("nhtl,hdl->nhtd", outputs, up_values)
         if self.v_proj.bias is not None:
-            context = context + self.v_proj.bias.view(self.num_heads, 1, self.head_dim)
-        return context, weights
+            outputs = outputs + self.v_proj.bias.view(self.num_heads, 1, self.head_dim)
+        return outputs, weights
 
     def _absorbs(self, query_len: int, key_len: int, dropout: float) -> bool:
         """Whether absorbing is allowed (weights must add up to 1) and takes fewer multiplications than expanding."""

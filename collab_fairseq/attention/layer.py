@@ -6,7 +6,7 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValue, of_each_head
+from .cache import Attended, KeyValue, repeat_kv
 from .kernels import check_name
 from .kind import Kind, check_groups
 from .masks import combine, multiply_heads
@@ -15,16 +15,14 @@ from .torch_encoder import WithoutFastPath
 
 #: see :meth:`AttentionLayer.reset_parameters`
 INITS = ("default", "authors")
-#: contexts of heads, (N, H, T, dv), and their weights, (N, H, T, S) or None
-Read = Tuple[Tensor, Optional[Tensor]]
-
 
 
 class AttentionLayer(WithoutFastPath, Kind, nn.Module):
     """Base of all kinds of heads, which stand in :data:`.kinds.KINDS`.
 
     ``forward`` is :meth:`project`, then :meth:`attend`; decoding calls the two. A subclass says what is cached of
-    projected keys and values (``_entry``), what its heads make of that (``_contexts``), and what :class:`.Kind` asks.
+    projected keys and values (``_entry``), what its heads make of that (``_head_outputs``), and what :class:`.Kind`
+    asks.
 
     Args (those up to ``scale`` are attributes too):
         embed_dim: E, width of queries and of the output.
@@ -95,7 +93,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             raise ValueError(f"init must be one of {', '.join(INITS)}, but is {init!r}")
         self.init = init
         self.scale = float(head_dim**-0.5 if scale is None else scale)
-        self.tap: Optional[Callable[..., Read]] = None
+        self.tap: Optional[Callable[..., Attended]] = None
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
         keys, values = key_dim * key_heads // num_heads, value_heads * head_dim
@@ -131,7 +129,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
 
     def head_values(self, entry: KeyValue) -> Tensor:
         """The values of every head, (N, H, S, dv), that an entry of :meth:`project` stands for."""
-        return of_each_head(entry.value, self.num_heads)
+        return repeat_kv(entry.value, self.num_heads)
 
     def project(self, key: Tensor, value: Tensor) -> KeyValue:
         """Keys and values as attention reads them: the entry that decoding caches.
@@ -160,9 +158,9 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         """The entry of key inputs (N, S, kdim), projected to (N, S, ·), and values projected to (N, S, G·dv)."""
         raise NotImplementedError
 
-    def _contexts(
+    def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Read:
+    ) -> Attended:
         """From projected queries (N, T, key_dim) and an additive mask, with weights if asked for."""
         raise NotImplementedError
 
@@ -189,13 +187,13 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: not seen) or additive; not with beams.
             average_attn_weights: average the returned weights over heads.
             is_causal: position t sees keys up to t; with ``attn_mask`` only a hint, as in torch; not with beams.
-            head_multiplier: (H), (R, H) or (R, T, H), factor on every head's context.
+            head_multiplier: (H), (R, H) or (R, T, H), factor on every head's output.
             dropout: probability for attention weights; None: the layer's in training, 0 otherwise.
             projected: ``query`` is (R, T, key_dim), projected already.
 
         Returns:
             output (R, T, E); weights, before dropout, (R, T, S) averaged or (R, H, T, S), or None. A query that sees
-            no key gets zero weights and a zero context.
+            no key gets zero weights and a zero head output.
 
         Raises:
             ValueError: shapes that do not fit together.
@@ -222,19 +220,19 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
         folded = queries.reshape(rows, beams * query_len, self.key_dim)
         if self.tap is None:
-            context, weights = self._contexts(folded, entry, additive, dropout, need_weights)
+            outputs, weights = self._head_outputs(folded, entry, additive, dropout, need_weights)
         else:
-            context, weights = self.tap(self._contexts, folded, entry, additive, dropout, need_weights)
+            outputs, weights = self.tap(self._head_outputs, folded, entry, additive, dropout, need_weights)
         if hidden is not None:
-            context = context.masked_fill(hidden, 0.0)
+            outputs = outputs.masked_fill(hidden, 0.0)
 
         # (N, H, B·T, dv) → (N, B·T, H, dv) → (R, T, H, dv), in the query's memory order
-        context = context.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
+        outputs = outputs.transpose(1, 2).reshape(query_rows, query_len, self.num_heads, self.head_dim)
         if is_seq_first(queries):
-            context = context.transpose(0, 1).contiguous().transpose(0, 1)
+            outputs = outputs.transpose(0, 1).contiguous().transpose(0, 1)
         if head_multiplier is not None:
-            context = multiply_heads(context, head_multiplier)
-        (output,) = linear(context.flatten(2), self.out_proj)
+            outputs = multiply_heads(outputs, head_multiplier)
+        (output,) = linear(outputs.flatten(2), self.out_proj)
         if not need_weights or weights is None:
             return output, None
         if hidden is not None:

@@ -18,11 +18,11 @@ def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     """What each of the layers makes of the same inputs, (N, T, ·) from (N, T, E), all in the inputs' memory order."""
     transposed = is_seq_first(inputs)
     flat = inputs.transpose(0, 1) if transposed else inputs
-    outputs = together(flat, *layers) if worth_joining(flat, *layers) else [layer(flat) for layer in layers]
+    outputs = fused_linear(flat, *layers) if worth_fusing(flat, *layers) else [layer(flat) for layer in layers]
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs
 
 
-def worth_joining(inputs: Tensor, *layers: nn.Linear) -> bool:
+def worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
     """Whether one product with the joined weights is faster than a product for each.
 
     In training the gradient of the inputs is then one product too; in decoding, joining the weights at every step would
@@ -34,7 +34,7 @@ def worth_joining(inputs: Tensor, *layers: nn.Linear) -> bool:
     return all(plain)
 
 
-def together(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
+def fused_linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     """The outputs of the layers as slices of one product."""
     weight = torch.cat([layer.weight for layer in layers])
     bias: Optional[Tensor] = None

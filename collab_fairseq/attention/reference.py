@@ -1,4 +1,4 @@
-"""Attention as the equations say it: one head, one sentence, one query at a time, in float64.
+"""Attention as the equations say it: one head of one sentence at a time, in float64.
 
 Nothing here is fast, nothing is shared with the layers; the tests of :mod:`collab_fairseq.attention` compare with it.
 """
@@ -23,25 +23,19 @@ def _affine(inputs: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tens
     return output if bias is None else output + bias
 
 
-def _visible_score(score: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Apply one entry of a mask to one score; boolean True hides the key."""
+def _hide(scores: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Apply a mask to scores (T, S) that it broadcasts to; boolean True hides the key."""
     if mask is None:
-        return score
-    if mask.dtype == torch.bool:
-        return torch.full_like(score, -math.inf) if bool(mask) else score
-    return score + mask.double()
-
-
-def _slice(number: int, width: int) -> slice:
-    return slice(number * width, (number + 1) * width)
+        return scores
+    return scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """softmax of (S,), zero where no key is visible."""
-    if bool((scores == -math.inf).all()):
-        return torch.zeros_like(scores)
-    exponentials = torch.exp(scores - scores.max().detach())
-    return exponentials / exponentials.sum()
+    """softmax over the last dimension, zero where no key is visible."""
+    blind = (scores == -math.inf).all(dim=-1, keepdim=True)
+    seen = scores.masked_fill(blind, 0.0)
+    exponentials = torch.exp(seen - seen.amax(-1, keepdim=True).detach())
+    return (exponentials / exponentials.sum(-1, keepdim=True)).masked_fill(blind, 0.0)
 
 
 def reference_attention(
@@ -83,45 +77,34 @@ def reference_attention(
     mixing = parameters.get("mixing")
     content_bias = parameters.get("content_bias")
     value_heads, key_heads = value_heads or num_heads, key_heads or num_heads
-    head_key, head_value = q.size(-1) // num_heads, v.size(-1) // value_heads
 
     if attn_mask is not None:
         if attn_mask.dim() == 3:
             attn_mask = attn_mask.reshape(rows, num_heads, query_len, key_len)
         attn_mask = attn_mask.expand(rows, num_heads, query_len, key_len)
 
+    future = torch.ones(query_len, key_len, dtype=torch.bool).triu(1) if causal else None
     outputs, all_weights = [], []
     for n in range(rows):
-        contexts, sentence_weights = [], []
+        of_heads, weights = [], []
         for h in range(num_heads):
             if mixing is not None:
                 q_head, k_head = q[n] * mixing[h], k[n]
             else:
-                q_head, k_head = q[n, :, _slice(h, head_key)], k[n, :, _slice(h * key_heads // num_heads, head_key)]
-            v_head = v[n, :, _slice(h * value_heads // num_heads, head_value)]
-            head_weights = []
-            for t in range(query_len):
-                scores = []
-                for s in range(key_len):
-                    score = torch.dot(q_head[t], k_head[s])
-                    if content_bias is not None:
-                        score = score + torch.dot(key[n, s], content_bias[h])
-                    score = score * scale
-                    if attn_mask is not None:
-                        score = _visible_score(score, attn_mask[n, h, t, s])
-                    if key_padding_mask is not None:
-                        score = _visible_score(score, key_padding_mask[n, s])
-                    if causal and s > t:
-                        score = torch.full_like(score, -math.inf)
-                    scores.append(score)
-                head_weights.append(_softmax(torch.stack(scores)))
-            weights = torch.stack(head_weights)
-            context = weights @ v_head
+                q_head = q[n].chunk(num_heads, -1)[h]
+                k_head = k[n].chunk(key_heads, -1)[h * key_heads // num_heads]
+            scores = q_head @ k_head.T  # (T, S)
+            if content_bias is not None:
+                scores = scores + key[n] @ content_bias[h]
+            scores = scores * scale
+            scores = _hide(scores, None if attn_mask is None else attn_mask[n, h])
+            scores = _hide(scores, None if key_padding_mask is None else key_padding_mask[n])
+            weights.append(_softmax(_hide(scores, future)))
+            of_head = weights[-1] @ v[n].chunk(value_heads, -1)[h * value_heads // num_heads]
             if head_multiplier is not None:
                 factor = head_multiplier if head_multiplier.dim() == 1 else head_multiplier[n]
-                context = context * factor[..., h, None].double()
-            contexts.append(context)
-            sentence_weights.append(weights)
-        outputs.append(_affine(torch.cat(contexts, dim=-1), parameters, "out_proj"))
-        all_weights.append(torch.stack(sentence_weights))
+                of_head = of_head * factor[..., h, None].double()
+            of_heads.append(of_head)
+        outputs.append(_affine(torch.cat(of_heads, dim=-1), parameters, "out_proj"))
+        all_weights.append(torch.stack(weights))
     return ReferenceOutput(torch.stack(outputs), torch.stack(all_weights))

@@ -1,13 +1,13 @@
 """Standard multi-head attention with a free key dim: the baseline of every comparison."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from .cache import KeyValue
+from .cache import Attended, KeyValue
 from .factors import HeadMaps
-from .kernels import STANDARD, choose_standard
+from .kernels import STANDARD, attend_standard
 from .layer import AttentionLayer
 
 
@@ -71,14 +71,13 @@ class StandardAttention(AttentionLayer):
         """Keys (N, H, S, dk) and values (N, G, S, dv)."""
         return KeyValue(self.split_heads(keys, self.key_heads), self.split_heads(values, self.value_heads), None)
 
-    def _contexts(
+    def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> Attended:
         return self._attend_heads(self.split_heads(query), entry, mask, dropout, need_weights)
 
     def _attend_heads(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        """As :meth:`_contexts`, of queries (N, H, T, dk)."""
-        attend = choose_standard(self.kernel, query, entry, dropout, need_weights)
-        return attend(query, entry, mask, self.scale, dropout, need_weights)
+    ) -> Attended:
+        """As :meth:`_head_outputs`, of queries (N, H, T, dk)."""
+        return attend_standard(self.kernel, query, entry, mask, self.scale, dropout, need_weights)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class _Overriding:
-    """Says that it overrides torch's functions, which nobody calls on it."""
+    """Says that it overrides torch's functions, which no one calls on it."""
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:

@@ -54,7 +54,7 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
         """(N, H, T, S) of queries (N, T, D̃k) and mixed keys (N, H, S, D̃k)."""
         return torch.einsum("ntk,nhsk->nhts", query, key)
 
-    def _contexts(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
+    def _head_outputs(self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, *_: Any) -> Any:
         scores = self.scores(query * self.scale, entry.key)
         if mask is not None:
             scores = scores + mask

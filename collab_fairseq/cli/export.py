@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantization", metavar="NAME", help=text)
     add("--record", metavar="FILE.json", help="record of how it was made, to go with the model and onto its card")
     add("--licence", metavar="TEXT", help="of the model, for its card (default: that of a model folder, or not stated)")
-    group = parser.add_argument_group("how text becomes the model's units (a model folder says so itself)")
+    group = parser.add_argument_group("how text becomes the model's tokens (a model folder says so itself)")
     add = group.add_argument
     text = "SentencePiece model (default: sentencepiece.model in the data-bin or beside it)"
     add("--sentencepiece", metavar="FILE", help=text)

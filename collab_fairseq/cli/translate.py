@@ -8,7 +8,7 @@ Text is read, translated and written in buffers, so that it may be of any length
 than the model takes, is named on standard error, comes out empty, and makes the exit status 1. Interrupted, the
 command keeps what it has written.
 
-With --scores each line starts with its score (log-probability per unit, base 2) and a tab; with --nbest N there are up
+With --scores each line starts with its score (log-probability per token, base 2) and a tab; with --nbest N there are up
 to N lines for each, which start with the number of the line and the score.
 """
 
@@ -34,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
     add("--nbest", type=options.positive, metavar="N", help="so many translations of each line")
     add("--scores", action="store_true", help="with their scores")
-    add("--max-length", type=options.positive, default=200, metavar="N", help="units of a translation (default: 200)")
-    add("--engine", default="torch", choices=("torch", "ctranslate2"), help="what computes it (default: torch)")
+    add("--max-length", type=options.positive, default=200, metavar="N", help="tokens of a translation (default: 200)")
+    text = "the folder says what computes it; for CTranslate2 give one of `collab export DIR --to ctranslate2`"
+    add("--engine", action=options.Gone, const=text)
     options.add_machine(parser)
     add("--precision", default="float32", metavar="NAME", help="float32, float16, bfloat16; of ctranslate2 also int8")
     text = "lines read, translated and written at a time (default: 256; 1 at a terminal)"
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     import collab_fairseq
 
     with _open(args.file) as stream:
-        given = {name: getattr(args, name) for name in ("engine", "device", "precision", "threads")}
+        given = {name: getattr(args, name) for name in ("device", "precision", "threads")}
         translator = collab_fairseq.load(args.model, **given)
         return _translate(translator, stream, args)
 

@@ -17,7 +17,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
-from collab_fairseq.translation.units import require
+from collab_fairseq.translation.tokenizer import require
 
 from .readme import write_text_side
 from .source import ExportError, Source, new_folder, refuse_settings
@@ -64,7 +64,7 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
             "Its attention is written as standard heads; scores are those of the model that it was made from.",
             *about,
             "```bash", "collab translate DIR FILE", "```", "",
-            "`ctranslate2.Translator(\"DIR\")` takes and gives units of the dictionaries.",
+            "`ctranslate2.Translator(\"DIR\")` takes and gives tokens of the dictionaries.",
         )  # fmt: skip
 
 

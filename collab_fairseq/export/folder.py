@@ -3,7 +3,7 @@
     model.pt             fairseq's checkpoint: weights, settings; no optimizer state, no path of a machine
     dict.*.txt           dictionaries
     sentencepiece.bpe.model or bpecodes, under the names that fairseq's from_pretrained looks for
-    translation.json     how text becomes units; what the model was made from
+    translation.json     how text becomes tokens; what the model was made from
     README.md, record.json
 
 The weights are in a pickle, since fairseq reads nothing else; it is loaded with ``weights_only=True`` here.
@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models.config import OWN_FIELDS
-from collab_fairseq.modules.stock import flat
+from collab_fairseq.modules.fairseq_compat import flat
+from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
-from collab_fairseq.translation.units import SUBWORD_FILES
 
 from .readme import write_text_side
 from .source import Source, new_folder

@@ -10,7 +10,7 @@ from typing import Any, Dict
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
-from collab_fairseq.translation.units import SUBWORD_FILES, require
+from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 
 from .readme import write_text_side
 from .source import Source, new_folder, refuse_settings, write_json

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List
 
 from collab_fairseq.attention import SITES
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.translation.units import CARD, TextUnits, read_card
+from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
 
 from .source import ExportError, Source, write_json
 
@@ -33,7 +33,7 @@ def write_text_side(source: Source, folder: str, engine: str, title: str, *use: 
     write_json(asdict(card), os.path.join(folder, CARD))
     with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
         stream.write(readme(source, title, *use))
-    TextUnits(folder, read_card(folder))  # what cannot be opened is found out now
+    Tokenizer(folder, read_card(folder))  # what cannot be opened is found out now
 
 
 def readme(source: Source, title: str, *use: str) -> str:

@@ -1,4 +1,4 @@
-"""What is exported, a checkpoint with its dictionaries and text units; the folder appears whole or not at all."""
+"""What is exported, a checkpoint with its dictionaries and tokenizer; the folder appears whole or not at all."""
 
 import contextlib
 import json
@@ -13,8 +13,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.translation import TrainedModel, load_model
 from collab_fairseq.translation.text import subword_units
-from collab_fairseq.translation.torch_engine import MODEL
-from collab_fairseq.translation.units import (
+from collab_fairseq.translation.tokenizer import (
     SUBWORD_FILES,
     Card,
     TranslationError,
@@ -22,6 +21,7 @@ from collab_fairseq.translation.units import (
     read_sentencepiece,
     sha256_of,
 )
+from collab_fairseq.translation.torch_engine import MODEL
 
 #: where model folders have the SentencePiece model, and where data_prep puts it: in the data-bin, or beside it
 _USUAL = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", os.path.join(os.pardir, "sentencepiece.model"))
@@ -43,7 +43,7 @@ class Source:
 
     Attributes:
         trained: the model, in float32.
-        card: how text becomes its units, and what it was made from.
+        card: how text becomes tokens, and what it was made from.
         files: name in the exported folder → file: dictionaries and subword model.
         record: of how it was made, or None.
     """
@@ -122,9 +122,7 @@ def _positions(trained: TrainedModel) -> int:
     return int(trained.model.max_decoder_positions())  # type: ignore[operator]
 
 
-def _subwords(
-    trained: TrainedModel, folder: str, sentencepiece: Optional[PathLike], codes: Optional[PathLike]
-) -> Any:
+def _subwords(trained: TrainedModel, folder: str, sentencepiece: Optional[PathLike], codes: Optional[PathLike]) -> Any:
     """Kind and file of the subword model, or (None, None)."""
     dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
     units = subword_units(dictionaries["source"])

@@ -12,9 +12,10 @@ from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
+from collab_fairseq.scoring.references import RawScore
 from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sums import statistics_of
-from collab_fairseq.translation import Score, TrainedModel, score
+from collab_fairseq.translation import TrainedModel, score
 
 from .figures import DIVERGING, draw_grids
 from .taps import counts, masked
@@ -51,9 +52,9 @@ def evaluate(
         return result(score(trained, test.split, test.references, **test.search))
 
 
-def result(scored: Score) -> Dict[str, Any]:
+def result(scored: RawScore) -> Dict[str, Any]:
     """``score`` (sacreBLEU), ``signature`` and ``statistics``, as records have them."""
-    return {name: getattr(scored, name) for name in ("score", "signature", "statistics")}
+    return {"score": scored.bleu.score, "signature": scored.bleu.signature, "statistics": scored.statistics}
 
 
 def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[str, Any]:

@@ -20,8 +20,8 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
-from collab_fairseq.translation import score_text
-from collab_fairseq.translation.units import require
+from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.translation.tokenizer import require
 
 from . import HeadsError
 from .ablation import compare, measure_all, result
@@ -223,7 +223,7 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
                 inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "labels"}
                 tokens = model.generate(**inputs, num_beams=beam, length_penalty=lenpen, do_sample=False)
                 found += loaded.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return result(score_text(found, labels, tokenised=False))
+        return result(score_raw(found, labels, tokenised=False))
 
     def answered(heads: Optional[Heads] = None) -> Dict[str, Any]:
         found = answers(model, loaded.places, loaded.batches, heads)

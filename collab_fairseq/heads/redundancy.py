@@ -20,10 +20,10 @@ from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import in_order, layer_name
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
+from collab_fairseq.modules.heads import in_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
-from collab_fairseq.modules.stock import as_transformer_collab
 from collab_fairseq.records.drawing import drawing
 
 from .figures import SITE_TITLES
@@ -43,7 +43,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadFactors]:
     for place, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
         if "keys" in layer.shared():
             raise ConfigurationError(
-                f"expected heads that have keys of their own or share key dimensions, but those of {layer_name(place)} "
+                f"expected heads that have keys of their own or share key dimensions, but those of {short_name(place)} "
                 "share keys"
             )
         found[place] = layer.score_weights().heads.to(torch.float64)
@@ -107,7 +107,7 @@ def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
     kinds = [f"{kind}, {part} (90 95 99 %)" for kind in KINDS for part in ("layer", "head")]
     rows = [["layer", "heads", "key dim", *kinds]]
     for name, layer in layers.items():
-        rows.append([layer_name(name), str(layer["heads"]), str(layer["key_dim"])])
+        rows.append([short_name(name), str(layer["heads"]), str(layer["key_dim"])])
         for counts in (layer["dimensions"][kind] for kind in KINDS):
             means = torch.tensor(counts["heads"], dtype=torch.float64).mean(0).tolist()
             rows[-1] += [" ".join(map(str, counts["layer"])), " ".join(f"{mean:.1f}" for mean in means)]

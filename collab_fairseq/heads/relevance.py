@@ -28,7 +28,7 @@ from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
-from .taps import Layers, Read, frozen, multiplied, reading
+from .taps import Attended, Layers, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def values_only(layers: Layers) -> ContextManager[None]:
     """Let no gradient go through the weights of attention."""
 
-    def through(place: str, read: Callable[..., Read], query: Tensor, entry: KeyValue, mask: Any, *_: Any) -> Read:
+    def through(
+        place: str, read: Callable[..., Attended], query: Tensor, entry: KeyValue, mask: Any, *_: Any
+    ) -> Attended:
         with torch.no_grad():
             weights = read(query, entry, mask, 0.0, True)[1]
         assert weights is not None

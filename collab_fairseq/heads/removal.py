@@ -11,10 +11,10 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
 import torch
 from torch import Tensor
 
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, begin_anew, model_config
 from collab_fairseq.modules.gates import CRITERION, HeadGates
-from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, layer_name, parse_heads
+from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, parse_heads, short_name
 from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 
 from . import HeadsError
 
@@ -111,7 +111,7 @@ def remove_heads(
     check_heads(removed, numbers)
     if not removed:
         raise HeadsError("there are no heads to remove")
-    empty = [layer_name(place) for place, members in removed.items() if len(members) == numbers[place]]
+    empty = [short_name(place) for place, members in removed.items() if len(members) == numbers[place]]
     if len(empty) == len(numbers):
         raise HeadsError("all heads of the model would be removed; leave some")
     if empty and not empty_layers:
@@ -119,7 +119,7 @@ def remove_heads(
     for place in removed:
         shared = " and ".join(layers[place].shared())
         if shared:
-            raise HeadsError(f"the heads of {layer_name(place)} share {shared}, so that none can be removed by itself")
+            raise HeadsError(f"the heads of {short_name(place)} share {shared}, so that none can be removed by itself")
     before = _attention_parameters(model, numbers)
     shapes = {place: dict(shape) for place, shape in (config.get("attention_shapes") or {}).items()}
     for place, members in removed.items():

@@ -7,7 +7,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import torch
 from torch import Tensor, nn
 
-from collab_fairseq.attention.layer import AttentionLayer, Read
+from collab_fairseq.attention import AttentionLayer
+from collab_fairseq.attention.cache import Attended
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads
 from collab_fairseq.modules.settings import SITES, parse_sites
@@ -70,7 +71,7 @@ def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Read]) -> Iterator[None]:
+def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
     """Let all heads read through a function of the place and of what :class:`.AttentionLayer` gives its tap."""
     with contextlib.ExitStack() as stack:
         for place, layer in layers.items():
@@ -108,7 +109,7 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
     """Place → what its heads look at in a batch."""
     found: Dict[str, Tensor] = {}
 
-    def keep(place: str, read: Callable[..., Read], *given: Any) -> Read:
+    def keep(place: str, read: Callable[..., Attended], *given: Any) -> Attended:
         context, kept = read(*given[:-1], True)
         assert kept is not None
         found[place] = kept

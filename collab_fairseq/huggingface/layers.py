@@ -24,7 +24,7 @@ from transformers.models.marian.modeling_marian import MarianAttention
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
-from collab_fairseq.attention.kernels import choose
+from collab_fairseq.attention.kernels import attend_collaborative
 from collab_fairseq.attention.masks import combine
 
 IMPLEMENTATIONS = ("eager", "sdpa")
@@ -183,8 +183,9 @@ class CollaborativeHeads(nn.Module):
         need_weights = implementation == "eager" or bool(output_attentions)
         dropout = getattr(self, self.names.dropout)
         probability = float(dropout.p if isinstance(dropout, nn.Dropout) else dropout) if self.training else 0.0
-        kernel = choose("auto", query, self.mixing, entry, additive, need_weights)
-        context, weights = kernel(query, self.mixing, entry, additive, self.scaling, probability, need_weights)
+        context, weights = attend_collaborative(
+            "auto", query, self.mixing, entry, additive, self.scaling, probability, need_weights
+        )
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
             weights = weights if weights is None else weights.masked_fill(hidden, 0.0)

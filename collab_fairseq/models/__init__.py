@@ -8,7 +8,7 @@ fairseq imports every file here by itself; a program without ``--user-dir`` impo
 - Trainings survive being stopped and killed: fairseq_modern/README.md says how, and how to leave that off.
 """
 
-from collab_fairseq.modules.stock import as_transformer_collab
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.training import chunked_loss, fused_adam, gated_loss  # noqa: F401  (registered)
 from fairseq_modern import survival
 

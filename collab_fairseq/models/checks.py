@@ -5,9 +5,8 @@ from typing import Any, Mapping, Sequence, Type
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, layer_at, side_of, without_numbers
-from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.heads import check_heads, parse_heads
-from collab_fairseq.modules.settings import GONE_KERNELS, ConfigurationError, flat_settings, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import ConfigurationError, flat_settings, parse_shapes, parse_sites
 
 
 def check_config(cfg: Any) -> None:
@@ -19,20 +18,15 @@ def check_config(cfg: Any) -> None:
     Raises:
         ConfigurationError: naming the flag, what was expected and what was got.
     """
-    check_kernel(str(cfg.attention_kernel))
-    choices = {name: flag.choices for name, flag in flags().items() if flag.choices}
-    for name, known in {**choices, "attention_kernel": kernels(), "attention_init": INITS}.items():
-        if getattr(cfg, name) not in known:
-            raise ConfigurationError(f"{_flag(name)} must be one of {', '.join(known)}, but is {getattr(cfg, name)!r}")
     parse_sites(cfg.collaborative_heads)
     settings = flat_settings(cfg)
     layers = {site: layer_at(settings, site) for site in SITES}
     _check_chosen(settings, [kind for kind, _ in layers.values()])
-    known = tuple(dict.fromkeys(["auto", *(name for kind, _ in layers.values() for name in kind.kernels)]))
-    if str(cfg.attention_kernel) not in known and not cfg.attention_shapes:
+    known = kernels(KINDS if cfg.attention_shapes else [kind for kind, _ in layers.values()])
+    if str(cfg.attention_kernel) not in known:
         raise ConfigurationError(
-            f"--attention-kernel {cfg.attention_kernel} computes other heads than there are with --collaborative-heads "
-            f"{cfg.collaborative_heads}; choose one of {', '.join(known)}"
+            f"--attention-kernel must be one of {', '.join(known)} with --collaborative-heads "
+            f"{cfg.collaborative_heads}, but is {str(cfg.attention_kernel)!r}"
         )
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
         if stack.xformers_att_config is not None:
@@ -43,17 +37,6 @@ def check_config(cfg: Any) -> None:
         except ValueError as error:
             raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
     _check_heads(cfg)
-
-
-def check_kernel(name: str) -> str:
-    """The name of a kernel, unless it is one that is gone.
-
-    Raises:
-        ConfigurationError: which to use in its place.
-    """
-    if name in GONE_KERNELS:
-        raise ConfigurationError(f"--attention-kernel {name} is gone; use {GONE_KERNELS[name]} (same results)")
-    return name
 
 
 def _flag(name: str) -> str:

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.kind import Flag
-from collab_fairseq.attention.kinds import KEY_DIMS, SITES, flags, kernels
+from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels
 from collab_fairseq.attention.layer import INITS
+from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, model_config
 from collab_fairseq.modules.gates import OPEN
 from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
-from collab_fairseq.modules.stock import SUB_CONFIGS, as_transformer_collab, model_config
 
 from .checks import check_config
 
@@ -68,7 +68,7 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
         "initial query, key and value weights: Xavier with gain 1/sqrt(2), or, as in the authors' code (authors), with "
         "gain 1 wherever the key dim is not the width",
     )
-    attention_kernel: ChoiceEnum(list(kernels())) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+    attention_kernel: ChoiceEnum(list(kernels(KINDS))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), sdpa (torch's fused "
         "attention), or auto, the fastest for device, type and size; same results",
@@ -100,7 +100,7 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
         "take --collaborative-heads, --key-dim, --attention-content-bias and what single layers have of their own from "
         "this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
     )
-    # written by conversion and pruning, typed by nobody: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
+    # written by conversion and pruning, never typed by hand: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -190,11 +190,11 @@ def keep_layers(cfg: Any) -> None:
     numbers = {"encoder": _kept("encoder", cfg.encoder), "decoder": _kept("decoder", cfg.decoder)}
     numbers["cross"] = numbers["decoder"]
     counts = {"encoder": cfg.encoder.layers, "cross": cfg.decoder.layers, "decoder": cfg.decoder.layers}
-    for place in parse_shapes(cfg.attention_shapes):
-        site, _, number = place.partition(".")
+    for name in parse_shapes(cfg.attention_shapes):
+        site, _, number = name.partition(".")
         if number not in map(str, range(counts[site])):
             raise ConfigurationError(
-                f"attention_shapes has {place!r}, but the layers are "
+                f"attention_shapes has {name!r}, but the layers are "
                 + ", ".join(f"{site}.0 to {site}.{counts[site] - 1}" for site in SITES)
             )
     cfg.attention_shapes = {

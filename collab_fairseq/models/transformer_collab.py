@@ -6,7 +6,6 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 
 import functools
 import logging
-from argparse import ArgumentTypeError
 from contextlib import nullcontext
 from typing import Any, Dict, Optional
 
@@ -22,14 +21,13 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention.beams import moved
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
 
-from .checks import check_kernel
 from .config import TransformerCollabConfig, resolve
 
 logger = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ _WRITTEN_BACK = (
     *(f"max_{side}_positions" for side in ("source", "target")),
 )
 #: what fairseq calls the modules that ours stand for, in ``--retain-dropout-modules``
-STOCK_NAMES = {
+FAIRSEQ_NAMES = {
     "TransformerCollabEncoder": "TransformerEncoder",
     "TransformerCollabDecoder": "TransformerDecoder",
     "CollabEncoderLayer": "TransformerEncoderLayerBase",
@@ -149,7 +147,7 @@ class TransformerCollabModel(TransformerModelBase):
     ``--collaborative-heads none`` at the default key dim is fairseq's ``transformer``, parameter for parameter.
 
     A trained model translates text, given its checkpoint and the data-bin with its dictionaries (absolute paths), and
-    what turns text into its units (``bpe``, ``tokenizer`` and their settings)::
+    what turns text into its tokens (``bpe``, ``tokenizer`` and their settings)::
 
         from collab_fairseq.models import TransformerCollabModel
 
@@ -166,14 +164,6 @@ class TransformerCollabModel(TransformerModelBase):
     def add_args(cls, parser: Any) -> None:
         """The flags of fairseq's transformer and those of :class:`.TransformerCollabConfig`."""
         gen_parser_from_dataclass(parser, TransformerCollabConfig(), delete_default=True, with_prefix="")
-
-        def kernel(text: str) -> str:  # before argparse compares it with the choices
-            try:
-                return check_kernel(text)
-            except ConfigurationError as error:
-                raise ArgumentTypeError(str(error)) from None
-
-        parser._option_string_actions["--attention-kernel"].type = kernel
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":
@@ -195,7 +185,7 @@ class TransformerCollabModel(TransformerModelBase):
                 setattr(args, name, getattr(cfg, name))
         for module in model.modules():
             if isinstance(module, FairseqDropout):
-                module.module_name = STOCK_NAMES.get(module.module_name, module.module_name)
+                module.module_name = FAIRSEQ_NAMES.get(module.module_name, module.module_name)
         if cfg.head_gates_freeze_decoder:
             model.decoder.requires_grad_(False)
         if cfg.fast_dropout:
@@ -232,8 +222,8 @@ class TransformerCollabModel(TransformerModelBase):
         """
         layers, parameters = attention_layers(self), state["model"]
         theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {place: layer.scale for place, layer in theirs.items()}
-        others = [place for place, scale in scales.items() if place in layers and layers[place].scale != scale]
+        scales = {name: layer.scale for name, layer in theirs.items()}
+        others = [name for name, scale in scales.items() if name in layers and layers[name].scale != scale]
         was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if others and state.get("last_optimizer_state") and not reset_optimizer:
             if was == now:
@@ -245,8 +235,8 @@ class TransformerCollabModel(TransformerModelBase):
         if others:
             logger.info("%s: mixing matrices of --mixing-lr-multiplier %s become those of %s", filename, was, now)
             told = {
-                parameter_prefix(place) + "scale": torch.tensor(scale, dtype=torch.float64)
-                for place, scale in scales.items()
+                parameter_prefix(name) + "scale": torch.tensor(scale, dtype=torch.float64)
+                for name, scale in scales.items()
             }
             for each in filter(None, (parameters, (state.get("extra_state") or {}).get("ema"))):
                 each.update((name, scale) for name, scale in told.items() if name[:-5] + "mixing" in each)

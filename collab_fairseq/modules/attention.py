@@ -27,11 +27,11 @@ class IncrementalAttention(FairseqIncrementalState):
     Args (besides those of the layer):
         cross: encoder–decoder attention: keys are projected once per sentence and do not grow.
         noise: probability of quantization noise on the projections (``--quant-noise-pq``); noise_block: its block size.
-        masked: heads, from 0, whose context is zero (``--mask-heads``).
+        masked: heads, from 0, whose output is zero (``--mask-heads``).
         gates: log α that :class:`.HeadGates` start from (``--head-gates``); None: no gates.
 
     Attributes:
-        head_multiplier: factor on the heads' context, (H), (R, H) or (R, T, H), or None. Set it to mask heads of a
+        head_multiplier: factor on the heads' outputs, (H), (R, H) or (R, T, H), or None. Set it to mask heads of a
             model in memory, or for the gradient of a mask; it is not saved.
     """
 
@@ -58,7 +58,7 @@ class IncrementalAttention(FairseqIncrementalState):
         self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
 
     def multiplier(self) -> Optional[Tensor]:
-        """What the heads' contexts are multiplied by, mask and gates together, or None."""
+        """What the heads' outputs are multiplied by, mask and gates together, or None."""
         fixed = self.head_multiplier
         if self.head_gates is None:
             return fixed
@@ -90,59 +90,39 @@ class IncrementalAttention(FairseqIncrementalState):
         Returns:
             output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
         """
-        queries = query.transpose(0, 1)
-        if incremental_state is None:
+        cache: Optional[Cache] = None
+        if incremental_state is not None:  # whose key is each layer's own: torch.compile must not look at it
+            cache = self.get_incremental_state(incremental_state, "attn_state")
+        queries, static = query.transpose(0, 1), self.cross and cache is not None
+        if cache is None or not self.cross:
             if key is None or value is None:
                 raise ValueError("key and value must be given where none are cached")
             keys = queries if key is query else key.transpose(0, 1)
-            values = keys if value is key else value.transpose(0, 1)
-            queries, entry = self._project(queries, keys, values)
-            padding = key_padding_mask
-        else:
-            cache = self._cache(query.size(1), key, value, key_padding_mask, incremental_state)
-            entry, padding = cache.entry, cache.padding
+            queries, entry = self._project(queries, keys, keys if value is key else value.transpose(0, 1))
+            if self.cross and incremental_state is not None:  # read at every step from now on
+                entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
+            if cache is None:
+                cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))
+            else:
+                cache = cache.append(entry, key_padding_mask)
+            if incremental_state is not None:
+                self.set_incremental_state(incremental_state, "attn_state", cache)
         drop = self.dropout if self.training or self.dropout_in_inference else 0.0
         output, weights = self.attend(
             queries,
-            entry,
-            padding,
+            cache.entry,
+            cache.padding,
             need_weights or need_head_weights,
             attn_mask,
             average_attn_weights=not need_head_weights,
             head_multiplier=self.multiplier(),
             dropout=drop,
-            projected=incremental_state is None,
+            projected=not static,
         )
         if need_head_weights and weights is not None:
             weights = weights.transpose(0, 1)
         # in fairseq's memory layout, so that residual dropout draws the same mask as in fairseq's transformer
         return output.transpose(0, 1).contiguous(), weights
-
-    def _cache(
-        self,
-        hypotheses: int,
-        key: Optional[Tensor],
-        value: Optional[Tensor],
-        padding: Optional[Tensor],
-        incremental_state: Dict[str, Any],
-    ) -> Cache:
-        """What the queries of a decoding step see, kept for the next step."""
-        past: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
-        if past is not None and self.cross:
-            return past
-        if key is None or value is None:
-            raise ValueError("key and value must be given where none are cached")
-        keys = key.transpose(0, 1)
-        entry = self.project(keys, keys if value is key else value.transpose(0, 1))
-        if past is not None:
-            cache = past.append(entry, padding)
-        elif self.cross:  # read at every step from now on
-            entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
-            cache = Cache(entry, padding, hypotheses // keys.size(0))
-        else:
-            cache = Cache(entry, padding)
-        self.set_incremental_state(incremental_state, "attn_state", cache)
-        return cache
 
     def reorder_incremental_state(
         self,
@@ -175,7 +155,7 @@ class IncrementalAttention(FairseqIncrementalState):
 
     def _get_input_buffer(self, incremental_state: Optional[Dict[str, Any]]) -> Dict[str, Tensor]:
         """What is cached, under fairseq's names: its decoder layer asks for them."""
-        if incremental_state is None:  # the key of the state is each layer's own: torch.compile must not look at it
+        if incremental_state is None:
             return {}
         cache: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
         return {} if cache is None else {"prev_key": cache.entry.key, "prev_value": cache.entry.value}
@@ -197,11 +177,11 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         ConfigurationError: ``attention_shapes`` gives the layer what its kind of heads does not have.
     """
     kind: Any
-    place, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
+    name, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
     try:
-        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(place))
+        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
     except ValueError as error:
-        raise ConfigurationError(f"attention_shapes[{place}] {error}") from error
+        raise ConfigurationError(f"attention_shapes[{name}] {error}") from error
     made: IncrementalAttention = incremental(kind)(
         **arguments,
         dropout=cfg.attention_dropout,
@@ -209,7 +189,7 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         cross=site == "cross",
         noise=cfg.quant_noise.pq,
         noise_block=cfg.quant_noise.pq_block_size,
-        masked=parse_heads(cfg.mask_heads).get(place, ()),
+        masked=parse_heads(cfg.mask_heads).get(name, ()),
         gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
     )
     return made

@@ -3,7 +3,7 @@
 ``E:1:3,5`` are heads 3 and 5 of the first layer's encoder self-attention; ``A`` is encoder–decoder attention, ``D``
 decoder self-attention. Layers and heads count from 1. Several descriptors are separated by blanks.
 
-Within the program a set of heads is a dict: place (``encoder.0``, ``cross.3``, counted from 0) → heads, from 0.
+Within the program a set of heads is a dict: layer name (``encoder.0``, ``cross.3``, counted from 0) → heads, from 0.
 """
 
 import re
@@ -35,43 +35,42 @@ def parse_heads(text: Optional[str]) -> Heads:
         if layer < 1 or min(heads) < 1:
             raise ConfigurationError(f"{word!r} does not name heads: layers and heads count from 1")
         found.setdefault(f"{LETTERS[match[1]]}.{layer - 1}", set()).update(head - 1 for head in heads)
-    return {place: tuple(sorted(found[place])) for place in in_order(found)}
+    return {name: tuple(sorted(found[name])) for name in in_order(found)}
 
 
 def check_heads(heads: Mapping[str, Iterable[int]], counts: Mapping[str, int]) -> None:
     """Refuse heads that a model does not have.
 
     Args:
-        counts: place → number of its heads.
+        counts: layer name → number of its heads.
 
     Raises:
         ConfigurationError: a layer or head that is not there, and what is there.
     """
-    for place, members in heads.items():
-        site, layer = place.split(".")
-        if place not in counts:
+    for name, members in heads.items():
+        site, layer = name.split(".")
+        if name not in counts:
             layers = sum(other.startswith(f"{site}.") for other in counts)
             raise ConfigurationError(
-                f"{layer_name(place)} names layer {int(layer) + 1} of {site} attention, "
-                f"but the model has {layers} there"
+                f"{short_name(name)} names layer {int(layer) + 1} of {site} attention, but the model has {layers} there"
             )
         for head in members:
-            if head >= counts[place]:
+            if head >= counts[name]:
                 raise ConfigurationError(
-                    f"{head_name(place, head)} names head {head + 1}, but {layer_name(place)} has {counts[place]} heads"
+                    f"{head_name(name, head)} names head {head + 1}, but {short_name(name)} has {counts[name]} heads"
                 )
 
 
-def layer_name(place: str) -> str:
+def short_name(name: str) -> str:
     """``encoder.0`` → ``E:1``"""
-    site, layer = place.split(".")
+    site, layer = name.split(".")
     letter = next(letter for letter, other in LETTERS.items() if other == site)
     return f"{letter}:{int(layer) + 1}"
 
 
-def head_name(place: str, head: int) -> str:
+def head_name(name: str, head: int) -> str:
     """``encoder.0``, 2 → ``E:1:3``"""
-    return f"{layer_name(place)}:{head + 1}"
+    return f"{short_name(name)}:{head + 1}"
 
 
 def in_model(name: str) -> Tuple[int, ...]:
@@ -82,10 +81,10 @@ def in_model(name: str) -> Tuple[int, ...]:
 
 def describe(heads: Mapping[str, Iterable[int]]) -> str:
     """The descriptors of a set of heads, such that :func:`parse_heads` gives it back."""
-    numbers = {place: ",".join(str(head + 1) for head in sorted(heads[place])) for place in in_order(heads)}
-    return " ".join(f"{layer_name(place)}:{members}" for place, members in numbers.items() if members)
+    numbers = {name: ",".join(str(head + 1) for head in sorted(heads[name])) for name in in_order(heads)}
+    return " ".join(f"{short_name(name)}:{members}" for name, members in numbers.items() if members)
 
 
-def in_order(places: Iterable[str]) -> list:
-    """Places in the order encoder, cross, decoder, from the first layer to the last."""
-    return sorted(places, key=lambda place: (SITES.index(place.split(".")[0]), int(place.split(".")[1])))
+def in_order(names: Iterable[str]) -> list:
+    """Layer names in the order encoder, cross, decoder, from the first layer to the last."""
+    return sorted(names, key=lambda name: (SITES.index(name.split(".")[0]), int(name.split(".")[1])))

@@ -6,14 +6,14 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from .attention import IncrementalAttention, build_attention
+from .fairseq_compat import SURPLUS
 from .settings import ConfigurationError
-from .stock import SURPLUS
 
 # fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
 # cannot run; it would translate with weights that were never trained
 if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
     raise ImportError(
-        "fairseq's encoder layer is unmended: the start-up hook fairseq_modern is not at work in this Python. "
+        "fairseq's encoder layer is not patched: the start-up hook fairseq_modern is not at work in this Python. "
         "Install this project with pip (which installs the hook), and leave FAIRSEQ_MODERN unset."
     )
 

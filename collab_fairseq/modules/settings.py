@@ -6,9 +6,6 @@ from collab_fairseq.attention.kinds import KEY_DIMS, SITES, of_one_layer, side_o
 
 __all__ = ["KEY_DIMS", "SITES", "ConfigurationError", "flat_settings", "parse_shapes", "parse_sites"]
 
-#: kernels that are gone → which to use
-GONE_KERNELS = {"sdpa_one_key": "sdpa"}
-
 
 class ConfigurationError(ValueError):
     """A flag or config value that cannot be; the message names it, what was expected and what was got."""
@@ -38,20 +35,20 @@ def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> Froze
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
-    """The config field ``attention_shapes``: place → properties of :func:`.of_one_layer`, those that are not None.
+    """The config field ``attention_shapes``: layer name → properties of :func:`.of_one_layer`, those that are not None.
 
     Raises:
         ConfigurationError: a key that is not ``site.layer``, or an unknown property, by name.
     """
     parsed, known = {}, of_one_layer()
-    for place, properties in (shapes or {}).items():
-        site, _, layer = place.partition(".")
+    for name, properties in (shapes or {}).items():
+        site, _, layer = name.partition(".")
         if site not in SITES or not layer.isdigit():
-            raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {place!r}")
-        for name in properties:
-            if name not in known:
-                raise ConfigurationError(f"attention_shapes[{place}] may have {', '.join(known)}, but has {name!r}")
-        parsed[place] = {name: value for name, value in properties.items() if value is not None}
+            raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {name!r}")
+        for key in properties:
+            if key not in known:
+                raise ConfigurationError(f"attention_shapes[{name}] may have {', '.join(known)}, but has {key!r}")
+        parsed[name] = {key: value for key, value in properties.items() if value is not None}
     return parsed
 
 

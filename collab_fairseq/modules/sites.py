@@ -11,10 +11,10 @@ from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.kinds import sized
 
 from .attention import IncrementalAttention
+from .fairseq_compat import model_config
 from .gates import HeadGates
-from .heads import layer_name
+from .heads import short_name
 from .settings import SITES, ConfigurationError, flat_settings, parse_shapes
-from .stock import model_config
 
 # site → the stack of layers and the attribute of a layer that it is
 _HOMES = {
@@ -31,7 +31,7 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
         model: a ``transformer_collab``.
 
     Raises:
-        ConfigurationError: a model with other attention, as fairseq's own (:func:`.stock.as_transformer_collab`).
+        ConfigurationError: a model with other attention, such as fairseq's (:func:`.as_transformer_collab`).
     """
     found: Dict[str, IncrementalAttention] = {}
     for site, (stack, attribute) in _HOMES.items():
@@ -50,26 +50,26 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
 
 @contextlib.contextmanager
 def swapped(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """The model with other attention at the given places, for the length of a ``with`` block."""
-    before = {place: model.get_submodule(parameter_prefix(place)[:-1]) for place in layers}
+    """The model with other attention at the given layers, for the length of a ``with`` block."""
+    before = {name: model.get_submodule(parameter_prefix(name)[:-1]) for name in layers}
     try:
-        for place, layer in layers.items():
-            model.set_submodule(parameter_prefix(place)[:-1], layer)
+        for name, layer in layers.items():
+            model.set_submodule(parameter_prefix(name)[:-1], layer)
         yield
     finally:
-        for place, layer in before.items():
-            model.set_submodule(parameter_prefix(place)[:-1], layer)
+        for name, layer in before.items():
+            model.set_submodule(parameter_prefix(name)[:-1], layer)
 
 
-def parameter_prefix(place: str) -> str:
+def parameter_prefix(name: str) -> str:
     """What the names of the parameters of ``site.layer`` begin with in a checkpoint: ``encoder.layers.0.self_attn.``"""
-    site, _, number = place.partition(".")
+    site, _, number = name.partition(".")
     stack, attribute = _HOMES[site]
     return f"{stack}.layers.{number}.{attribute}."
 
 
 def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
-    """Place → the attention of a checkpoint of ``transformer_collab``, without fairseq's signature.
+    """Layer name → the attention of a checkpoint of ``transformer_collab``, without fairseq's signature.
 
     Raises:
         ConfigurationError: it has no attention layers, or parameters of attention are missing or of other sizes.
@@ -80,18 +80,18 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
     found: Dict[str, AttentionLayer] = {}
     for site in SITES:
         for number in itertools.count():
-            place, prefix = f"{site}.{number}", parameter_prefix(f"{site}.{number}")
+            layer_name, prefix = f"{site}.{number}", parameter_prefix(f"{site}.{number}")
             if not any(name.startswith(prefix) for name in parameters):
                 break
-            found[place] = sized(settings, site, shapes.get(place))
-            own = {name: parameters.get(prefix + name) for name in found[place].state_dict()}
-            for name, expected in found[place].state_dict().items():
+            found[layer_name] = sized(settings, site, shapes.get(layer_name))
+            own = {name: parameters.get(prefix + name) for name in found[layer_name].state_dict()}
+            for name, expected in found[layer_name].state_dict().items():
                 if own[name] is None:
                     raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which its attention there has")
                 if own[name].shape != expected.shape:
                     sizes, got = tuple(expected.shape), tuple(own[name].shape)
                     raise ConfigurationError(f"{prefix}{name} must have shape {sizes}, but is {got}")
-            found[place].load_state_dict(own, assign=True)
+            found[layer_name].load_state_dict(own, assign=True)
     if not found:
         raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
     return found
@@ -105,5 +105,5 @@ def gates_of(model: nn.Module) -> Dict[str, HeadGates]:
         if isinstance(module, HeadGates):
             stack, _, layer = name.partition(".layers.")  # … encoder.layers.0.self_attn.head_gates
             site = sites[stack.split(".")[-1], layer.split(".")[-2]]
-            found[layer_name(f"{site}.{layer.split('.')[0]}")] = module
+            found[short_name(f"{site}.{layer.split('.')[0]}")] = module
     return found

@@ -97,7 +97,7 @@ def cache(run: Run) -> Optional[int]:
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    return cost.cache_numbers(kinds.sized(model, "decoder"))
+    return cost.kv_cache_per_token(kinds.sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, begin_anew, model_config
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
-from collab_fairseq.modules.stock import as_transformer_collab, begin_anew, model_config
 from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator

@@ -4,7 +4,7 @@ import codecs
 import gzip
 import os
 import zlib
-from typing import List, NamedTuple, Optional, Sequence, Sized, Union
+from typing import List, NamedTuple, Optional, Sequence, Sized
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.sums import sentence_statistics
@@ -82,25 +82,23 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
 
 def score_raw(
     hypotheses: Sequence[str],
-    references: Union[PathLike, Sequence[str]],
+    references: Sequence[str],
     target_lang: Optional[str] = None,
     tokenised: Optional[bool] = None,
     name: str = "the reference",
 ) -> RawScore:
-    """sacreBLEU of hypotheses against raw references, a file or its lines.
+    """sacreBLEU of hypotheses against raw references.
 
     Args:
         target_lang: language code for sacreBLEU and for Moses, which takes English without one.
         tokenised: whether the hypotheses are, and are detokenised first; None guesses from their punctuation.
-        name: what errors call references that are no file.
+        name: what errors call the references.
 
     Raises:
-        ScoringError: the file cannot be read; see also `check_references`.
+        ScoringError: see `check_references`.
     """
-    named = isinstance(references, (str, os.PathLike))
-    lines = read_lines(references) if named else list(references)  # type: ignore[arg-type]
-    check_references(lines, hypotheses, os.fspath(references) if named else name)  # type: ignore[arg-type]
+    check_references(references, hypotheses, name)
     if text.looks_tokenised(hypotheses) if tokenised is None else tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
-    statistics = sentence_statistics(hypotheses, lines, target_lang)
-    return RawScore(bleu.sacrebleu(hypotheses, lines, target_lang), statistics, list(hypotheses))
+    statistics = sentence_statistics(hypotheses, references, target_lang)
+    return RawScore(bleu.sacrebleu(hypotheses, references, target_lang), statistics, list(hypotheses))

@@ -59,10 +59,12 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         layer = decoder.output_projection
         return decoder.adaptive_softmax is None and type(layer) is nn.Linear and layer.bias is None
 
-    def _decode(self, tokens: Tensor, source: Any, state: State, temperature: float) -> Tuple[Tensor, Optional[Tensor]]:
+    def _decode(
+        self, tokens: Tensor, source: Any, incremental_state: State, temperature: float
+    ) -> Tuple[Tensor, Optional[Tensor]]:
         """Log-probabilities (R, V) of one model, in memory that the next step uses again; attention."""
         decoder: Any = self.single_model.decoder
-        features, extra = decoder(tokens, encoder_out=source, incremental_state=state, features_only=True)
+        features, extra = decoder(tokens, encoder_out=source, incremental_state=incremental_state, features_only=True)
         features, weight = features[:, -1], decoder.output_projection.weight
         shape, kept = (features.size(0), weight.size(0)), self._logits
         if kept.numel() < shape[0] * shape[1] or kept.dtype != features.dtype or kept.device != features.device:
@@ -78,7 +80,7 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
-    """The K largest of each row (R, V), in order, and their places, both (R, K): those of ``topk``, on a CPU sooner.
+    """The K largest of each row (R, V), in order, and their columns, both (R, K): those of ``topk``, on a CPU sooner.
 
     They lie in the K blocks with the largest maxima; a maximum costs a fraction of a sorted selection.
     """
@@ -89,10 +91,10 @@ def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
     blocked = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
     first = blocked.amax(2).topk(number).indices[:, :, None]  # (R, K, 1)
     some = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)
-    places = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
+    columns = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
     rest = torch.arange(blocks * BLOCK, values.size(1)).expand(rows, -1)
     found = torch.cat([some, values[:, blocks * BLOCK :]], 1).topk(number)
-    return found.values, torch.cat([places, rest], 1).gather(1, found.indices)
+    return found.values, torch.cat([columns, rest], 1).gather(1, found.indices)
 
 
 class ShortlistSearch(BeamSearch):  # type: ignore[misc]

@@ -160,7 +160,7 @@ class ChunkedLoss(torch.autograd.Function):
     @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
         features, weight, bias, target = ctx.saved_tensors
-        found, ctx.found = ctx.found, None  # given away: a second backward pass, with retain_graph, computes it anew
+        found, ctx.found = ctx.found, None  # given away: a second backward pass, with retain_graph, computes it again
         if found is not None:
             scaled = found.of(features, weight, bias)
             if gradient.device.type != "cpu" or gradient.item() != 1.0:

@@ -5,8 +5,8 @@ import math
 import os
 from typing import Any, List, Optional, Sequence, Tuple
 
+from .tokenizer import PathLike, TranslationError, require
 from .translator import Hypothesis, Search
-from .units import PathLike, TranslationError, require
 
 PRECISIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
@@ -29,20 +29,19 @@ class CTranslate2Engine:
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
         """See :class:`.translator.Engine`."""
         found = self._translator.translate_batch(
-            [list(units) for units in sentences], beam_size=search.beam, num_hypotheses=search.beam,
+            [list(tokens) for tokens in sentences], beam_size=search.beam, num_hypotheses=search.beam,
             length_penalty=search.lenpen, max_decoding_length=search.max_length, max_input_length=0,
             return_scores=True, suppress_sequences=[["<blank>"]],  # fairseq's padding
         )  # fmt: skip
         ranked = [list(zip(best.scores, best.hypotheses, strict=True)) for best in found]
         # fairseq ends what is as long as it may be with </s>, and scores that; CTranslate2 cuts it off
-        cut = [any(len(units) == search.max_length for _, units in best) for best in ranked]
+        cut = [any(len(tokens) == search.max_length for _, tokens in best) for best in ranked]
         self._score(sentences, ranked, [row for row, there in enumerate(cut) if there], search)
         for row, best in enumerate(ranked):
             ranked[row] = sorted(best, key=lambda each: -each[0])[: search.nbest]
         if search.scores:  # the search divides out </s> where that may not be, fairseq does not
             self._score(sentences, ranked, [row for row, there in enumerate(cut) if not there], search)
-        alignments = iter(self._align(sentences, ranked)) if search.alignments else itertools.repeat(None)
-        return [[Hypothesis(u, score / math.log(2), next(alignments)) for score, u in best] for best in ranked]
+        return [[Hypothesis(tokens, score / math.log(2)) for score, tokens in best] for best in ranked]
 
     def _score(self, sentences: Sequence[Sequence[str]], ranked: List[Any], rows: List[int], search: Search) -> None:
         """Put the model's own scores in the place of the search's, in these rows."""
@@ -56,18 +55,5 @@ class CTranslate2Engine:
             alike = list(group)
             made = [ranked[row][number][1] for row, number in alike]
             scored = self._translator.score_batch([list(sentences[row]) for row, _ in alike], made, max_input_length=0)
-            for (row, number), units, each in zip(alike, made, scored, strict=True):
-                ranked[row][number] = (sum(each.log_probs) / len(each.log_probs) ** search.lenpen, units)
-
-    def _align(self, sentences: Sequence[Sequence[str]], ranked: List[Any]) -> List[List[int]]:
-        """Of each hypothesis; a beam search of several sentences mixes up those of the first units."""
-        made = [units for best in ranked for _, units in best]
-        source = [list(units) for units, best in zip(sentences, ranked, strict=True) for _ in best]
-        again = self._translator.translate_batch(
-            source, target_prefix=made, beam_size=1, max_decoding_length=max(map(len, made)) + 1, max_input_length=0,
-            return_attention=True,
-        )  # fmt: skip
-        return [
-            [max(range(len(row)), key=row.__getitem__) for row in each.attention[0][: len(units)]]
-            for each, units in zip(again, made, strict=True)
-        ]
+            for (row, number), tokens, each in zip(alike, made, scored, strict=True):
+                ranked[row][number] = (sum(each.log_probs) / len(each.log_probs) ** search.lenpen, tokens)

@@ -2,18 +2,19 @@
 
 import math
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.scoring.references import check_number, read_lines, score_raw
+from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sums import joined
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
-from .units import TranslationError
+from .tokenizer import TranslationError
 
 
 class Loss(NamedTuple):
@@ -70,7 +71,7 @@ def translate(
     """Best hypotheses in the order of the corpus, as the H- lines of fairseq-generate.
 
     Args:
-        beam, lenpen: as of fairseq-generate.
+        beam, lenpen: see fairseq-generate.
         max_tokens, sentences: see :func:`.batches`.
         remove_bpe: ``sentencepiece``, ``@@ ``, None, or ``auto``: as the target dictionary has it.
         generation: further settings of fairseq's GenerationConfig, such as ``max_len_b``.
@@ -78,75 +79,36 @@ def translate(
     config = GenerationConfig(beam=beam, lenpen=lenpen, **generation)
     generator = trained.task.build_generator([trained.model], config)
     target = trained.task.target_dictionary
-    units = subword_units(target) if remove_bpe == "auto" else remove_bpe
+    marker = subword_units(target) if remove_bpe == "auto" else remove_bpe
     found: Dict[int, str] = {}
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
         hypotheses = trained.task.inference_step(generator, [trained.model], sample)
         for number, best in zip(sample["id"].tolist(), hypotheses, strict=True):
             # fairseq's post_process_prediction would add the words to the dictionary
             tokens, unseen = best[0]["tokens"].int().cpu(), generator.symbols_to_strip_from_output
-            found[number] = target.string(tokens, units, extra_symbols_to_ignore=unseen)
+            found[number] = target.string(tokens, marker, extra_symbols_to_ignore=unseen)
     return [found[number] for number in sorted(found)]
 
 
-class Score(NamedTuple):
-    """A test split, translated and scored.
-
-    Attributes:
-        score, signature: sacreBLEU's.
-        references: name of the file of references, or ``of the data-bin``.
-        hypotheses: the translations, in the order of the corpus.
-        statistics: for the paired bootstrap (:func:`collab_fairseq.scoring.sums.sentence_statistics`).
-    """
-
-    score: float
-    signature: str
-    references: str
-    hypotheses: List[str]
-    statistics: str
-
-
-def score(
-    trained: TrainedModel, split: str, references: Union[PathLike, Sequence[str], None] = None, **options: Any
-) -> Score:
+def score(trained: TrainedModel, split: str, references: Optional[PathLike] = None, **options: Any) -> RawScore:
     """Translate a split and compare it with raw references.
 
     Args:
-        references: a file or its lines, of which there may be more than ``sentences``; None: the target side of the
-            data-bin as words, which subword models may have normalised.
+        references: a file, which may have more lines than ``sentences``; None: the target side of the data-bin as
+            words, which subword models may have normalised.
         options: of :func:`translate`.
-
-    Raises:
-        ScoringError: see :func:`score_text`.
-    """
-    hypotheses = translate(trained, split, **options)
-    if references is None:
-        target, lines = trained.task.target_dictionary, dataset(trained, split).tgt
-        references = [target.string(lines[n], subword_units(target)) for n in range(len(hypotheses))]
-    name, lang = f"the reference of {split}", trained.task.cfg.target_lang
-    return score_text(hypotheses, references, options.get("sentences"), target_lang=lang, name=name)
-
-
-def score_text(
-    hypotheses: Sequence[str],
-    references: Union[PathLike, Sequence[str]],
-    sentences: Optional[int] = None,
-    **options: Any,
-) -> Score:
-    """Hypotheses of any model against raw references, a file or its lines, or the first ``sentences`` of them.
-
-    Args:
-        options: of :func:`collab_fairseq.scoring.references.score_raw`.
 
     Raises:
         ScoringError: a file that cannot be read, or another number of lines than hypotheses.
     """
-    given = isinstance(references, (str, os.PathLike))
-    name = os.path.basename(references) if given else "of the data-bin"  # type: ignore[arg-type]
-    if sentences is not None:
-        references = (read_lines(references) if given else list(references))[:sentences]  # type: ignore[arg-type]
-    found = score_raw(hypotheses, references, **options)
-    return Score(found.bleu.score, found.bleu.signature, str(name), list(hypotheses), found.statistics)
+    hypotheses, target = translate(trained, split, **options), trained.task.target_dictionary
+    if references is None:
+        own = dataset(trained, split).tgt
+        lines = [target.string(own[number], subword_units(target)) for number in range(len(hypotheses))]
+    else:
+        lines = read_lines(references)[: options.get("sentences")]
+    name = f"the reference of {split}" if references is None else os.fspath(references)
+    return score_raw(hypotheses, lines, trained.task.cfg.target_lang, name=name)
 
 
 def test_splits(
@@ -192,6 +154,10 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
     tokens = {name: options[name] for name in ("max_tokens", "sentences") if name in options}
     found: Dict[str, Any] = {"valid": loss(trained, "valid", **tokens)._asdict(), "bleu": {}}
     for name in tests:
-        scored = score(trained, name, references.get(name), **options)
-        found["bleu"][name] = {key: getattr(scored, key) for key in ("score", "signature", "references")}
+        file = references.get(name)
+        scored, named = (
+            score(trained, name, file, **options).bleu,
+            "of the data-bin" if file is None else Path(file).name,
+        )
+        found["bleu"][name] = {"score": scored.score, "signature": scored.signature, "references": named}
     return found

@@ -15,7 +15,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
 
-from .units import TranslationError, check_language
+from .tokenizer import TranslationError, check_language
 
 
 @dataclass
@@ -50,7 +50,7 @@ def load_model(
         checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``, in float32 or less: it is run in float32.
         data: data-bin folder with the model's dictionaries; default: the one that the checkpoint names.
         device: ``cpu``, ``cuda``, …
-        seed: as of fairseq-generate.
+        seed: see fairseq-generate.
         text: False: the weights are all that matters; no data-bin is needed, words have no names.
 
     Raises:

@@ -13,11 +13,11 @@ from fairseq.data import LanguagePairDataset, ListDataset, data_utils
 from collab_fairseq.scoring.text import subword_marker
 
 from .load import TrainedModel
-from .units import TranslationError
+from .tokenizer import TranslationError
 
 logger = logging.getLogger(__name__)
 
-#: the largest share of unknown units: subwords spell nearly every word, dictionaries of words miss the rare ones
+#: the largest share of unknown tokens: subwords spell nearly every word, dictionaries of words miss the rare ones
 _MOST_UNKNOWN = {"subwords": 0.05, "words": 0.25}
 #: of so many sentences from the first
 _LOOKED_AT = 1000
@@ -36,7 +36,7 @@ def dataset(trained: TrainedModel, split: str) -> Any:
 
     Raises:
         TranslationError: there is no such split (the message lists those that are there), or its text is not in the
-            model's units.
+            model's tokens.
     """
     if split not in trained.task.datasets:
         there = splits(trained)
@@ -45,7 +45,7 @@ def dataset(trained: TrainedModel, split: str) -> Any:
                 f"{trained.cfg.task.data} has no split {split!r}; there are {', '.join(there) or 'none'}"
             )
         trained.task.load_dataset(split, combine=False, epoch=1)
-        _check_units(trained.task.dataset(split), split)
+        _check_tokens(trained.task.dataset(split), split)
     return trained.task.dataset(split)
 
 
@@ -53,11 +53,11 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
     """Make text that is in no data-bin a split of this name.
 
     Args:
-        source, target: lines in the model's own units, separated by blanks; without targets a split can only be
+        source, target: lines in the model's own tokens, separated by blanks; without targets a split can only be
             translated.
 
     Raises:
-        TranslationError: not as many targets as sources, no line, a name that is taken, or text in other units.
+        TranslationError: not as many targets as sources, no line, a name that is taken, or text in other tokens.
     """
     if name in trained.task.datasets or name in splits(trained):
         raise TranslationError(f"there is a split {name!r} already")
@@ -76,23 +76,23 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
         *side(source, trained.task.source_dictionary), *side(target, trained.task.target_dictionary),
         shuffle=False, left_pad_source=task.left_pad_source, left_pad_target=task.left_pad_target,
     )  # fmt: skip
-    _check_units(made, name)
+    _check_tokens(made, name)
     trained.task.datasets[name] = made
 
 
-def _check_units(data: Any, name: str) -> None:
-    """Say which share of the units the dictionaries do not have; refuse text that is in other units."""
+def _check_tokens(data: Any, name: str) -> None:
+    """Say which share of the tokens the dictionaries do not have; refuse text that is in other tokens."""
     for side, lines, dictionary in (("source", data.src, data.src_dict), ("target", data.tgt, data.tgt_dict)):
         if lines is None:
             continue
-        units = torch.cat([lines[number] for number in range(min(len(lines), _LOOKED_AT))])
-        units = units[units != dictionary.eos()]
-        share = int((units == dictionary.unk()).sum()) / max(1, len(units))
-        logger.info("%s: %.1f %% of the %s units are unknown to the model", name, 100 * share, side)
+        tokens = torch.cat([lines[number] for number in range(min(len(lines), _LOOKED_AT))])
+        tokens = tokens[tokens != dictionary.eos()]
+        share = int((tokens == dictionary.unk()).sum()) / max(1, len(tokens))
+        logger.info("%s: %.1f %% of the %s tokens are unknown to the model", name, 100 * share, side)
         kind = "subwords" if subword_units(dictionary) else "words"
         if share > _MOST_UNKNOWN[kind]:
             raise TranslationError(
-                f"{name}: {share:.0%} of the {side} units are not among the model's {kind} (at most "
+                f"{name}: {share:.0%} of the {side} tokens are not among the model's {kind} (at most "
                 f"{_MOST_UNKNOWN[kind]:.0%} may be); the text must be segmented as the training text was, with the "
                 "same SentencePiece or BPE model where there is one"
             )

@@ -10,8 +10,8 @@ from fairseq.data import data_utils
 from fairseq.dataclass.configs import GenerationConfig
 
 from .load import load_model
+from .tokenizer import PathLike, TranslationError
 from .translator import Hypothesis, Search
-from .units import PathLike, TranslationError
 
 #: the checkpoint in a model folder, under fairseq's default name for it
 MODEL = "model.pt"
@@ -32,11 +32,11 @@ class TorchEngine:
             raise TranslationError(f"{device} needs a GPU that torch can use, but torch finds none here")
         self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
         self.trained.model.to(PRECISIONS[precision])
+        for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]
+            layer.need_attn = False  # weights that no one reads
         self._generator = functools.lru_cache(maxsize=1)(self._make_generator)
 
     def _make_generator(self, search: Search) -> Any:
-        for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]
-            layer.need_attn = search.alignments
         config = GenerationConfig(
             beam=search.beam, nbest=search.nbest, lenpen=search.lenpen, max_len_a=0, max_len_b=search.max_length
         )
@@ -47,23 +47,15 @@ class TorchEngine:
         """See :class:`.translator.Engine`."""
         task = self.trained.task
         source, target = task.source_dictionary, task.target_dictionary
-        rows = [torch.tensor([*map(source.index, units), source.eos()]) for units in sentences]
+        rows = [torch.tensor([*map(source.index, sentence), source.eos()]) for sentence in sentences]
         tokens = data_utils.collate_tokens(rows, source.pad(), left_pad=task.cfg.left_pad_source)
         lengths = torch.tensor([len(row) for row in rows])
         device = self.trained.device
         sample = {"net_input": {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}}
         found = task.inference_step(self._generator(search), [self.trained.model], sample)
 
-        def read(best: Any, row: torch.Tensor) -> Hypothesis:
-            units = [target[token] for token in best["tokens"].tolist() if token != target.eos()]
-            alignment = None
-            if search.alignments:  # (S, T), padding included
-                weights = best["attention"][:, : len(units)]
-                own = weights[-len(row) :] if task.cfg.left_pad_source else weights
-                alignment = own[: len(row) - 1].argmax(dim=0).tolist()
-            return Hypothesis(units, float(best["score"]) / math.log(2), alignment)
+        def read(best: Any) -> Hypothesis:
+            words = [target[number] for number in best["tokens"].tolist() if number != target.eos()]
+            return Hypothesis(words, float(best["score"]) / math.log(2))
 
-        return [
-            [read(hypothesis, row) for hypothesis in best[: search.nbest]]
-            for best, row in zip(found, rows, strict=True)
-        ]
+        return [[read(hypothesis) for hypothesis in best[: search.nbest]] for best in found]

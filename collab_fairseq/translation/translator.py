@@ -1,13 +1,16 @@
 """Text to text with an exported model: batches of like length, the order of the lines, what cannot be translated."""
 
+import importlib
 import itertools
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-from .units import Card, TextUnits, TranslationError
+from .tokenizer import Card, PathLike, Tokenizer, TranslationError, read_card
 
-#: units of a batch, padding included
+#: tokens of a batch, padding included
 MAX_TOKENS = 4000
+#: what a folder may be made for → the class that computes it, in a file of its own
+_ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
 
 
 class Search(NamedTuple):
@@ -16,29 +19,26 @@ class Search(NamedTuple):
     Attributes:
         beam: hypotheses kept at every step. nbest: of them, so many are returned, best first.
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
-        max_length: units of the longest translation, at most what the decoder has positions for.
-        alignments: also say what each unit looked at.
-        scores: exact; without, an engine that would compute them anew says what its search has found.
+        max_length: tokens of the longest translation, at most what the decoder has positions for.
+        scores: exact; without, an engine that would compute them again says what its search has found.
     """
 
     beam: int = 5
     nbest: int = 1
     lenpen: float = 1.0
     max_length: int = 200
-    alignments: bool = False
     scores: bool = True
 
 
 class Hypothesis(NamedTuple):
-    """What an engine finds: units without </s>, score and alignment as in :class:`Translation`."""
+    """What an engine finds: tokens without </s>, and the score as in :class:`Translation`."""
 
-    units: List[str]
+    tokens: List[str]
     score: float
-    alignment: Optional[List[int]] = None
 
 
 class Engine(Protocol):
-    """Computes translations of units. Engines are made with the arguments of :func:`collab_fairseq.load`.
+    """Computes translations of tokens. Engines are made with the arguments of :func:`collab_fairseq.load`.
 
     A damaged folder, a precision or device that it cannot compute in, a package that is missing: TranslationError.
     """
@@ -53,28 +53,25 @@ class Translation(NamedTuple):
     Attributes:
         text: raw text.
         score: log-probability, base 2, divided by (length with </s>) ** lenpen: fairseq-generate's.
-        source, target: units of both sides.
-        alignment: for every target unit the source unit, from 0, that the last layer's cross-attention, averaged over
-            heads, weighs most; None unless asked for.
+        source, target: tokens of both sides.
     """
 
     text: str
     score: float = 0.0
     source: Sequence[str] = ()
     target: Sequence[str] = ()
-    alignment: Optional[List[int]] = None
 
 
 class Translator:
     """A trained model that translates raw text (:func:`collab_fairseq.load`).
 
     Args:
-        engine: what computes. units: text to units. card: of the model's folder.
+        engine: what computes. tokenizer: text to tokens and back. card: of the model's folder.
     """
 
-    def __init__(self, engine: Engine, units: TextUnits, card: Card) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, card: Card) -> None:
         self.engine = engine
-        self.units = units
+        self.tokenizer = tokenizer
         self.card = card
 
     def translate(self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object) -> List[str]:
@@ -101,9 +98,9 @@ class Translator:
             if not isinstance(line, str):
                 raise TranslationError(f"sentence {number} must be a string, but is {line!r}")
         split = [self._split(line) for line in sentences]
-        for number, units in enumerate(split, start=1):
-            if self._too_long(units):
-                raise TranslationError(f"sentence {number}: {self._too_long(units)}")
+        for number, tokens in enumerate(split, start=1):
+            if self._too_long(tokens):
+                raise TranslationError(f"sentence {number}: {self._too_long(tokens)}")
         if progress is None:
             progress = len(split) >= 100 and sys.stderr.isatty()
         from tqdm import tqdm
@@ -125,8 +122,8 @@ class Translator:
         how, done, source = self._how(search), 0, iter(lines)
         while chunk := list(itertools.islice(source, buffer)):
             split = [self._split(line) for line in chunk]
-            for number, units in enumerate(split):
-                if reason := self._too_long(units):
+            for number, tokens in enumerate(split):
+                if reason := self._too_long(tokens):
                     refuse(done + number + 1, reason)
                     split[number] = []
             yield self._translate(split, how)
@@ -138,26 +135,35 @@ class Translator:
         return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
     def _split(self, line: str) -> List[str]:
-        return self.units.split(" ".join(line.split()) if "\n" in line or "\r" in line else line)
+        return self.tokenizer.split(" ".join(line.split()) if "\n" in line or "\r" in line else line)
 
-    def _too_long(self, units: Sequence[str]) -> str:
-        if len(units) < self.card.longest:
+    def _too_long(self, tokens: Sequence[str]) -> str:
+        if len(tokens) < self.card.longest:
             return ""
-        return f"it has {len(units)} units, but the model takes at most {self.card.longest - 1}"
+        return f"it has {len(tokens)} tokens, but the model takes at most {self.card.longest - 1}"
 
     def _translate(
         self, split: Sequence[List[str]], how: Search, done: Callable[[int], object] = lambda number: None
     ) -> List[List[Translation]]:
         found: List[List[Translation]] = [[Translation("")] for _ in split]
-        done(sum(not units for units in split))
-        for rows in batches([len(units) for units in split]):
+        done(sum(not tokens for tokens in split))
+        for rows in batches([len(tokens) for tokens in split]):
             hypotheses = self.engine.search([split[row] for row in rows], how)
             for row, best in zip(rows, hypotheses, strict=True):
-                found[row] = [
-                    Translation(self.units.join(h.units), h.score, split[row], h.units, h.alignment) for h in best
-                ]
+                found[row] = [Translation(self.tokenizer.join(h.tokens), h.score, split[row], h.tokens) for h in best]
             done(len(rows))
         return found
+
+
+def open_folder(folder: PathLike, device: str, precision: str, threads: Optional[int] = None) -> Translator:
+    """See :func:`collab_fairseq.load`; what computes is imported here, so that CTranslate2 works without torch."""
+    if threads is not None and threads < 1:
+        raise TranslationError(f"threads must be at least 1, but are {threads}")
+    card = read_card(folder)
+    if card.engine not in _ENGINES:
+        raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
+    engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), _ENGINES[card.engine])
+    return Translator(engine(folder, device, precision, threads), Tokenizer(folder, card), card)
 
 
 def check_search(**given: object) -> Search:

@@ -29,7 +29,7 @@ import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli.options import command
-from collab_fairseq.modules.stock import model_config
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, fit_layers, relative_error
 from collab_fairseq.reparam.allocation import measure_curves, spend

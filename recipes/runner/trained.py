@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import positive
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 
 from .cli import Parser, absolute
 from .folder import attend, keep_settings

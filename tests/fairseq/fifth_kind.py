@@ -25,7 +25,7 @@ class SlicedAttention(StandardAttention):
     def _entry(self, key, keys, values):
         return KeyValue(keys, self.split_heads(values), None)
 
-    def _contexts(self, query, entry, *rest):
+    def _head_outputs(self, query, entry, *rest):
         whole = KeyValue(self.slices(entry.key).transpose(1, 2), entry.value, None)
         return self._attend_heads(self.split_heads(query), whole, *rest)
 

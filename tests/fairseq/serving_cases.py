@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
-from collab_fairseq.modules.stock import as_transformer_collab
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from tests.fairseq.conftest import sentence_pairs
 from tests.fairseq.models import KINDS, SMALL, build
 

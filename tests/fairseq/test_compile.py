@@ -81,6 +81,7 @@ def test_the_first_batch_may_have_equal_sizes(compiler):
     for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
         assert torch.isfinite(model(**batch_of([source] * rows, [target] * rows))[0]).all()
     assert compiler.batches == [0, 0]
+    assert compiled._compiled.cache_info().misses == 1  # one compiled call for all layers and batches
 
 
 def test_graphs_stay_whole_where_processes_average_their_gradients(compiler, tmp_path, monkeypatch):

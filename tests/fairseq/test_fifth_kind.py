@@ -30,7 +30,7 @@ def ask(checkpoint, data):
     layer, encoded = attention_layers(model)["decoder.0"], model.encoder(words, lengths)
     whole = model.decoder(target, encoder_out=encoded)[0]
     assert (step_by_step(model, encoded, target)[0] - whole).abs().max() < FLOAT32 < whole.std()
-    assert (cost.parameters(layer), cost.cache_numbers(layer)) == (3 * 16 * 17 + 12 * 17, 12 + 16)
+    assert (cost.parameters(layer), cost.kv_cache_per_token(layer)) == (3 * 16 * 17 + 12 * 17, 12 + 16)
     with swapped(model, standard_layers(model)):
         assert (model(words, lengths, target)[0] - whole).abs().max() < FLOAT32
 

@@ -12,11 +12,11 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.removal import finalise, read_gates
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.heads import describe
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.translation import batches, loss, translate
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING
 from tests.fairseq.commands import USER_DIR

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.modules import layers
+from collab_fairseq.modules.fairseq_compat import SURPLUS
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.modules.stock import SURPLUS
 from tests.common import FLOAT32
 from tests.fairseq.commands import nested
 from tests.fairseq.models import KINDS, SMALL, TINY, Task, batch, build, same_model
@@ -183,7 +183,7 @@ def test_retained_dropout_reaches_attention():
     assert torch.equal(plain(*batch())[0], plain(*batch())[0])
 
 
-def test_an_unmended_encoder_layer_is_refused(monkeypatch):
+def test_an_unpatched_encoder_layer_is_refused(monkeypatch):
     """It would translate with weights that were never trained."""
 
     def published(self, cfg, return_fc=False):

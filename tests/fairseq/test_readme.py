@@ -46,7 +46,7 @@ def test_python_snippet():
 def test_translate_with_a_published_model(monkeypatch):
     monkeypatch.chdir(ROOT)
     variables = {}
-    *first, last = block("python", "collab_fairseq.load(\"results").strip().split("\n")
+    *first, last = block("python", 'collab_fairseq.load("results').strip().split("\n")
     exec("\n".join(first), variables)
     (sentence,) = eval(last, variables)
     assert bash(block("bash", "collab translate results"), ROOT).stdout == sentence + "\n"

@@ -7,8 +7,8 @@ import torch
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, scores_of
 from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places

@@ -186,8 +186,7 @@ def test_distillation_brings_predictions_closer(trained, start, own):
     weights, told = distill(trained, start, own, 60, max_tokens=300, rate=0.03)
     models = {"before": start, "after": weights}
     variants = {
-        name: attention_layers(with_state(trained, converted(trained, scores)).model)
-        for name, scores in models.items()
+        name: attention_layers(with_state(trained, converted(trained, scores)).model) for name, scores in models.items()
     }
     unseen = divergences(trained, variants, "valid")
     assert 0 < unseen["after"] < 0.8 * unseen["before"]

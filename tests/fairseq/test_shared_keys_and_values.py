@@ -15,9 +15,9 @@ from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.heads.relevance import steps
 from collab_fairseq.heads.removal import remove_heads
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.modules.stock import model_config
 from collab_fairseq.reparam import ReparamError
 from collab_fairseq.reparam.fairseq import convert
 from collab_fairseq.translation import batches
@@ -116,7 +116,7 @@ def test_ctranslate2_gets_no_copies_of_what_heads_share(kind, groups, one_cache,
     given = read_source(cases(tmp_path / "made").checkpoint(kind, **heads, **flags))
     search = Search(beam=3, nbest=3, max_length=20)
     sources, targets = [["▁a"] * 5, ["▁o"] * 9, ["▁a"] * 9], [["▁a", "▁o"], ["▁a"] * 12, ["▁o", "▁a"]]
-    units, scores, sizes = [], [], []
+    tokens, scores, sizes = [], [], []
     for number, output in enumerate([tmp_path / "shared", tmp_path / "copies"]):
         if number:
             monkeypatch.setattr(ctranslate2, "_leave_out_copies", lambda layer: layer.num_heads)
@@ -125,10 +125,10 @@ def test_ctranslate2_gets_no_copies_of_what_heads_share(kind, groups, one_cache,
         ranked = [[(0.0, target)] for target in targets]
         engine._score(sources, ranked, [0, 1, 2], search)  # of several lengths
         hypotheses = [each for best in engine.search(sources, search) for each in best]
-        units.append([each.units for each in hypotheses])
+        tokens.append([each.tokens for each in hypotheses])
         scores.append([score for ((score, _),) in ranked] + [each.score for each in hypotheses])
         sizes.append(os.path.getsize(output / "model.bin"))
-    assert units[0] == units[1]
+    assert tokens[0] == tokens[1]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     layer = attention_layers(given.model)["decoder.0"]
     fewer = 2 * (layer.num_heads - groups) * layer.head_dim * (layer.embed_dim + 1)  # weights and biases, in a layer

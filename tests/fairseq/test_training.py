@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.modules.stock import model_config
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
 from tests.common import ROOT, run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
@@ -56,7 +56,7 @@ def test_shapes_of_single_layers_travel_with_the_checkpoint(trained, tiny_data, 
 
 
 def test_finetuning_starts_from_a_standard_transformer(tiny_data, tmp_path):
-    """A checkpoint of fairseq's own transformer, with the surplus that unmended fairseq saves, becomes heads `none`."""
+    """A checkpoint of fairseq's transformer, with the surplus that unpatched fairseq saves, becomes heads `none`."""
     small = {**SMALL, "max_update": 1}
     run(*train_command(tiny_data, tmp_path / "stock", arch="transformer", **small))
     stock = checkpoints.load(tmp_path / "stock" / "checkpoint_last.pt")

@@ -10,8 +10,8 @@ import torch
 from fairseq.data import indexed_dataset
 
 from collab_fairseq import checkpoints
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.modules.stock import as_transformer_collab, model_config
 from collab_fairseq.scoring.generate_log import read_generate_log
 from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.scoring.sums import statistics_of
@@ -34,7 +34,7 @@ def trained(checkpoint, tiny_data):
 
 def test_renaming_leaves_the_source_alone(checkpoint):
     state = checkpoints.load(checkpoint)
-    surplus = "encoder.layers.0.fc1_weight"  # of unmended fairseq
+    surplus = "encoder.layers.0.fc1_weight"  # of unpatched fairseq
     state["model"][surplus] = torch.zeros(32, 16)
     before = copy.deepcopy(state)
     made = as_transformer_collab(state)
@@ -93,7 +93,7 @@ def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_da
     references.write_text("".join(f"{line}\n" for line in told.references), encoding="utf-8")
     scored = score(trained, "test", references, max_tokens=300, **options)
     assert scored.hypotheses == found
-    assert 0 <= scored.score == score_raw(found, told.references, "tgt").bleu.score < 90
+    assert 0 <= scored.bleu.score == score_raw(found, told.references, "tgt").bleu.score < 90
     whole = evaluate(trained, {"test": references}, max_tokens=300)
     assert whole["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
     assert whole["bleu"]["test"]["references"] == "references"
@@ -178,13 +178,13 @@ def test_text_in_other_units_is_refused_with_the_share_that_is_unknown(checkpoin
     trained = load_model(checkpoint, tiny_data)
     known, unknown = ["the red dog sees the old cat ."] * 3, ["Der Hund. Die Katze. Das Haus. Ein Baum"] * 3
     add_text(trained, "few", known, known)
-    assert "few: 12.5 % of the source units are unknown to the model" in caplog.text  # the full stop
-    with pytest.raises(TranslationError, match=r"other: 100% of the target units are not among .* words"):
+    assert "few: 12.5 % of the source tokens are unknown to the model" in caplog.text  # the full stop
+    with pytest.raises(TranslationError, match=r"other: 100% of the target tokens are not among .* words"):
         add_text(trained, "other", known, unknown)
     assert "other" not in trained.task.datasets
     # a dictionary of subwords, which spell nearly every word
     trained.task.source_dictionary.symbols[10:12] = ["▁the", "▁a"]
-    with pytest.raises(TranslationError, match=r"subwords: 1[24]% of the source units are .* SentencePiece or BPE"):
+    with pytest.raises(TranslationError, match=r"subwords: 1[24]% of the source tokens are .* SentencePiece or BPE"):
         add_text(trained, "subwords", known)
     # splits of a data-bin
     data = shutil.copytree(tiny_data, tmp_path / "data")
@@ -193,5 +193,5 @@ def test_text_in_other_units_is_refused_with_the_share_that_is_unknown(checkpoin
     for _ in range(20):
         builder.add_item(torch.tensor([trained.task.source_dictionary.unk()] * 3 + [2]))
     builder.finalize(f"{prefix}.idx")
-    with pytest.raises(TranslationError, match="valid: 100% of the source units are not among the model's words"):
+    with pytest.raises(TranslationError, match="valid: 100% of the source tokens are not among the model's words"):
         loss(load_model(checkpoint, data), "valid")

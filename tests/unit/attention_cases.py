@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import (
-    COLLABORATIVE_KERNELS,
     AttentionLayer,
     CollaborativeAttention,
     GroupedAttention,
@@ -15,6 +14,7 @@ from collab_fairseq.attention import (
     LatentAttention,
     StandardAttention,
 )
+from collab_fairseq.attention.kernels import attend_collaborative
 from collab_fairseq.attention.reference import reference_attention
 
 N, T, S, E, H = 3, 4, 5, 12, 3
@@ -44,7 +44,8 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "collaborative-pruned": (CollaborativeAttention, {**PRUNED, "key_dim": 5, "query_bias": False}),
     "collaborative-one-value": (CollaborativeAttention, {"key_dim": 5, "value_heads": 1}),
     "collaborative-two-values": (
-        CollaborativeAttention, {"num_heads": 4, "key_dim": 5, "value_heads": 2, "content_bias": True}
+        CollaborativeAttention,
+        {"num_heads": 4, "key_dim": 5, "value_heads": 2, "content_bias": True},
     ),
     "standard": (StandardAttention, {}),
     "standard-narrow": (StandardAttention, {"key_dim": 6, "key_bias": False}),
@@ -167,4 +168,4 @@ def tensors(key_len=5, key_dim=6, value_dim=4, grad=True, dtype=torch.float64):
 
 def call(kernel, query, mixing, key, value, content, mask=None, dropout=0.0, need_weights=False):
     entry = KeyValue(key, value, content)
-    return COLLABORATIVE_KERNELS[kernel].attend(query, mixing, entry, mask, 0.7, dropout, need_weights)
+    return attend_collaborative(kernel, query, mixing, entry, mask, 0.7, dropout, need_weights)

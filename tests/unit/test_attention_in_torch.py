@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from collab_fairseq.attention import (
-    COLLABORATIVE_KERNELS,
-    STANDARD_KERNELS,
     CollaborativeAttention,
     GroupedAttention,
     LatentAttention,
@@ -95,8 +93,8 @@ def test_layers_of_torchs_encoder_take_ours(cls, replace):
 @pytest.mark.parametrize(("rows", "query_len", "key_len"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
 @pytest.mark.parametrize(
     ("cls", "kernel"),
-    [(cls, kernel) for kernel in COLLABORATIVE_KERNELS for cls in (CollaborativeAttention, SHARED_VALUES)]
-    + [(cls, kernel) for kernel in STANDARD_KERNELS for cls in (StandardAttention, MULTI_QUERY, LATENT)],
+    [(cls, kernel) for kernel in CollaborativeAttention.kernels for cls in (CollaborativeAttention, SHARED_VALUES)]
+    + [(cls, kernel) for kernel in StandardAttention.kernels for cls in (StandardAttention, MULTI_QUERY, LATENT)],
 )
 def test_nothing_to_read_and_nothing_to_ask_are_as_in_torch(cls, kernel, rows, query_len, key_len):
     """Without keys the context is zero, so that the output is its bias; without sentences or queries it is empty."""

@@ -155,7 +155,7 @@ def test_the_choice_on_a_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "FEW_QUERIES", T + 1)  # as in decoding
     assert choose("auto", query, mixing, entry, None, False) is packed_bmm.attend
     for name, kernel in COLLABORATIVE.items():
-        assert choose(name, query, mixing, entry, None, True) is kernel.attend
+        assert choose(name, query, mixing, entry, None, True) is kernel
 
 
 def test_the_choice_for_standard_heads_on_a_cpu():
@@ -166,12 +166,12 @@ def test_the_choice_for_standard_heads_on_a_cpu():
     def chosen(query, entry, dropout=0.0, need_weights=False):
         return kernels.choose_standard("auto", query, entry, dropout, need_weights)
 
-    assert chosen(heads, wide) is sdpa.attend_standard
-    assert chosen(heads[:, :, 1:], wide) is packed_bmm.attend_standard
-    assert chosen(heads, wide, dropout=0.1) is packed_bmm.attend_standard
-    assert chosen(heads, wide, need_weights=True) is packed_bmm.attend_standard
-    assert chosen(heads[..., :3], narrow) is packed_bmm.attend_standard
-    assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend_standard
+    assert chosen(heads, wide) is sdpa.attend
+    assert chosen(heads[:, :, 1:], wide) is packed_bmm.attend
+    assert chosen(heads, wide, dropout=0.1) is packed_bmm.attend
+    assert chosen(heads, wide, need_weights=True) is packed_bmm.attend
+    assert chosen(heads[..., :3], narrow) is packed_bmm.attend
+    assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend
 
 
 def test_an_impossible_choice_says_why():

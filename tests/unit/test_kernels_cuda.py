@@ -6,7 +6,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue
-from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import (
+    KernelError,
+    attend_collaborative,
+    attend_standard,
+    choose,
+    choose_standard,
+    packed_bmm,
+    sdpa,
+)
 from tests.common import DEVICES, FLOAT32
 from tests.unit.attention_cases import call, tensors
 
@@ -31,7 +39,7 @@ def errors(found, exact):
     return [float((a.double().cpu() - b.double()).norm()) / s for a, b, s in zip(found, exact, scale, strict=True)]
 
 
-def of_a_card(key_dim=64, dtype=HALF, value_dim=64, keys=5, device="cuda"):
+def on_a_gpu(key_dim=64, dtype=HALF, value_dim=64, keys=5, device="cuda"):
     """query, mixing and entry of a GPU that need not be there."""
     shapes = (3, 4, key_dim), (3, key_dim), (3, keys, key_dim), (3, 3, keys, value_dim), (3, 3, keys)
     query, mixing, *entry = (torch.empty(s, dtype=dtype, device=device) for s in shapes)
@@ -49,21 +57,21 @@ def of_a_card(key_dim=64, dtype=HALF, value_dim=64, keys=5, device="cuda"):
 )  # fmt: skip
 def test_the_device_is_asked_for_first(key_dim, dtype, weights, expected, compiled, monkeypatch):
     with FakeTensorMode():
-        query, mixing, entry = of_a_card(key_dim, dtype)
+        query, mixing, entry = on_a_gpu(key_dim, dtype)
         heads = query.unsqueeze(1).expand(-1, 3, -1, -1)
-        here = of_a_card(key_dim, dtype, device="cpu")
+        here = on_a_gpu(key_dim, dtype, device="cpu")
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
         assert choose("auto", query, mixing, entry, None, weights) is expected.attend
         standard = choose_standard("auto", heads, entry, 0.1, weights)
-        assert standard is (sdpa.attend_standard if expected is sdpa or key_dim == 136 else packed_bmm.attend_standard)
+        assert standard is (sdpa.attend if expected is sdpa or key_dim == 136 else packed_bmm.attend)
         assert choose("auto", *here, None, weights) is packed_bmm.attend  # few queries
         if compiled:
             assert choose("head_loop", query, mixing, entry, None, weights) is packed_bmm.attend
 
 
-def test_transformations_take_the_plain_way_on_a_card_too():
+def test_transformations_take_the_plain_way_on_a_gpu_too():
     with FakeTensorMode():
-        query, mixing, entry = of_a_card()
+        query, mixing, entry = on_a_gpu()
 
         def ways(query):
             plain = choose_standard("auto", entry.value, entry, 0, False)
@@ -71,16 +79,16 @@ def test_transformations_take_the_plain_way_on_a_card_too():
 
         seen = [ways(query)]
         torch.func.vmap(lambda x: seen.append(ways(x)) or x)(query.unsqueeze(0))
-    assert seen == [(sdpa.attend, sdpa.attend_standard), (packed_bmm.attend, packed_bmm.attend_standard)]
+    assert seen == [(sdpa.attend,) * 2, (packed_bmm.attend,) * 2]
 
 
-def test_widths_that_a_card_computes_slowly_are_refused():
+def test_widths_that_a_gpu_computes_slowly_are_refused():
     with FakeTensorMode():
         with pytest.raises(KernelError, match=r"in torch\.bfloat16 .* multiples of 8, but these are 100 and 64"):
-            choose("sdpa", *of_a_card(100), None, False)
+            choose("sdpa", *on_a_gpu(100), None, False)
         with pytest.raises(KernelError, match=r"in torch\.float32 .* multiples of 4, but these are 64 and 30"):
-            choose("sdpa", *of_a_card(64, SINGLE, 30), None, False)
-        assert choose("sdpa", *of_a_card(100, device="cpu"), None, False)
+            choose("sdpa", *on_a_gpu(64, SINGLE, 30), None, False)
+        assert choose("sdpa", *on_a_gpu(100, device="cpu"), None, False)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -98,12 +106,12 @@ def test_both_kinds_of_heads_are_offered_the_same_backends_and_never_cudnns(dtyp
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", attention)
     with FakeTensorMode():
-        query, mixing, entry = of_a_card(dtype=dtype, keys=keys)
+        query, mixing, entry = on_a_gpu(dtype=dtype, keys=keys)
         heads = query.unsqueeze(1).expand(-1, 3, -1, -1)
         for given in (entry, entry._replace(content=None)):
-            choose("auto", query, mixing, given, None, False)(query, mixing, given, None, 0.7, dropout, False)
-        standard = entry._replace(key=entry.value)
-        choose_standard("auto", heads, standard, dropout, False)(heads, standard, None, 0.7, dropout, False)
+            attend_collaborative("auto", query, mixing, given, None, 0.7, dropout, False)
+        standard = KeyValue(entry.value, entry.value)
+        attend_standard("auto", heads, standard, None, 0.7, dropout, False)
     assert offered == [(True, True, True, False)] * 3
     assert allowed.cudnn_sdp_enabled()  # again
 

@@ -3,7 +3,7 @@
     scores_h = [(Q ⊙ m_h) Kᵀ + c_h] · scale        P_h = softmax(scores_h + mask)        O_h = dropout(P_h) V_h
 
 The mixed queries Q ⊙ m_h of one head at a time lie in one buffer (n, T, D̃k), for so few sentences n that it stays in
-the processor's cache; the backward pass mixes them anew. Saved for it are Q, M, K, V (which exist already), P
+the processor's cache; the backward pass mixes them again. Saved for it are Q, M, K, V (which exist already), P
 (H, N, T, S) and, with dropout, a boolean of that size. With G = ∂loss/∂O, for each head:
 
     ∂V_h = dropout(P_h)ᵀ G_h                 ∂P_h = dropout(G_h V_hᵀ)         (the same weights are dropped)
@@ -20,7 +20,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..cache import KeyValue
+from ..cache import Attended, KeyValue, repeat_kv
 from . import packed_bmm
 
 #: bytes of buffers of one group of sentences for each thread: the size of a core's L2 cache
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What is not a tensor; see :func:`.packed_bmm.attend`."""
+    """What is not a tensor."""
 
     scale: float
     dropout: float
@@ -50,31 +50,23 @@ class Setting(NamedTuple):
 Gradients = Tuple[Optional[Tensor], ...]
 
 
-def attend(
-    query: Tensor,
-    mixing: Tensor,
-    entry: KeyValue,
-    mask: Optional[Tensor],
-    scale: float,
-    dropout: float,
-    need_weights: bool,
-) -> Tuple[Tensor, Optional[Tensor]]:
-    """As :func:`.packed_bmm.attend`."""
-    keep: Optional[Tensor] = None
-    if dropout > 0.0:
+def attend(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], *setting: Any) -> Attended:
+    """As :func:`.attend_collaborative`, without the name; ``setting``: scale, dropout, need_weights."""
+    how, keep = Setting(*setting), None
+    if how.dropout > 0.0:
         shape = (query.size(0), mixing.size(0), query.size(1), entry.key.size(1))
-        keep = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1.0 - dropout)
-    inputs = Inputs(query, mixing, entry.key, entry.value, entry.content, mask, keep)
-    setting = Setting(scale, dropout, need_weights)
+        keep = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1.0 - how.dropout)
+    value = repeat_kv(entry.value, mixing.size(0))
+    inputs = Inputs(query, mixing, entry.key, value, entry.content, mask, keep)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        context, weights = HeadLoop.apply(*inputs, setting)  # type: ignore[no-untyped-call]
-        return context, weights
-    context, all_weights = forward(inputs, setting, keep_weights=need_weights)
-    return context, all_weights.transpose(0, 1) if need_weights else None
+        outputs, weights = HeadLoop.apply(*inputs, how)  # type: ignore[no-untyped-call]
+        return outputs, weights
+    outputs, weights = forward(inputs, how, keep_weights=how.need_weights)
+    return outputs, weights.transpose(0, 1) if how.need_weights else None
 
 
-def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
-    """Why these arguments of :func:`attend` cannot be computed in this way, or None."""
+def unsupported_reason(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
+    """Why :func:`attend` cannot compute these, or None."""
     types = {x.dtype for x in (query, mixing, entry.key, entry.value)}
     if len(types) > 1 or not types <= {torch.float32, torch.float64}:
         return f"head_loop computes in float32 or float64, but got {', '.join(sorted(map(str, types)))}"
@@ -87,12 +79,12 @@ class HeadLoop(torch.autograd.Function):
     """The formulas at the top of this file."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(ctx: Any, *arguments: Any) -> Attended:
         inputs, ctx.setting = Inputs(*arguments[:-1]), arguments[-1]
-        context, weights = forward(inputs, ctx.setting, keep_weights=True)
+        outputs, weights = forward(inputs, ctx.setting, keep_weights=True)
         ctx.save_for_backward(*inputs, weights)
         ctx.set_materialize_grads(False)
-        return context, weights.transpose(0, 1) if ctx.setting.need_weights else None
+        return outputs, weights.transpose(0, 1) if ctx.setting.need_weights else None
 
     @staticmethod
     def backward(ctx: Any, *gradients: Optional[Tensor]) -> Gradients:
@@ -112,7 +104,7 @@ class Group(NamedTuple):
     mixed: Tensor  # (n, T, D̃k)
     gradient: Tensor  # (n, T, D̃k), of the mixed queries
     scores: Tensor  # (n, T, S)
-    context: Tensor  # (n, T, dv)
+    output: Tensor  # (n, T, dv)
 
 
 def groups(inputs: Inputs) -> Iterator[Group]:
@@ -130,15 +122,15 @@ def groups(inputs: Inputs) -> Iterator[Group]:
 
 
 def forward(inputs: Inputs, setting: Setting, keep_weights: bool) -> Tuple[Tensor, Tensor]:
-    """Context (N, H, T, dv), in memory like the query, and weights (H, N, T, S), or (0, N, T, S) if not to be kept."""
+    """Head outputs (N, H, T, dv), in memory like the query, and weights (H, N, T, S), or (0, N, T, S) if not kept."""
     query, mixing, key, value, content, mask, keep = inputs
     rows, query_len, _ = query.shape
     heads, key_len, value_dim = mixing.size(0), key.size(1), value.size(3)
     weights = query.new_empty(heads if keep_weights else 0, rows, query_len, key_len)
     if query.stride(0) < query.stride(1):  # (T, N, …) in memory, as in fairseq's layers
-        context = query.new_empty(query_len, rows, heads, value_dim).permute(1, 2, 0, 3)
+        output = query.new_empty(query_len, rows, heads, value_dim).permute(1, 2, 0, 3)
     else:
-        context = query.new_empty(rows, query_len, heads, value_dim).transpose(1, 2)
+        output = query.new_empty(rows, query_len, heads, value_dim).transpose(1, 2)
     scaled = mixing * setting.scale
     if mask is not None:
         mask = mask.expand(rows, heads, -1, -1)
@@ -155,19 +147,19 @@ def forward(inputs: Inputs, setting: Setting, keep_weights: bool) -> Tuple[Tenso
             torch.softmax(scores, -1, out=scores)
             if keep is not None:
                 scores = torch.mul(scores, keep[n, h], out=group.scores).div_(1.0 - setting.dropout)
-            context[n, h] = torch.bmm(scores, value[n, h], out=group.context)
-    return context, weights
+            output[n, h] = torch.bmm(scores, value[n, h], out=group.output)
+    return output, weights
 
 
 def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Setting) -> Gradients:
-    """Gradients of query, mixing, key, value and content, from those of context (N, H, T, dv) and weights (N, H, T, S).
+    """Gradients of query, mixing, key, value and content, from those of outputs (N, H, T, dv) and weights (N, H, T, S).
 
     Args:
         weights: (H, N, T, S), from :func:`forward`.
         gradients: of its two results; either may be None.
     """
     query, mixing, key, value, content, _, keep = inputs
-    context_gradient, weights_gradient = gradients
+    output_gradient, weights_gradient = gradients
     scaled = mixing * setting.scale
     d_query, d_mixing, d_value = torch.empty_like(query), torch.zeros_like(mixing), torch.zeros_like(value)
     d_key = torch.zeros(key.shape, dtype=key.dtype, device=key.device)
@@ -175,10 +167,10 @@ def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Set
     for n, mixed, d_mixed, d_scores, _ in groups(inputs):
         for h in range(mixing.size(0)):
             p = weights[h, n]
-            if context_gradient is None:
+            if output_gradient is None:
                 d_scores.zero_()
             else:
-                g = context_gradient[n, h]
+                g = output_gradient[n, h]
                 dropped = p
                 if keep is not None:
                     dropped = torch.mul(p, keep[n, h], out=d_scores).div_(1.0 - setting.dropout)

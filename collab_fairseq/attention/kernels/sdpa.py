@@ -1,23 +1,23 @@
 """Attention through torch's fused ``scaled_dot_product_attention``, for collaborative and for standard heads.
 
-    scores_h = (Q ⊙ m_h · scale) Kᵀ + (c_h · scale + mask)        context_h = dropout(softmax(scores_h)) V_h
+    scores_h = Q_h Kᵀ + (c_h + mask)        O_h = dropout(softmax(scores_h)) V_h
 
-The weights never lie in memory as a whole. The shared key goes in as a view with a head axis of stride 0. Of torch's
+The weights never lie in memory as a whole. A shared key goes in as a view with a head axis of stride 0. Of torch's
 backends only two accept queries and keys of another width than the values, a dropout and a bias with a gradient: the
 memory-efficient one (CUDA) and the plain formula. Standard heads, our baseline, are offered the same ones. cuDNN's is
 not among them: it builds a plan for every new shape of a batch, and translation has thousands of shapes. The fused
-backends have no second derivative: torch raises an error that says so. Who wants one insists on ``bmm``.
+backends have no second derivative: torch raises an error that says so.
 """
 
 import math
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..cache import KeyValue, of_each_head
+from ..cache import Attended, KeyValue, repeat_kv
 from . import packed_bmm
 
 #: of torch's backends those that may compute attention; torch takes the first that can
@@ -32,45 +32,23 @@ def mask_in_type(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]
     return mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill(hides, -math.inf)
 
 
-def attend(
-    query: Tensor,
-    mixing: Tensor,
-    entry: KeyValue,
-    mask: Optional[Tensor],
-    scale: float,
-    dropout: float,
-    need_weights: bool,
-) -> Tuple[Tensor, Optional[Tensor]]:
+def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool) -> Attended:
     """As :func:`.packed_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way."""
-    mixed, key = packed_bmm.mix(query, mixing, scale), entry.key.unsqueeze(1)  # (N, H, T, D̃k), (N, 1, S, D̃k)
-    bias, content = mask_in_type(mask, query.dtype), None
-    if entry.content is not None:
-        content = entry.content * scale  # (N, H, S)
-        bias = content.unsqueeze(2) if bias is None else bias + content.unsqueeze(2)
-    with sdpa_kernel(BACKENDS):
-        context = scaled_dot_product_attention(
-            mixed, key.expand(-1, mixing.size(0), -1, -1), entry.value, bias, dropout, scale=1.0
-        )
-    return context, packed_bmm.weigh(mixed, key, content, mask) if need_weights else None
-
-
-def attend_standard(
-    query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
-) -> Tuple[Tensor, Optional[Tensor]]:
-    """As :func:`.packed_bmm.attend_standard`; weights as in :func:`attend`."""
     bias, key, value = mask_in_type(mask, query.dtype), entry.key, entry.value
+    if entry.content is not None:
+        content = entry.content.unsqueeze(2)
+        bias = content if bias is None else bias + content
     # a CPU's fused attention lets heads share keys and values; of CUDA's, few do that, and those take no mask
     grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
     if not grouped:
-        key, value = (of_each_head(shared, query.size(1)) for shared in (key, value))
-    scaled = query * scale
+        key, value = (repeat_kv(shared, query.size(1)) for shared in (key, value))
     with sdpa_kernel(BACKENDS):
-        context = scaled_dot_product_attention(scaled, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
-    return context, packed_bmm.weigh(scaled, entry.key, None, mask) if need_weights else None
+        outputs = scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
+    return outputs, packed_bmm.weigh(query, entry.key, entry.content, mask) if need_weights else None
 
 
-def obstacle(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor]) -> Optional[str]:
-    """Why these arguments of :func:`attend` cannot be computed in this way, or None."""
+def unsupported_reason(query: Tensor, entry: KeyValue) -> Optional[str]:
+    """Why :func:`attend` cannot compute queries (…, d), or None."""
     if not query.dtype == entry.key.dtype == entry.value.dtype:
         return f"sdpa needs one type for all, but got {query.dtype}, {entry.key.dtype} and {entry.value.dtype}"
     return misaligned(query, entry.value)

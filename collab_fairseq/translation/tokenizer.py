@@ -1,4 +1,4 @@
-"""From raw text to the units of a model's dictionary and back, as the folder of an exported model says.
+"""From raw text to the tokens of a model's dictionary and back, as the folder of an exported model says.
 
 Such a folder has a ``translation.json``, its :class:`Card`, beside dictionaries, subword model and weights.
 """
@@ -50,7 +50,7 @@ class Card:
         subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None: words.
         moses: text is tokenised as Moses does, with dashes split off and special characters escaped.
         lowercase: the source is lower-cased first.
-        longest: units of the longest source sentence, </s> included.
+        longest: tokens of the longest source sentence, </s> included.
         made_from: the checkpoint: file, sha256, num_updates.
         files: name → SHA-256 of dictionaries and subword model, which are all there is to name.
         longest_target: as ``longest``, of a translation; None: an older folder, which does not say.
@@ -95,7 +95,7 @@ def _check_card(card: Card) -> None:
         raise TranslationError(f"files must be {', '.join(sorted(expected))}, but are {', '.join(card.files)}")
     numbers = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(number) is int and number > 1 for number in numbers):
-        raise TranslationError(f"the longest sentences must have at least 2 units, but have {numbers}")
+        raise TranslationError(f"the longest sentences must have at least 2 tokens, but have {numbers}")
     for name, kinds in {"moses": (bool,), "lowercase": (bool,), "made_from": (dict,), "licence": (str, _NONE)}.items():
         if not isinstance(getattr(card, name), kinds):
             raise TranslationError(f"{name} cannot be {getattr(card, name)!r}")
@@ -129,8 +129,8 @@ def read_card(folder: PathLike) -> Card:
     return card
 
 
-class TextUnits:
-    """Splits lines into a model's units and joins its units to lines.
+class Tokenizer:
+    """Splits lines into a model's tokens and joins its tokens to lines.
 
     Args:
         folder: that of the card, with the subword model.
@@ -151,7 +151,7 @@ class TextUnits:
             self._moses = MosesTokenizer(card.source_lang), MosesDetokenizer(card.target_lang)
 
     def split(self, line: str) -> List[str]:
-        """The units of a line of raw text; none of one that has only blanks."""
+        """The tokens of a line of raw text; none of one that has only blanks."""
         if self.card.lowercase:
             line = line.lower()
         if self.card.moses:
@@ -162,15 +162,15 @@ class TextUnits:
             line = self._bpe.process_line(line)
         return line.split()
 
-    def join(self, units: Sequence[str]) -> str:
-        """Raw text of units; a model that generates <s> means nothing by it."""
-        units = [unit for unit in units if unit != "<s>"]
+    def join(self, tokens: Sequence[str]) -> str:
+        """Raw text of tokens; a model that generates <s> means nothing by it."""
+        tokens = [token for token in tokens if token != "<s>"]
         if self.card.subwords == "sentencepiece":
-            line = "".join(units).replace("▁", " ").strip()
+            line = "".join(tokens).replace("▁", " ").strip()
         elif self.card.subwords == "subword_nmt":
-            line = f"{' '.join(units)} ".replace("@@ ", "").rstrip()
+            line = f"{' '.join(tokens)} ".replace("@@ ", "").rstrip()
         else:
-            line = " ".join(units)
+            line = " ".join(tokens)
         return str(self._moses[1].detokenize(line.split())) if self.card.moses else line
 
 
