@@ -105,7 +105,7 @@ def _translate(translator: Any, stream: BinaryIO, args: argparse.Namespace) -> i
 
 
 def _lines(stream: BinaryIO) -> Optional[int]:
-    """Lines of a file; None of a pipe, whose end nobody knows."""
+    """Lines of a file; None of a pipe, whose end is not known."""
     if not stream.seekable():
         return None
     start = stream.tell()

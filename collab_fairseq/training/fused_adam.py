@@ -58,7 +58,7 @@ class FusedAdam(torch.optim.AdamW):
         return torch.stack(found).tolist()  # type: ignore[no-any-return]
 
     def state_dict(self) -> Dict[str, Any]:
-        """As of fairseq's Adam: the number of updates is an integer."""
+        """As in fairseq's Adam: the number of updates is an integer."""
         state: Dict[str, Any] = super().state_dict()
         state["state"] = {key: {**one, "step": int(one["step"])} for key, one in state["state"].items()}
         return state

@@ -18,7 +18,6 @@ from runner.machine import cards, choose_device
 from runner.settings import PYTHON, ROOT, USER_DIR
 from runner.training import tool
 
-from collab_fairseq.cli.options import Gone
 from fairseq_modern import processor
 
 logger = logging.getLogger("recipe")
@@ -199,8 +198,11 @@ def main() -> None:
     add("--device", metavar="NAME", default="auto", choices=("auto", "gpu", "cpu"), help="(default: auto)")
     add("--output", metavar="DIR", type=absolute, default=ROOT / "runs" / "gpu", help="(default: runs/gpu)")
     add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
-    add("--wheels", action=Gone, const="install them first (recipes/gpu/README.md), and name that --python")
+    text = "the first option of all: install these wheels into FOLDER/venv, which has the machine's packages besides"
+    add("--wheels", metavar="FOLDER", help=text)
     args = parser.parse_args()
+    if args.wheels:
+        parser.error("--wheels must be the first option")
     logging.basicConfig(level=logging.WARNING, format="gpu: %(message)s", stream=sys.stderr, force=True)
     logger.setLevel(logging.INFO)
     calls = list(SHARE) if args.call == "all" else [args.call]

@@ -20,7 +20,7 @@ HEADS = [f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)]
 def standard_state(run):
     """The checkpoint of the run as one of transformer_collab, with weights large enough to make a difference.
 
-    Its translations go on to the longest length allowed, which is therefore short.
+    Its translations run to the longest length allowed, which is therefore short.
     """
     state = as_transformer_collab(checkpoints.load(run / "checkpoint_best.pt"))
     model_config(state)["max_target_positions"] = 14

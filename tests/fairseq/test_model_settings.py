@@ -34,7 +34,7 @@ def test_kept_layers_keep_what_they_have_of_their_own(keep):
     assert list(attention_layers(pruned)) == list(attention_layers(whole))
     assert (pruned.eval()(*batch())[0] - whole.eval()(*batch())[0]).abs().max() < FLOAT32
 
-    # what a training that goes on from here saves
+    # what a training that resumes from here saves
     assert (args.encoder_layers, args.encoder_layers_to_keep) == (len(keep["encoder"]), None)
     again = models.build_model(args, Task())
     again.load_state_dict(pruned.state_dict(), model_cfg=args)

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import time
+import zipfile
 
 import pytest
 
@@ -88,9 +89,25 @@ def test_the_probe_runs_on_a_cpu():
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--wheels", "."], "--wheels is gone: install them first"), (["--call", "luck"], "invalid choice: 'luck'")],
+    [
+        (["--wheels", "."], "--wheels: there are no wheels in "),
+        (["--minutes", "1", "--wheels", "."], "--wheels must be the first option"),
+        (["--call", "luck"], "invalid choice: 'luck'"),
+    ],
 )
 def test_what_cannot_be_is_refused(flags, message, tmp_path):
     done = run("bash", RUN, *flags, "--output", tmp_path / "gpu", check=False)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+def test_wheels_are_installed_beside_the_packages_of_the_machine(tmp_path):
+    with zipfile.ZipFile(tmp_path / "brought-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "")
+        wheel.writestr("brought-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+        wheel.writestr("brought-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("brought-1.0.dist-info/RECORD", "")
+    told = run("bash", RUN, "--wheels", tmp_path, "--help", env={"PYTHON": sys.executable}).stdout
+    assert "usage: recipes/gpu/run.sh" in told
+    run(tmp_path / "venv" / "bin" / "python", "-c", "import brought, torch")
+    assert run(sys.executable, "-c", "import brought", check=False).returncode

@@ -182,7 +182,7 @@ def test_values_that_are_not_finite_are_refused_by_name(tmp_path, value):
     for use in (checkpoints.load_with_model, lambda path: checkpoints.average([path])):
         with pytest.raises(CheckpointError, match=r"diverged\.pt has NaN or infinite values in decoder\.weight;"):
             use(path)
-    # a marker of fairseq's that nobody initialises
+    # a marker of fairseq's that is never initialised
     marked = write(tmp_path / "marked.pt", {"a": torch.ones(2), "x._float_tensor": wrong})
     assert checkpoints.average([marked])[0]["model"]["a"].tolist() == [1.0, 1.0]
 

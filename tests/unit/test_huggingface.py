@@ -195,7 +195,7 @@ def test_the_scale_of_the_source_is_kept_and_scores_are_given_by_name():
     for name, weights in hf.score_weights(made):
         assert weights.scale == made.get_submodule(f"bert.{name}").scaling == (WIDTH / HEADS) ** -0.5
         torch.testing.assert_close(weights.heads, fit_scores(sources[name], 12).weights.heads)
-    # recompressing a collaborative model goes on from its scores
+    # recompressing a collaborative model starts from its scores
     again = to_collaborative(to_collaborative(model, WIDTH), 12, calibration=[inputs("bert")])
     direct = to_collaborative(model, 12, calibration=[inputs("bert")])
     torch.testing.assert_close(outputs(again, inputs("bert")).logits, outputs(direct, inputs("bert")).logits)

@@ -31,7 +31,7 @@ class Allocations(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["standard", *KINDS])
 def test_a_checkpointed_layer_keeps_its_output_only(name):
-    """--checkpoint-activations: what is computed anew in the backward pass is not in memory before."""
+    """--checkpoint-activations: what is computed again in the backward pass is not in memory before."""
     query = torch.randn(2, kernels.MANY_QUERIES, E, dtype=torch.float64, requires_grad=True)
     for kernel in ("bmm", "sdpa", "auto"):
         layer = build(name, kernel=kernel)

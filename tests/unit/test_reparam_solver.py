@@ -103,7 +103,7 @@ def test_seeds_repeat_with_the_trace():
     assert (first.trace, first.error) == (again.trace, again.error)
     assert all(torch.equal(a, b) for a, b in zip(first.heads, again.heads, strict=True))
     assert first.trace != other.trace
-    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are used
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is left alone
 
 
 def test_the_better_start_wins_the_race():
