@@ -3,6 +3,8 @@
 import copy
 
 import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
+from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
@@ -66,3 +68,24 @@ def load(state, data, double=True):
     if double:
         trained.model.double()
     return trained
+
+
+def relevance_totals(model, sample):
+    """Largest logits (N, T), and of every step the sum of input × gradient over all embeddings and biases."""
+    inputs = []
+
+    def embed(module, given, output):
+        inputs.append(output.detach().requires_grad_(True))
+        return inputs[-1]
+
+    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, SinusoidalPositionalEmbedding))]
+    handles = [module.register_forward_hook(embed) for module in embeddings]
+    top = model(**sample["net_input"])[0].max(-1).values
+    for handle in handles:
+        handle.remove()
+    wanted = [*inputs, *(parameter for name, parameter in model.named_parameters() if name.endswith(".bias"))]
+    found = []
+    for step in range(top.size(1)):
+        gradients = torch.autograd.grad(top[:, step].sum(), wanted, retain_graph=True, materialize_grads=True)
+        found.append(sum(float((x.detach() * g).sum()) for x, g in zip(wanted, gradients, strict=True)))
+    return top, torch.tensor(found, dtype=torch.float64)

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import nn
 
 from collab_fairseq import checkpoints
@@ -15,7 +14,7 @@ from collab_fairseq.heads.taps import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from tests.fairseq.conftest import sentence_pairs
-from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
+from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, relevance_totals, standard_state
 
 
 @pytest.fixture(scope="module", params=[standard_state, collaborative_state])
@@ -225,34 +224,13 @@ def test_relevance_is_the_rules_written_out(activation):
     assert torch.allclose(ours, expected, atol=1e-12)
 
 
-def totals(model, sample):
-    """Largest logits (N, T), and of every step the sum of input × gradient over all embeddings and biases."""
-    inputs = []
-
-    def embed(module, given, output):
-        inputs.append(output.detach().requires_grad_(True))
-        return inputs[-1]
-
-    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, SinusoidalPositionalEmbedding))]
-    handles = [module.register_forward_hook(embed) for module in embeddings]
-    top = model(**sample["net_input"])[0].max(-1).values
-    for handle in handles:
-        handle.remove()
-    wanted = [*inputs, *(parameter for name, parameter in model.named_parameters() if name.endswith(".bias"))]
-    found = []
-    for step in range(top.size(1)):
-        gradients = torch.autograd.grad(top[:, step].sum(), wanted, retain_graph=True, materialize_grads=True)
-        found.append(sum(float((x.detach() * g).sum()) for x, g in zip(wanted, gradients, strict=True)))
-    return top, torch.tensor(found, dtype=torch.float64)
-
-
 def test_relevance_is_conserved(trained):
     model, sample = trained.model, next(iter(batches(trained, "valid", sentences=4)))
     with torch.no_grad():
         before = model(**sample["net_input"])[0]
-    expected, plain = totals(model, sample)
+    expected, plain = relevance_totals(model, sample)
     with relevance.linearised(model), relevance.values_only(attention_layers(model)):
-        top, total = totals(model, sample)
+        top, total = relevance_totals(model, sample)
     assert torch.allclose(top, expected, atol=1e-10)
     assert torch.allclose(total, expected.sum(0), rtol=1e-9)
     assert not torch.allclose(plain, expected.sum(0), rtol=1e-3)  # control: plain gradients lose some

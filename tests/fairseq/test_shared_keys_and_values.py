@@ -11,9 +11,8 @@ import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.export import ctranslate2
 from collab_fairseq.export.source import read_source
-from collab_fairseq.heads import HeadsError
+from collab_fairseq.heads import HeadsError, relevance
 from collab_fairseq.heads.redundancy import read_weights
-from collab_fairseq.heads.relevance import steps
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.settings import ConfigurationError
@@ -23,7 +22,7 @@ from collab_fairseq.reparam.fairseq import convert
 from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
 from collab_fairseq.translation.translator import Search
-from tests.fairseq.heads_cases import load, standard_state
+from tests.fairseq.heads_cases import load, relevance_totals, standard_state
 from tests.fairseq.models import KINDS
 from tests.fairseq.serving_cases import cases
 
@@ -90,7 +89,7 @@ def test_heads_that_share_are_not_removed_one_by_one(saved, kind, shared):
     with pytest.raises(HeadsError, match=f"heads of A:1 share {shared}, so that none can be removed"):
         remove_heads(state, {"cross.0": [1]})
     if shared == "values":
-        assert read_weights(state)["cross.0"][1]
+        assert read_weights(state)["cross.0"].num_heads == 2
     else:
         with pytest.raises(ConfigurationError, match="but those of E:1 share keys"):
             read_weights(state)
@@ -100,9 +99,12 @@ def test_heads_that_share_are_not_removed_one_by_one(saved, kind, shared):
 def test_relevance_is_conserved(saved, kind):
     """All of a prediction goes back to embeddings and biases, through values that heads share."""
     trained, _ = saved[kind]
-    for top, heads, returned in steps(trained, first_batch(trained)):
-        assert abs(float(returned) - float(top.sum())) < 1e-3 * float(top.abs().sum())
-        assert heads["encoder.0"].abs().max() > 1e-3
+    model, sample = trained.model, first_batch(trained)
+    with relevance.linearised(model), relevance.values_only(attention_layers(model)):
+        top, returned = relevance_totals(model, sample)
+    assert returned.shape == top.shape[1:]
+    assert ((returned - top.sum(0)).abs() < 1e-3 * top.abs().sum(0)).all()
+    assert all(heads["encoder.0"].abs().max() > 1e-3 for heads in relevance.steps(trained, sample))
 
 
 @pytest.mark.parametrize(
