@@ -1,6 +1,6 @@
 """Run in a Python of its own, started as fairseq-train would be; prints one JSON object.
 
-python probe.py hook | torch | user_dir FOLDER | data FOLDER
+python probe.py FOLDER, that of --user-dir
 """
 
 import json

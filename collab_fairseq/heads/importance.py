@@ -96,7 +96,7 @@ def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool 
         ones[place] = torch.ones(*size[: 2 if tokens else 1], layer.num_heads, **like)
     with torch.enable_grad(), frozen(model), multiplied(layers, ones):
         loss = trained.criterion(model, sample)[0]
-        return dict(zip(ones, torch.autograd.grad(loss, list(ones.values())), strict=True))
+        return dict(zip(ones, torch.autograd.grad(loss, list(ones.values()), materialize_grads=True), strict=True))
 
 
 def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:

@@ -28,6 +28,7 @@ from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
+from . import HeadsError
 from .taps import Attended, Layers, frozen, multiplied, reading
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,11 @@ def values_only(layers: Layers) -> ContextManager[None]:
 
 
 def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
-    """Relevance of encoder heads at every generation step of a batch of N sentences: place → (N, H)."""
+    """Relevance of encoder heads at every generation step of a batch of N sentences: place → (N, H).
+
+    Raises:
+        HeadsError: nothing that the model predicts comes from them.
+    """
     model, layers = trained.model, attention_layers(trained.model)
     rows = sample["net_input"]["src_tokens"].size(0)
     like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
@@ -89,9 +94,11 @@ def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
             stack.enter_context(context)
         stack.enter_context(linearised(model))
         logits = model(**sample["net_input"])[0]
+        if not logits.requires_grad:
+            raise HeadsError("encoder heads have no relevance, since the decoder has no cross-attention")
         for step in range(logits.size(1)):
             top = logits[:, step].max(dim=-1).values
-            found = torch.autograd.grad(top.sum(), list(ones.values()), retain_graph=True)
+            found = torch.autograd.grad(top.sum(), list(ones.values()), retain_graph=True, materialize_grads=True)
             yield dict(zip(ones, found, strict=True))
 
 

@@ -128,6 +128,9 @@ def remove_heads(
         own = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
         shape = shapes.setdefault(place, {})
         shape["scale"] = layers[place].scale
+        for flag in layers[place].flags:
+            if flag.argument.endswith("_heads") and shape.get(flag.argument, flag.of(config)):
+                shape[flag.argument] = max(1, len(kept))  # groups, of one head each, since no heads share
         for name, tensor in _cut(own, kept, numbers[place], shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.cache import Attended
 from collab_fairseq.modules.attention import IncrementalAttention
-from collab_fairseq.modules.heads import check_heads
+from collab_fairseq.modules.heads import check_heads, short_name
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel
@@ -106,7 +106,11 @@ class Seen(NamedTuple):
 
 @torch.no_grad()
 def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Seen]:
-    """Place → what its heads look at in a batch."""
+    """Place → what its heads look at in a batch.
+
+    Raises:
+        HeadsError: they look at source and target at once.
+    """
     found: Dict[str, Tensor] = {}
 
     def keep(place: str, read: Callable[..., Attended], *given: Any) -> Attended:
@@ -124,6 +128,8 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, See
     seen = {}
     for place, weights in found.items():
         queries, keys = SIDES[place.split(".")[0]]
+        if weights.size(-1) != sides[keys].size(1):
+            raise HeadsError(f"{short_name(place)} looks at source and target at once (--cross-self-attention)")
         seen[place] = Seen(weights, words[queries], words[keys], sides[keys])
     return seen
 

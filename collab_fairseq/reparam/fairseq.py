@@ -129,7 +129,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
         shape = shapes.setdefault(place, {})
         for flag in layers[place].flags:  # of the kind that the heads were
             shape.pop(flag.argument, None)
-        if layers[place].value_heads < layers[place].num_heads:
+        if layers[place].value_heads != (config.get("value_heads") or layers[place].num_heads):
             shape["value_heads"] = layers[place].value_heads
         shape.update(
             collaborative=True, key_dim=scores.heads.rank, scale=scores.scale, key_bias=False,

@@ -90,7 +90,7 @@ class Study:
         else:
             source = AutoModelForSequenceClassification.from_pretrained(self.folder("standard"))
             train, errors = self.splits["train"], found.setdefault("errors", {})
-            chosen = train[:: max(1, len(train) // args.calibration)] if args.calibration else []
+            chosen = train[:: max(1, len(train) // args.calibration)][: args.calibration] if args.calibration else []
             batches = [self.batch(chosen[i : i + args.batch_size]) for i in range(0, len(chosen), args.batch_size)]
             model = hf.to_collaborative(
                 source.to("cpu" if self.cpu else "cuda"), int(key_dim), calibration=batches or None, seed=args.seed,

@@ -29,14 +29,16 @@ def table(records: List[Dict[str, Any]]) -> str:
             found.append({**about, "stage": stage, "key_dim": int(key_dim or 0), **part})
     data = pandas.DataFrame(found)
     tasks = [task for task in TASKS if task in set(data["task"])]
-    index = ["name", "type", "width", "key_dim", "stage", "parameters"]
+    index = ["name", "type", "width", "key_dim", "stage"]
     scores = data.pivot_table(values="score", index=index, columns="task")[tasks]  # the mean over seeds
+    parameters = data.groupby(index)["parameters"].max()  # a task of more labels has a little larger classifier
     whole = GLUE if set(tasks) & set(GLUE) else tasks
     scores["average"] = scores.reindex(columns=[*whole]).mean(axis=1, skipna=False)
     rows = [["model", "heads", "key dim", "parameters (M)", *tasks, "average", "paper: parameters (M)", "average"]]
     # standard heads first, then large key dims
     for key in sorted(scores.index, key=lambda key: (key[:3], -(key[3] or sys.maxsize), key[4])):
-        name, kind, width, key_dim, stage, size = key
+        name, kind, width, key_dim, stage = key
+        size = parameters[key]
         cells = ["–" if pandas.isna(value) else f"{value:.1f}" for value in scores.loc[key]]
         paper = ("", "") if stage == "converted" else PAPER.get((kind, width), {}).get(key_dim, ("–", "–"))
         millions = f"{size / 1e6:.{1 if size >= 1e6 else 3}f}"

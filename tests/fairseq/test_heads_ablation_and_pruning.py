@@ -12,6 +12,7 @@ from collab_fairseq.heads import HeadsError, ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.taps import masked
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
@@ -33,7 +34,10 @@ from tests.fairseq.heads_cases import (
 @pytest.fixture(scope="module")
 def states(tiny_run):
     made = {"standard": standard_state(tiny_run), "collaborative": collaborative_state(tiny_run, key_dim=11)}
-    return {**made, "content-bias": collaborative_state(tiny_run, content_bias=True)}
+    made.update({"content-bias": collaborative_state(tiny_run, content_bias=True), "grouped": standard_state(tiny_run)})
+    # as many groups as heads, so that none share
+    model_config(made["content-bias"])["value_heads"] = model_config(made["grouped"])["kv_heads"] = 2
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def references(states, tiny_data, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("kind", ["standard", "collaborative", "content-bias"])
+@pytest.mark.parametrize("kind", ["standard", "grouped", "collaborative", "content-bias"])
 @pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1", "E:1:1,2 D:1:2"])
 def test_removed_is_masked(states, kind, heads, tiny_data):
     state = states[kind]
@@ -67,7 +71,7 @@ def test_removed_is_masked(states, kind, heads, tiny_data):
     assert all(torch.equal(tensor, before[name]) for name, tensor in state["model"].items())
     layer = attention_layers(smaller.model)[list(result.removed)[-1]]
     assert (layer.num_heads, layer.head_dim) == (1, 8)
-    assert layer.q_proj.out_features == {"standard": 8, "collaborative": 11, "content-bias": 16}[kind]
+    assert layer.q_proj.out_features == {"collaborative": 11, "content-bias": 16}.get(kind, 8)
 
 
 def test_shared_dimensions_that_no_head_uses_go_too(states, tiny_data):

@@ -10,9 +10,13 @@ import torch
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
+from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.figures import grids
 from collab_fairseq.heads.importance import gradients, importance
+from collab_fairseq.heads.relevance import relevance
+from collab_fairseq.heads.roles import roles
 from collab_fairseq.heads.taps import masked, multiplied
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
@@ -94,6 +98,21 @@ def test_a_masked_head_has_no_importance_and_no_effect(trained):
         found = importance(trained, "valid", sentences=3)
     assert found["heads"]["A:1:2"]["raw"] == 0 < found["heads"]["A:1:1"]["raw"]
     assert before["heads"]["A:1:2"]["raw"] > 0
+
+
+def test_without_cross_attention_the_encoder_has_no_part(tiny_run, tiny_data):
+    state = standard_state(tiny_run)
+    model_config(state)["no_cross_attention"] = True
+    state["model"] = {name: tensor for name, tensor in state["model"].items() if "encoder_attn" not in name}
+    trained = load(state, tiny_data)
+    found = importance(trained, "valid", sentences=3)["heads"]
+    assert list(found) == HEADS[:2] + HEADS[4:]
+    assert [found[head]["raw"] > 1e-3 for head in found] == [False, False, True, True]
+    with pytest.raises(HeadsError, match="encoder heads have no relevance, since the decoder has no cross-attention"):
+        relevance(trained, "valid", sentences=3)
+    model_config(state)["cross_self_attention"] = True
+    with pytest.raises(HeadsError, match="D:1 looks at source and target at once"):
+        roles(load(state, tiny_data), "valid", sentences=3)
 
 
 def test_heads_stand_in_grids():

@@ -27,6 +27,7 @@ from tests.fairseq.models import KINDS
 from tests.fairseq.serving_cases import cases
 
 SHARED = ["shared-values", "multi-query", "latent"]
+MIXED = {"key_dim": 6, "collaborative_heads": "encoder", "value_heads": 1}  # of the encoder alone
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,9 @@ def saved(tiny_run, tiny_data, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("shared"), {}
     state = standard_state(tiny_run)
     task = load(state, tiny_data).task
-    for kind in SHARED:
-        config = {**model_config(state), "collaborative_heads": "encoder_cross_decoder", **KINDS[kind]}
+    for kind in [*SHARED, "mixed"]:
+        own = MIXED if kind == "mixed" else KINDS[kind]
+        config = {**model_config(state), "collaborative_heads": "encoder_cross_decoder", **own}
         torch.manual_seed(0)
         model = models.build_model(Namespace(**config), task).eval()
         own = {**state, "model": model.state_dict(), "cfg": {**state["cfg"], "model": Namespace(**config)}}
@@ -62,7 +64,7 @@ def test_a_loaded_model_is_the_saved_one(saved, kind):
     assert expected.std() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["shared-values", "multi-query"])
+@pytest.mark.parametrize("kind", ["shared-values", "multi-query", "mixed"])
 def test_conversion_at_the_full_key_dim_changes_nothing(saved, tiny_data, kind):
     """Groups of standard heads become collaborative heads that share values in these groups."""
     trained, expected = saved[kind]
@@ -70,8 +72,9 @@ def test_conversion_at_the_full_key_dim_changes_nothing(saved, tiny_data, kind):
     state, _ = convert(trained, dims)
     made = run_state(state, "converted", tiny_data)
     assert (logits(made.model, trained) - expected).abs().max() < 1e-4
-    layers = attention_layers(made.model).values()
-    assert {(layer.num_heads, layer.value_heads, hasattr(layer, "mixing")) for layer in layers} == {(2, 1, True)}
+    for place, layer in attention_layers(made.model).items():
+        groups = 2 if kind == "mixed" and place != "encoder.0" else 1
+        assert (layer.num_heads, layer.value_heads, hasattr(layer, "mixing")) == (2, groups, True)
     smaller = run_state(convert(trained, dict.fromkeys(dims, 3))[0], "smaller", tiny_data)
     assert (logits(smaller.model, trained) - expected).abs().max() > 1e-3
 

@@ -36,7 +36,8 @@ def test_metrics():
 
 
 def record(task, seed, scores):
-    parts = {stage: {"score": score, "parameters": 10**8} for stage, score in scores.items()}
+    size = 10**8 + 769 * tasks.GLUE[task].labels  # a classifier has a row for each label
+    parts = {stage: {"score": score, "parameters": size} for stage, score in scores.items()}
     return {"settings": {"task": task, "seed": seed, "model": {"name": "bert", "type": "bert", "width": 768}},
             "parts": parts}  # fmt: skip
 
@@ -45,6 +46,7 @@ def test_table():
     records = [record(task, seed, {"standard": 80 + n + seed, "converted/384": 60 + n, "tuned/384": 70 + n})
                for n, task in enumerate(tasks.GLUE) for seed in (1, 3)]  # fmt: skip
     lines = table.table(records).splitlines()
+    assert len(lines) == 2 + 3 + 2
     assert lines[2].startswith("| bert | standard | 768 | 100.0 | 82.0 |")
     for line, end in zip(lines[2:5], ("85.5 | 108.3 | 83.0", "63.5 |  | ", "73.5 | 101.4 | 82.5"), strict=True):
         assert line.endswith(f"| {end} |")
