@@ -204,7 +204,7 @@ def new_folder(path: PathLike) -> Iterator[str]:
                     os.fsync(stream.fileno())
         os.rename(work, name)
     except OSError as error:
-        raise ExportError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+        raise ExportError(f"cannot write {os.fspath(path)}: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -62,12 +62,10 @@ def translates(model: Any) -> bool:
 
 def _open(path: str) -> Tuple[Any, Any]:
     """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved."""
-    require("transformers", "huggingface")
-    from collab_fairseq import huggingface
-
-    model = huggingface.from_pretrained(path, local_files_only=True)
+    known = require("collab_fairseq.huggingface", "huggingface")
+    model = known.from_pretrained(path, local_files_only=True)
     check_finite(dict(model.named_parameters()), path)
-    return huggingface, model
+    return known, model
 
 
 def load(
@@ -83,9 +81,9 @@ def load(
     """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
-        HeadsError: the model neither classifies nor translates, or the text cannot be read. TranslationError:
-            transformers is not installed. ReparamError: an architecture that is not known. CheckpointError: parameters
-            that are not finite.
+        HeadsError: the model neither classifies nor translates, or the text or its labels cannot be read.
+        TranslationError: transformers is not there, or too old. ReparamError: an architecture that is not known.
+        CheckpointError: parameters that are not finite.
     """
     known, model = _open(path)
     from transformers import AutoTokenizer
@@ -98,6 +96,7 @@ def load(
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     model.to(device)
     examples = read_examples(text, fields, label, sentences)
+    check_labels(model, examples, os.fspath(text))
     batches = list(encode(model, tokenizer, examples, batch_size))
     return Loaded(model, tokenizer, known.head_places(model), examples, batches)
 
@@ -131,10 +130,30 @@ def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: 
             if field not in there:
                 got = ", ".join(there) or f"no object but {type(row).__name__}"
                 raise HeadsError(f"{name}, line {number}: expected the field {field}, got {got}")
+            if field != label and not isinstance(row[field], str):
+                raise HeadsError(f"{name}, line {number}: {field} must be a text, but is {row[field]!r}")
         found.append(Example([row[field] for field in fields], row[label]))
     if not found:
         raise HeadsError(f"{name} has no examples")
     return found
+
+
+def check_labels(model: Any, examples: Sequence[Example], name: str) -> None:
+    """Refuse labels that are not what the model predicts.
+
+    Raises:
+        HeadsError: the first line of the file ``name`` that has such a label.
+    """
+    number = model.config.num_labels
+    if translates(model):
+        kinds, wanted = (str,), "a translation"
+    elif number == 1:
+        kinds, wanted = (int, float), "a number"
+    else:
+        kinds, wanted = (int,), f"a class from 0 to {number - 1}"
+    for line, (_, label) in enumerate(examples, 1):
+        if type(label) not in kinds or (kinds == (int,) and not 0 <= label < number):
+            raise HeadsError(f"{name}, line {line}: expected {wanted} as label, got {label!r}")
 
 
 def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: int) -> Iterator[Encoded]:

@@ -7,6 +7,7 @@ head is called syntactic where it is right at least 10 % more often than that.
 
 import itertools
 import os
+import re
 import unicodedata
 from collections import Counter
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -70,18 +71,21 @@ def _sentence(block: Sequence[Tuple[int, str]], name: str) -> Sentence:
         if "." in index:  # an empty node, which is not in the text
             continue
         if "-" in index:
-            first, _, last = index.partition("-")
-            units.append((form, list(range(int(first) - 1, int(last)))))
+            ends = re.fullmatch(r"(\d+)-(\d+)", index)
+            members = list(range(int(ends[1]) - 1, int(ends[2]))) if ends else []
+            if not members or members[0] != len(words):
+                raise HeadsError(f"{name}, line {number}: expected words from {len(words) + 1} on, got {index}")
+            units.append((form, members))
             continue
-        if index != str(len(words) + 1) or not head.isdigit():
+        if index != str(len(words) + 1) or not head.isdecimal():
             raise HeadsError(
                 f"{name}, line {number}: expected word {len(words) + 1} and its head's number, got {index}, {head!r}"
             )
         if not units or len(words) > units[-1][1][-1]:  # not part of a multiword token
             units.append((form, [len(words)]))
         words.append(Word(form, int(head), relation.split(":")[0]))
-    if any(word.head > len(words) for word in words):
-        raise HeadsError(f"{name}, line {block[0][0]}: a head beyond the {len(words)} words of the sentence")
+    if any(word.head > len(words) for word in words) or (units and units[-1][1][-1] >= len(words)):
+        raise HeadsError(f"{name}, line {block[0][0]}: a number beyond the {len(words)} words of the sentence")
     return Sentence(words, units)
 
 
@@ -153,7 +157,8 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
                 instances[name] += 1
                 offsets.setdefault(name, Counter()).update(place - query for place in wanted)
                 for place, rows in points.items():
-                    hits.update((name, place, head) for head, key in enumerate(rows[row, query]) if key in wanted)
+                    keys = rows.get((row, query), ())  # none where all weight is on </s>
+                    hits.update((name, place, head) for head, key in enumerate(keys) if key in wanted)
     if not used:
         raise HeadsError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
     best = {name: max(counts.items(), key=lambda pair: pair[1]) for name, counts in offsets.items()}

@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Optional
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import check_targets
@@ -136,10 +136,10 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
         curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
         key_dims = allocation.spend(curves, spending, multiple=multiple or 1)
     state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
+    weights = {name: fit.weights for name, fit in fits.items()}
     if given.distill and calibration:
         unlabelled = given.distill_text or calibration
         own, settings["distill_text"] = text_of(unlabelled, trained, **tokens, option="--distill-text", seed=seed)
-        weights = {name: fit.weights for name, fit in fits.items()}
         weights, distilled = distill(trained, weights, own, given.distill, rate=given.distill_rate, seed=seed)
         state = fairseq.converted(trained, weights)
     seconds = time.perf_counter() - began
@@ -160,7 +160,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
         evaluation = _compare(*(translation.evaluate(model, given.references, **tokens) for model in (trained, after)))
     record.parts.update(
         output=file_setting(output), layers=[
-            _layer(name, source, fits[name], errors.get(name), trained.state, state)
+            _layer(name, source, fits[name], weights[name], errors.get(name), trained.state, state)
             for name, source in fairseq.sources(trained, names).items()
         ],
         parameters={"before": checkpoints.num_parameters(trained.state), "after": checkpoints.num_parameters(state)},
@@ -170,14 +170,15 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
 
 
 def _layer(
-    name: str, source: ScoreWeights, fit: ScoreFit, error: Optional[float],
+    name: str, source: ScoreWeights, fit: ScoreFit, made: ScoreWeights, error: Optional[float],
     before: Mapping[str, Any], after: Mapping[str, Any],
 ) -> Dict[str, Any]:  # fmt: skip
-    """What the record says of one layer; ``before`` and ``after`` are the checkpoints."""
+    """What the record says of one layer; ``made``: what the fit has become; ``before``, ``after``: the checkpoints."""
     states = {"before": before, "after": after}
     return {
-        "layer": name, "key_dim": {"before": source.heads.rank, "after": fit.weights.heads.rank},
-        "relative_error": fit.error, "weighted_error": fit.weighted_error, "output_error": error,
+        "layer": name, "key_dim": {"before": source.heads.rank, "after": made.heads.rank},
+        "relative_error": relative_error(source.heads, made.heads), "weighted_error": fit.weighted_error,
+        "output_error": error,
         "parameters": {when: fairseq.score_parameters(state, name) for when, state in states.items()},
         **{name: getattr(fit.found, name) for name in ("start", "sweeps", "seconds")},
     }  # fmt: skip

@@ -32,12 +32,13 @@ def require(package: str, extra: str = "serve") -> Any:
     """An optional package, imported.
 
     Raises:
-        TranslationError: it is not installed; the message says how it can be.
+        TranslationError: it is not there, or too old; the message says how it can be installed.
     """
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise TranslationError(f"{package} is not installed: pip install 'collab_fairseq[{extra}]'") from error
+        wanted = f"pip install 'collab_fairseq[{extra}]'"
+        raise TranslationError(f"{package} cannot be imported ({error}): {wanted}") from error
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def read_card(folder: PathLike) -> Card:
         known = {f.name for f in fields(Card)}
         card = Card(**{key: value for key, value in content.items() if key in known})
         _check_card(card)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TranslationError(f"{path} does not describe an exported model: {error}") from error
     for file, expected in card.files.items():
         if not os.path.isfile(os.path.join(name, file)):
@@ -143,8 +144,12 @@ class Tokenizer:
         if card.subwords == "sentencepiece":
             self._pieces = read_sentencepiece(self._file)
         elif card.subwords == "subword_nmt":
-            with open(self._file, encoding="utf-8") as stream:
-                self._bpe = require("subword_nmt.apply_bpe").BPE(stream)
+            codes = require("subword_nmt.apply_bpe")
+            try:
+                with open(self._file, encoding="utf-8") as stream:
+                    self._bpe = codes.BPE(stream)
+            except (ValueError, SystemExit) as error:  # it ends the program
+                raise TranslationError(f"{self._file} has no BPE codes of subword-nmt") from error
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 

@@ -222,7 +222,7 @@ def test_a_model_folder_is_exported_again_for_ctranslate2(models, tmp_path, monk
     assert capfd.readouterr().out.splitlines() == collab_fairseq.load(given).translate(SOURCES, max_length=60)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert main.main(argv) == 1
-    assert "ctranslate2 is not installed: pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
+    assert "): pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         main.main(["translate", "DIR", "--engine", "ctranslate2"])
     assert "--engine is gone: the folder says what computes it; for CTranslate2 give one of" in capfd.readouterr().err

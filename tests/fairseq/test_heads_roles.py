@@ -172,6 +172,8 @@ def test_parses_are_aligned_to_subwords(tmp_path):
     [
         ("", "has no sentences, expected CoNLL-U"),
         (SAMPLE.replace("\n2\t", "\n4\t"), "line 4: expected word 2 and its head's number, got 4, '3'"),
+        (SAMPLE.replace("1-2", "1-x"), "line 2: expected words from 1 on, got 1-x"),
+        (SAMPLE.replace("1-2", "1-9"), "line 2: a number beyond the 7 words of the sentence"),
         (SAMPLE, "none of the 1 parses has the text of its sentence in valid"),
     ],
 )

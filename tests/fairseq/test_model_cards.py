@@ -84,6 +84,8 @@ def test_a_card_leaves_out_what_it_does_not_know(models, tmp_path, capsys):
         (tmp_path / "other.json").write_text(content)
         with pytest.raises(ExportError, match=r"other\.json is not a record of this project"):
             write(read_source(checkpoint, record=tmp_path / "other.json"), "folder", tmp_path / "new")
+    with pytest.raises(ExportError, match=r"cannot write .*new: .*No such file or directory: '.*missing\.json'"):
+        write(read_source(checkpoint, record=tmp_path / "missing.json"), "folder", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "out"]
 
 

@@ -10,8 +10,8 @@ from collab_fairseq.cli.main import main
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
-from collab_fairseq.reparam import Calibrator, ReparamError, scores_of
-from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places
+from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
+from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places, sources
 from collab_fairseq.translation import batches, load_model, loss, translate, with_state
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
@@ -147,6 +147,8 @@ def test_the_command_writes_what_the_functions_make(command_line, checkpoint, ti
     saved = 0
     for layer in report["layers"]:
         assert layer["key_dim"] == {"before": E, "after": 6}
+        own = [sources(one, [layer["layer"]])[layer["layer"]].heads for one in (trained, small)]
+        assert layer["relative_error"] == pytest.approx(relative_error(*own), rel=1e-4)  # distilled
         assert 0 < layer["relative_error"] < 1
         assert layer["output_error"] == pytest.approx(errors[layer["layer"]], rel=1e-4)
         assert layer["parameters"]["after"] == 6 * (E + E + H) + H * E

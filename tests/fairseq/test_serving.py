@@ -16,6 +16,7 @@ from collab_fairseq.export import folder as model_folder
 from collab_fairseq.export.source import read_source
 from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.translation import TranslationError, load_model
+from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from collab_fairseq.translation.translator import batches
 from tests.common import content, run
 from tests.fairseq.serving_cases import SOURCES, cases, write_data
@@ -204,6 +205,10 @@ def test_folders_that_are_not_whole(exported, tmp_path):
     broken(lambda path: (path / "dict.src.txt").write_text("other 1\n"), "dict.src.txt is not the file that the model")
     broken(lambda path: os.remove(path / "translation.json"), "has no translation.json: expected a folder that")
     broken(lambda path: (path / "translation.json").write_text("[]"), "does not describe an exported model")
+    broken(lambda path: (path / "translation.json").write_text("[" * 99999), "does not describe an exported model")
+    (tmp_path / "bpecodes").write_text("one two three\n")
+    with pytest.raises(TranslationError, match="bpecodes has no BPE codes of subword-nmt"):
+        Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", moses=False, lowercase=False, longest=9))
     with pytest.raises(TranslationError, match="nothing is not there"):
         collab_fairseq.load(tmp_path / "nothing")
 

@@ -199,7 +199,14 @@ def test_ablation_of_a_translation_model(collab):
 def test_what_cannot_be_done_is_said(folders, tmp_path, capsys):
     text, bert = str(folders / "text.jsonl"), str(folders / "bert")
     transformers.BertModel(make("bert").config).save_pretrained(tmp_path / "bare")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"number": 3, "word": "w2", "class": 0}\n{"number": 3, "word": "w3", "class": 2}\n')
+    read, marian = ["--text", str(broken), "--fields", "word", "--label"], str(folders / "marian")
     for given, message in (
+        (["importance", bert, *read, "class"], "line 2: expected a class from 0 to 1 as label, got 2"),
+        (["ablate", bert, *read, "word"], "line 1: expected a class from 0 to 1 as label, got 'w2'"),
+        (["ablate", marian, *read, "class"], "line 1: expected a translation as label, got 0"),
+        (["ablate", bert, *read[:3], "number", "--label", "class"], "line 1: number must be a text, but is 3"),
         (["importance", bert], "needs --text FILE.jsonl"),
         (["importance", bert, "--text", text], "line 1: expected the field text, got premise, hypothesis, label"),
         (["ablate", bert, "--text", text, "--reference", "test=x"], "--reference is for checkpoints of fairseq"),
