@@ -10,16 +10,16 @@ That tensor is a CP decomposition itself. With ``q = QᵀB`` and ``p = PᵀA``, 
     A ← P [(WᵀM) ⊙ q] (BᵀB ⊙ MᵀM)⁻¹      M ← W [p ⊙ q] (AᵀA ⊙ BᵀB)⁻¹      B ← Q [(WᵀM) ⊙ p] (AᵀA ⊙ MᵀM)⁻¹
     error² = ‖T‖² − 2 ⟨Q [(WᵀM) ⊙ p], B⟩ + ⟨B (AᵀA ⊙ MᵀM), B⟩
 
-in O(K · D · R) operations instead of O(H · D² · R), and in the memory of a few matrices. Every solve is damped towards
+in O(K · D · R) operations instead of O(H · D² · R), and in the memory of a few matrices. All of it is float64: with
+TF32 or bfloat16 products, which float32 may mean, ALS diverges. Every solve is damped towards
 the factor it replaces (a proximal term), columns are balanced, and sweeps start ahead of where the last one ended, as
 in Nesterov's gradient method, with a restart where the error rises: Mitchell, Ye, De Sterck (2020), "Nesterov
 acceleration of alternating least squares for canonical tensor decomposition", https://arxiv.org/abs/1810.05846.
 """
 
-import contextlib
 import math
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ from collab_fairseq.attention.factors import HeadFactors, ReparamError, checked,
 _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
 # weight λ of the proximal term, relative to the mean diagonal of the Gram matrix: usually, and where ALS has ended
 _DAMPING, _TOO_DAMPED = 1e-6, 1e-2
-# rises of the squared relative error that may be rounding, in units of machine epsilon
-_NOISE = 4
+# a rise of the squared relative error that may be rounding
+_NOISE = 4 * torch.finfo(torch.float64).eps
 # sweeps over which progress is measured, and after which the better of several starts is kept
 _WINDOW, _RACE = 10, 20
 
@@ -67,10 +67,10 @@ def random_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
     generator = torch.Generator().manual_seed(seed)
     shapes = (rank, source.query.size(1)), (rank, source.key.size(1)), (source.num_heads, rank)
     drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    return HeadFactors(*drawn).to(source.query.dtype, source.query.device)
+    return HeadFactors(*drawn).to(torch.float64, source.query.device)
 
 
-#: name → start, a function of the source, R and the seed that computes in the source's precision
+#: name → start, a function of the source in float64, R and the seed
 STARTS: Dict[str, Callable[[HeadFactors, int, int], HeadFactors]] = {"energy": energy_start, "random": random_start}
 
 
@@ -81,7 +81,7 @@ class Decomposition(NamedTuple):
         heads: of rank R, balanced, in the precision and on the device of the source.
         error: ‖T − T'‖ / ‖T‖, of the heads as they are returned, in float64.
         trace: relative error after every sweep from the start that was kept, as ALS sees it: the least so far, down to
-            what its precision can tell (about 3e-4 in float32); empty where nothing was fitted.
+            about 1e-8, which rounding hides; empty where nothing was fitted.
         start: the start that was kept, a name of :data:`.STARTS`; ``exact`` where nothing was fitted.
         sweeps: from all starts together. seconds: wall time.
     """
@@ -102,7 +102,6 @@ def decompose(
     tolerance: float = 1e-7,
     seed: int = 0,
     starts: Sequence[str] = ("energy", "random"),
-    dtype: torch.dtype = torch.float32,
 ) -> Decomposition:
     """Approximate heads by heads with fewer dimensions, shared by all of them.
 
@@ -115,7 +114,6 @@ def decompose(
         tolerance: stop where the relative error falls by less than this per sweep, over ten sweeps. From the energy
             start the first sweeps gain little even where later ones gain much: 1e-6, as in the paper, ends too early.
         seed: of the random start. starts: names of :data:`.STARTS`.
-        dtype: that ALS computes in, float32 or float64; never in TF32 or less, whatever torch is set to.
 
     Raises:
         ReparamError: sizes that do not fit, NaN or infinity, or an unknown start.
@@ -125,28 +123,25 @@ def decompose(
         raise ReparamError(
             f"the shared key dim must be between 1 and {source.rank}, the key dim of the source, but is {rank}"
         )
-    if dtype not in (torch.float32, torch.float64):
-        raise ReparamError(f"dtype must be torch.float32 or torch.float64, but is {dtype}")
     if not starts or set(starts) - set(STARTS):
         raise ReparamError(f"starts must be among {', '.join(STARTS)}, but are {', '.join(starts) or 'none'}")
     if sweeps < 1:
         raise ReparamError(f"sweeps must be positive, but are {sweeps}")
     began = time.perf_counter()
-    with torch.no_grad(), full_precision(source.query.device):
+    with torch.no_grad():
         norm = math.sqrt(max(0.0, source.inner(source)))
         if rank == source.rank or norm == 0:
             found = HeadFactors(source.query[:rank], source.key[:rank], source.mixing[:, :rank])
             return Decomposition(found, relative_error(source, found), [], "exact", 0, time.perf_counter() - began)
         work = source.to(torch.float64).balanced()
-        work = work._replace(mixing=work.mixing / norm).to(dtype)
+        work = work._replace(mixing=work.mixing / norm)
         runs: List[Descent] = []
         for name in starts:
             runs.append(Descent(work, STARTS[name](work, rank, seed), name))
             runs[-1].descend(min(_RACE, sweeps) if len(starts) > 1 else sweeps, tolerance)
         best = min(runs, key=lambda run: run.error)
         best.descend(sweeps, tolerance)
-        found = best.heads.to(torch.float64)
-        found = found._replace(mixing=found.mixing * norm).balanced().to(source.query.dtype)
+        found = best.heads._replace(mixing=best.heads.mixing * norm).balanced().to(source.query.dtype)
         error = relative_error(source, found)
     swept = sum(len(run.trace) for run in runs)
     return Decomposition(found, error, best.trace, best.start, swept, time.perf_counter() - began)
@@ -166,7 +161,6 @@ class Descent:
         self.error = math.inf
         self.trace: List[float] = []
         self._ahead, self._most, self._damping = 0.0, _MOST, _DAMPING
-        self._slack = _NOISE * torch.finfo(start.query.dtype).eps
 
     def descend(self, sweeps: int, tolerance: float) -> None:
         """Sweep until ``sweeps`` sweeps were made from this start; for the rest see :func:`decompose`."""
@@ -180,7 +174,7 @@ class Descent:
         pairs = zip(self.heads, self._before, strict=True)
         ahead = HeadFactors(*(now + self._ahead * (now - then) for now, then in pairs))
         found, error = als_sweep(self.source, ahead, self._damping)
-        if error**2 <= self.error**2 + self._slack:
+        if error**2 <= self.error**2 + _NOISE:
             self._before, self.heads, self.error = self.heads, found.balanced(), error
             self._ahead = min(self._most, max(_FIRST, self._ahead * _GROWTH))
             self._damping = max(_DAMPING, self._damping / 10)
@@ -215,8 +209,7 @@ def als_sweep(source: HeadFactors, start: HeadFactors, damping: float) -> Tuple[
     right = ((source.mixing.T @ mixing) * query_products).T @ source.key
     key = _solve(gram, right, key, damping)
 
-    overlap = (right * key).sum(dtype=torch.float64)
-    square = (gram * (key @ key.T)).sum(dtype=torch.float64)
+    overlap, square = (right * key).sum(), (gram * (key @ key.T)).sum()
     return HeadFactors(query, key, mixing), math.sqrt(max(0.0, 1.0 - float(2 * overlap - square)))
 
 
@@ -235,23 +228,3 @@ def _solve(gram: Tensor, right: Tensor, before: Tensor, damping: float) -> Tenso
             # the inverse and a product cost little more than half of two triangular solves, and λ bounds what it errs
             return torch.cholesky_inverse(factor) @ (right + amount * before)
         amount *= 10
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """No TF32, no bfloat16 products, no autocast: with them ALS diverges. What torch was set to is restored."""
-    places = [backend.matmul for backend in (torch.backends.cuda, torch.backends.mkldnn) if hasattr(backend, "matmul")]
-    places = [place for place in places if hasattr(place, "fp32_precision")]  # since torch 2.9
-    chosen = [place.fp32_precision for place in places]
-    try:
-        overall = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch does not tell where single backends were set
-        overall = "highest"
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(overall)
-        for place, precision in zip(places, chosen, strict=True):
-            place.fp32_precision = precision

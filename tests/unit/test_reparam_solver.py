@@ -8,7 +8,7 @@ import torch
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
-from collab_fairseq.reparam.solver import STARTS, als_sweep, full_precision
+from collab_fairseq.reparam.solver import STARTS, als_sweep
 from tests.unit.attention_cases import normal
 
 H, DK, DQ, DKEY = 4, 6, 20, 17
@@ -50,7 +50,7 @@ def unit(heads: HeadFactors) -> HeadFactors:
 @pytest.mark.parametrize("rank", [5, 9])
 def test_a_planted_rank_is_recovered(rank):
     source = disguised(planted(rank), 3)
-    found = decompose(source, rank, sweeps=400, tolerance=0, dtype=torch.float64)
+    found = decompose(source, rank, sweeps=400, tolerance=0)
     assert dense_error(source, found.heads) < 1e-5
     assert float((dense(source) - dense(found.heads)).abs().max()) < 1e-4 * float(dense(source).abs().max())
     # each planted component is found, up to order and lengths
@@ -58,7 +58,7 @@ def test_a_planted_rank_is_recovered(rank):
     cosine = true @ fitted.T
     assert float(cosine.abs().amax(dim=1).min()) > 0.9999
     # control: one dimension less cannot do it
-    assert 0.05 < decompose(source, rank - 1, sweeps=400, dtype=torch.float64).error < 0.6
+    assert 0.05 < decompose(source, rank - 1, sweeps=400).error < 0.6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -68,8 +68,7 @@ def test_the_final_error_is_the_dense_one(dtype):
         found = decompose(source, rank)
         assert found.heads.query.dtype == dtype
         assert found.error == pytest.approx(dense_error(source, found.heads), abs=1e-7)
-        # ALS in float32 sees the same up to its rounding
-        assert found.trace[-1] == pytest.approx(found.error, abs=1e-5)
+        assert found.trace[-1] == pytest.approx(found.error, abs=1e-6 if dtype == torch.float32 else 1e-9)
         sides = found.heads.to(torch.float64)  # balanced
         lengths = torch.stack([sides.query.norm(dim=1), sides.key.norm(dim=1), sides.mixing.norm(dim=0)])
         assert (lengths / lengths.mean(0) - 1).abs().max() < 1e-5
@@ -132,20 +131,11 @@ def test_heads_of_different_sizes_dead_ones_and_more_dimensions_than_widths():
     assert relative_error(zero, standard()) == math.inf
 
 
-def test_low_precision_products_are_switched_off_and_on_again():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            with full_precision(torch.device("cpu")):
-                assert torch.get_float32_matmul_precision() == "highest"
-                assert not torch.backends.cuda.matmul.allow_tf32
-                assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-            inside = decompose(standard(), 8)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert inside.error == decompose(standard(), 8).error
+def test_products_of_low_precision_change_nothing():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        inside = decompose(standard(), 8)
+    assert inside.trace == decompose(standard(), 8).trace
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
