@@ -6,7 +6,6 @@ for all its uses.
 """
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
-from collab_fairseq.scoring.references import score_raw
+from collab_fairseq.scoring.references import read_lines, score_raw
 from collab_fairseq.translation.tokenizer import require
 
 from . import HeadsError
@@ -81,8 +80,9 @@ def load(
     """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
-        HeadsError: the model neither classifies nor translates, or the text or its labels cannot be read.
-        TranslationError: transformers is not there, or too old. ReparamError: an architecture that is not known.
+        HeadsError: the model neither classifies nor translates, or text or labels that are none.
+        ScoringError: the text cannot be read. TranslationError: transformers is not there, or too old.
+        ReparamError: an architecture that is not known.
         CheckpointError: parameters that are not finite.
     """
     known, model = _open(path)
@@ -116,15 +116,14 @@ def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: 
         sentences: only the first so many.
 
     Raises:
-        HeadsError: the file cannot be read, or the line that lacks a field.
+        HeadsError: the line that is no JSON, or lacks a field. ScoringError: the file cannot be read.
     """
     name, found = os.fspath(path), []
-    try:
-        with open(path, encoding="utf-8-sig") as stream:
-            rows = [json.loads(line) for line in itertools.islice(stream, sentences)]
-    except (OSError, ValueError) as error:
-        raise HeadsError(f"cannot read {name} as JSON objects, one a line: {error}") from error
-    for number, row in enumerate(rows, 1):
+    for number, line in enumerate(read_lines(path, "the examples")[:sentences], 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise HeadsError(f"{name}, line {number}: expected a JSON object, got {line[:40]!r}") from error
         there = list(row) if isinstance(row, dict) else []
         for field in (*fields, label):
             if field not in there:

@@ -89,10 +89,7 @@ def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
     rows = sample["net_input"]["src_tokens"].size(0)
     like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
     ones = {p: torch.ones(rows, layer.num_heads, **like) for p, layer in layers.items() if p.startswith("encoder")}
-    with contextlib.ExitStack() as stack:
-        for context in (torch.enable_grad(), frozen(model), values_only(layers), multiplied(layers, ones)):
-            stack.enter_context(context)
-        stack.enter_context(linearised(model))
+    with torch.enable_grad(), frozen(model), values_only(layers), multiplied(layers, ones), linearised(model):
         logits = model(**sample["net_input"])[0]
         if not logits.requires_grad:
             raise HeadsError("encoder heads have no relevance, since the decoder has no cross-attention")

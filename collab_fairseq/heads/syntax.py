@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name
+from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
@@ -45,14 +46,10 @@ def read_conllu(path: PathLike) -> List[Sentence]:
     """The sentences of a CoNLL-U file (https://universaldependencies.org/format.html).
 
     Raises:
-        HeadsError: a line that cannot be; the message says which and why.
+        HeadsError: a line that cannot be; the message says which and why. ScoringError: the file cannot be read.
     """
-    name = os.fspath(path)
-    try:
-        with open(path, encoding="utf-8-sig", newline="\n") as stream:
-            rows = [(number, line.rstrip("\r\n")) for number, line in enumerate(stream, 1) if not line.startswith("#")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadsError(f"cannot read the parses {name}: {error}") from error
+    name, lines = os.fspath(path), read_lines(path, "the parses")
+    rows = [(number, line) for number, line in enumerate(lines, 1) if not line.startswith("#")]
     blocks = itertools.groupby(rows, key=lambda row: bool(row[1].strip()))
     sentences = [_sentence(list(block), name) for words, block in blocks if words]
     if not sentences:

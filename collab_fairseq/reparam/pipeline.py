@@ -43,7 +43,7 @@ class Settings:
         distill_rate: learning rate; None: that of :func:`.distill`.
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
         references: test split → file of raw references, for ``evaluate``.
-        seed: of random starts and batches. threads: of the CPU; None: torch's. max_tokens: per batch.
+        seed: of random starts and batches. max_tokens: per batch.
 
     Raises:
         ReparamError: settings that do not go together.
@@ -61,12 +61,11 @@ class Settings:
     evaluate: bool = False
     references: Mapping[str, PathLike] = field(default_factory=dict)
     seed: int = 1
-    threads: Optional[int] = None
     device: str = "cpu"
     max_tokens: int = 4000
 
     def __post_init__(self) -> None:
-        for name in ("key_dim", "multiple", "distill", "threads", "max_tokens"):
+        for name in ("key_dim", "multiple", "distill", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -105,8 +104,6 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
-    if given.threads:
-        torch.set_num_threads(given.threads)
     spending = allocation.parse_budget(given.budget) if given.budget else None
     began = time.perf_counter()
     text_wanted = bool(calibration or given.evaluate)
@@ -149,7 +146,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Re
     record = Record(
         "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]),
         {**settings, "checkpoint": file_setting(checkpoint), "calibration": text},
-        device="gpu" if device.startswith("cuda") else "cpu", threads=given.threads,
+        device="gpu" if device.startswith("cuda") else "cpu", threads=torch.get_num_threads(),
     )  # fmt: skip
     errors, evaluation = {}, {}
     after = translation.with_state(trained, state) if text or given.evaluate else trained

@@ -28,8 +28,8 @@ from collab_fairseq.attention.factors import HeadFactors, ReparamError, checked,
 
 # β, how far ahead a sweep starts: at first, growth with every success, at most, and what a restart does to "at most"
 _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
-# weight λ of the proximal term, relative to the mean diagonal of the Gram matrix: usually, and where ALS has ended
-_DAMPING, _TOO_DAMPED = 1e-6, 1e-2
+# weight λ of the proximal term, relative to the mean diagonal of the Gram matrix
+_DAMPING = 1e-6
 # a rise of the squared relative error that may be rounding
 _NOISE = 4 * torch.finfo(torch.float64).eps
 # sweeps over which progress is measured, and after which the better of several starts is kept
@@ -160,11 +160,11 @@ class Descent:
         self.heads = self._before = start.balanced()
         self.error = math.inf
         self.trace: List[float] = []
-        self._ahead, self._most, self._damping = 0.0, _MOST, _DAMPING
+        self._ahead, self._most, self._ended = 0.0, _MOST, False
 
     def descend(self, sweeps: int, tolerance: float) -> None:
         """Sweep until ``sweeps`` sweeps were made from this start; for the rest see :func:`decompose`."""
-        while len(self.trace) < sweeps and self.error > 0 and self._damping < _TOO_DAMPED:
+        while len(self.trace) < sweeps and self.error > 0 and not self._ended:
             if len(self.trace) > _WINDOW and self.trace[-1 - _WINDOW] - self.trace[-1] < _WINDOW * tolerance:
                 break
             self._sweep()
@@ -173,14 +173,12 @@ class Descent:
         """One sweep from a point ahead; a rise of the error is taken back, and the next sweep starts where we are."""
         pairs = zip(self.heads, self._before, strict=True)
         ahead = HeadFactors(*(now + self._ahead * (now - then) for now, then in pairs))
-        found, error = als_sweep(self.source, ahead, self._damping)
+        found, error = als_sweep(self.source, ahead, _DAMPING)
         if error**2 <= self.error**2 + _NOISE:
             self._before, self.heads, self.error = self.heads, found.balanced(), error
             self._ahead = min(self._most, max(_FIRST, self._ahead * _GROWTH))
-            self._damping = max(_DAMPING, self._damping / 10)
         else:
-            if self._ahead == 0:  # only rounding in a nearly singular solve can do this
-                self._damping *= 10
+            self._ended = self._ahead == 0  # only rounding can do this
             self._ahead, self._most = 0.0, max(_FIRST, self._most * _LOWER)
         self.trace.append(min([self.error, *self.trace[-1:]]))
 

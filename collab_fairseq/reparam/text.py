@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from collab_fairseq import translation
+from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation import TrainedModel, TranslationError
 from collab_fairseq.translation.text import dataset
 
@@ -29,11 +30,11 @@ def text_of(
         ``sentences``, how many of the split, the first.
 
     Raises:
-        TranslationError: no such file or split.
+        TranslationError: no such file or split. ScoringError: a file that cannot be read.
     """
     name = option.lstrip("-")
     if os.path.isfile(flag):
-        sources = _lines(flag, option)
+        sources = read_lines(flag, f"the sentences of {option}")
         description = f"{len(sources)} sentences, {os.path.basename(flag)}"
     else:
         split, _, number = flag.partition(":")
@@ -75,11 +76,3 @@ def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:
     some = (data.src[number] for number in range(min(sentences, len(data.src))))
     longest: int = model.max_positions()[0]  # type: ignore[operator]
     return [data.src_dict.string(tokens) for tokens in some if len(tokens) <= longest]
-
-
-def _lines(file: str, option: str) -> List[str]:
-    try:
-        with open(file, encoding="utf-8-sig", newline="\n") as stream:
-            return [line.removesuffix("\n") for line in stream]
-    except UnicodeDecodeError as error:
-        raise TranslationError(f"{option}: {file} is not UTF-8 text ({error.reason})") from error

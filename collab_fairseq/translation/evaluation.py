@@ -155,9 +155,6 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
     found: Dict[str, Any] = {"valid": loss(trained, "valid", **tokens)._asdict(), "bleu": {}}
     for name in tests:
         file = references.get(name)
-        scored, named = (
-            score(trained, name, file, **options).bleu,
-            "of the data-bin" if file is None else Path(file).name,
-        )
+        scored, named = score(trained, name, file, **options).bleu, Path(file).name if file else "of the data-bin"
         found["bleu"][name] = {"score": scored.score, "signature": scored.signature, "references": named}
     return found

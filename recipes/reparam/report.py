@@ -93,9 +93,8 @@ def study(record: Dict[str, Any]) -> str:
     if updates:
         about += [f"Fine-tuned for {updates[0]} updates; the increase is that over the fine-tuned source."]
     at_full = [
-        f"sacreBLEU: `{signature}`. At full rank the largest relative error is {max(full['errors'].values()):.0e}, the",
-        f"loss differs by {abs(full['valid']['loss'] - source['valid']['loss']):.0e}",
-        f"and BLEU by {max(gaps, default=0):.2f}.",
+        f"sacreBLEU: `{signature}`. At full rank the loss differs by",
+        f"{abs(full['valid']['loss'] - source['valid']['loss']):.0e} and BLEU by {max(gaps, default=0):.2f}.",
     ]
     title = (
         f"### {record['name']}: {sizes['encoder_layers']}+{sizes['decoder_layers']} layers, width "

@@ -190,9 +190,7 @@ class Study:
         """The model as it came, and as converted at its full key dim."""
         state = converted(self.trained, self.origin)
         checkpoints.save(state, self.output / f"{self.args.name}-full.pt")
-        fits = fit_layers(self.origin, self.ranks(Fraction(1)), progress=lambda *_: None)
-        full = self.scores(translation.with_state(self.trained, state))
-        return {**self.scores(self.trained), "full": {**full, "errors": {n: fit.error for n, fit in fits.items()}}}
+        return {**self.scores(self.trained), "full": self.scores(translation.with_state(self.trained, state))}
 
     def convert(self) -> None:
         """All conversions; those that are in the record are not made again."""
