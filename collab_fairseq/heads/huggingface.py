@@ -143,16 +143,16 @@ def check_labels(model: Any, examples: Sequence[Example], name: str) -> None:
     Raises:
         HeadsError: the first line of the file ``name`` that has such a label.
     """
-    number = model.config.num_labels
+    labels, number = [example.label for example in examples], model.config.num_labels
     if translates(model):
-        kinds, wanted = (str,), "a translation"
+        wanted, fits = "a translation", [isinstance(label, str) for label in labels]
     elif number == 1:
-        kinds, wanted = (int, float), "a number"
+        wanted, fits = "a number", [isinstance(label, (int, float)) for label in labels]
     else:
-        kinds, wanted = (int,), f"a class from 0 to {number - 1}"
-    for line, (_, label) in enumerate(examples, 1):
-        if type(label) not in kinds or (kinds == (int,) and not 0 <= label < number):
-            raise HeadsError(f"{name}, line {line}: expected {wanted} as label, got {label!r}")
+        wanted, fits = f"a class from 0 to {number - 1}", [label in range(number) for label in labels]
+    if not all(fits):
+        line = fits.index(False)
+        raise HeadsError(f"{name}, line {line + 1}: expected {wanted} as label, got {labels[line]!r}")
 
 
 def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: int) -> Iterator[Encoded]:
