@@ -21,7 +21,7 @@ from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from .baselines import AuthorsAttention
 from .measure import SEED, Options
 
-#: our preset of a size; stock fairseq is built with the same sizes
+#: our preset of a size; fairseq's transformer is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
 #: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}

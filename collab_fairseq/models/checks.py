@@ -33,7 +33,7 @@ def check_config(cfg: Any) -> None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     for site, (kind, arguments) in layers.items():
         try:
-            without_numbers(kind, arguments)
+            without_numbers(kind, {**arguments, "dropout": cfg.attention_dropout})
         except ValueError as error:
             raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
     _check_heads(cfg)
@@ -48,7 +48,7 @@ def _in_flags(message: str, kind: Type[AttentionLayer], settings: Mapping[str, A
     own, side = KEY_DIMS[site], side_of(site)
     names = {
         "embed_dim": f"{side}_embed_dim", "num_heads": f"{side}_attention_heads", "init": "attention_init",
-        "key_dim": "key_dim" if settings[own] is None else own, **{flag.argument: flag.name for flag in kind.flags},
+        "dropout": "attention_dropout", "key_dim": "key_dim" if settings[own] is None else own, **{flag.argument: flag.name for flag in kind.flags},
     }  # fmt: skip
     return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
 

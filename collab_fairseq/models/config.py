@@ -51,6 +51,8 @@ _OfKinds: Any = make_dataclass("_OfKinds", map(_field, flags().values()), bases=
 
 @dataclass
 class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
+    """Settings of :class:`.TransformerCollabModel`; those of each kind of heads are declared by the kind."""
+
     collaborative_heads: str = _flag(
         "encoder_cross_decoder",
         f"sites with collaborative heads: {', '.join(SITES)}, joined by '_' in any order, or none",
@@ -97,8 +99,8 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
     )
     attention_from: Optional[str] = _flag(
         None,
-        "take --collaborative-heads, --key-dim, --attention-content-bias and what single layers have of their own from "
-        "this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
+        "take the heads of every site (which collaborate, key dims, what they share, content bias, scale) and of single "
+        "layers from this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
     )
     # written by conversion and pruning, never typed by hand: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
