@@ -15,8 +15,8 @@ class AttentionMask(NamedTuple):
     Attributes:
         additive: broadcasts to (N, H, T, S); 0 or a finite number where a key is seen, −inf where it is not. Queries
             that see no key at all have zeros here, so that no softmax ever meets a row of −inf.
-        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries. The outputs of heads for them are zero. None where there is
-            known to be no such query.
+        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries, for which the outputs of heads are zero.
+            None where there is known to be no such query.
     """
 
     additive: Tensor

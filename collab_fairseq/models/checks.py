@@ -48,7 +48,8 @@ def _in_flags(message: str, kind: Type[AttentionLayer], settings: Mapping[str, A
     own, side = KEY_DIMS[site], side_of(site)
     names = {
         "embed_dim": f"{side}_embed_dim", "num_heads": f"{side}_attention_heads", "init": "attention_init",
-        "dropout": "attention_dropout", "key_dim": "key_dim" if settings[own] is None else own, **{flag.argument: flag.name for flag in kind.flags},
+        "dropout": "attention_dropout", "key_dim": "key_dim" if settings[own] is None else own,
+        **{flag.argument: flag.name for flag in kind.flags},
     }  # fmt: skip
     return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
 

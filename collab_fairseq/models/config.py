@@ -99,8 +99,8 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
     )
     attention_from: Optional[str] = _flag(
         None,
-        "take the heads of every site (which collaborate, key dims, what they share, content bias, scale) and of single "
-        "layers from this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
+        "take the heads of all sites and of single layers (which collaborate, key dims, what they share, content bias, "
+        "scale) from this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
     )
     # written by conversion and pruning, never typed by hand: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
