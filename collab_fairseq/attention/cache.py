@@ -42,7 +42,7 @@ Attended = Tuple[Tensor, Optional[Tensor]]
 
 
 def _each(change: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:
-    """The entry of what a function makes of keys, values and content scores (N, H, S, 1): positions last but one."""
+    """The entry that a function makes: it gets keys, then values, then content scores (N, H, S, 1), of all entries."""
     content = [entry.content.unsqueeze(-1) for entry in entries if entry.content is not None]
     return KeyValue(
         change(*(entry.key for entry in entries)),

@@ -82,7 +82,7 @@ def layer_at(
 
 
 def sized(settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None) -> AttentionLayer:
-    """A layer to count on, with whatever numbers are in memory; arguments and errors: see :func:`layer_at`."""
+    """A layer whose parameters are not initialised, to count them; arguments and errors: see :func:`layer_at`."""
     kind, arguments = layer_at(settings, site, own)
     for flag in kind.flags:
         if not flag.lasting:

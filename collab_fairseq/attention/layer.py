@@ -161,7 +161,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
     def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Attended:
-        """From projected queries (N, T, key_dim) and an additive mask, with weights if asked for."""
+        """Outputs and weights of heads, from projected queries (N, T, key_dim) and an additive mask."""
         raise NotImplementedError
 
     def attend(

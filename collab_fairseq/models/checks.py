@@ -72,11 +72,11 @@ def _check_chosen(settings: Mapping[str, Any], there: Sequence[Type[AttentionLay
 def _check_heads(cfg: Any) -> None:
     """Masked heads are there, and gates do not freeze what they are in."""
     shapes, gated = parse_shapes(cfg.attention_shapes), parse_sites(cfg.head_gates, "--head-gates")
-    sides = {"encoder": cfg.encoder, "cross": cfg.decoder, "decoder": cfg.decoder}
+    stacks = {site: getattr(cfg, side_of(site)) for site in SITES}
     counts = {
-        f"{site}.{layer}": shapes.get(f"{site}.{layer}", {}).get("num_heads", side.attention_heads)
-        for site, side in sides.items()
-        for layer in range(side.layers)
+        f"{site}.{layer}": shapes.get(f"{site}.{layer}", {}).get("num_heads", stack.attention_heads)
+        for site, stack in stacks.items()
+        for layer in range(stack.layers)
     }
     check_heads(parse_heads(cfg.mask_heads), counts)
     if cfg.head_gates_freeze_decoder and gated != {"encoder"}:
