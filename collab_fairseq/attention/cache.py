@@ -7,11 +7,12 @@ N     sentences of the batch (rows of the cache)
 R     query rows; R = N · B where B beams read the keys of one sentence
 T     query positions
 S     key positions
+E     width of queries and of the output (``embed_dim``)
 H     heads
 G     groups of H / G heads that share values, or keys and values
 D̃k    shared key dim (``key_dim``)
 dk    key dim of one standard head, ``key_dim / H``
-dv    value dim of one head, ``embed_dim / H``
+dv    value dim of one head (``head_dim``), E / H unless something else is given
 ====  =============================================================================
 """
 
