@@ -22,9 +22,11 @@ def base(folder: str, name: str) -> str:
 
     with open(os.path.join(folder, f"{name}.yaml"), encoding="utf-8") as stream:
         first = ((yaml.safe_load(stream) or {}).get("defaults") or ["_self_"])[0]
-    if not isinstance(first, str) or first == "_self_":
+    if not isinstance(first, str):
         return name
-    return base(folder, posixpath.join(posixpath.dirname(name), first.partition("@")[0]).lstrip("/"))
+    below = posixpath.join(posixpath.dirname(name), first.partition("@")[0]).lstrip("/")
+    # what is not in the folder Hydra finds elsewhere, or says that it is not there
+    return base(folder, below) if os.path.isfile(os.path.join(folder, f"{below}.yaml")) else name
 
 
 def patch(module: ModuleType) -> None:

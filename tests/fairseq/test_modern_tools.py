@@ -113,11 +113,18 @@ def test_help_shows_the_flags_of_the_model_that_is_named():
 
 @pytest.mark.parametrize(
     ("first", "expected"),
-    [("_self_", "own/one"), ("../base@_global_", "own/../base"), ("/base@_global_", "base"), ("two", "own/two")],
+    [
+        ("_self_", "own/one"),
+        ("../base@_global_", "own/../base"),
+        ("/base@_global_", "base"),
+        ("two", "own/two"),
+        ("elsewhere", "own/one"),
+        ("model: two", "own/one"),
+    ],
 )
 def test_the_config_that_others_are_laid_over(first, expected, tmp_path):
     (tmp_path / "own").mkdir()
-    (tmp_path / "own/one.yaml").write_text(f"defaults: [{first}]\n")
+    (tmp_path / "own/one.yaml").write_text(f"defaults:\n  - {first}\n")
     for name in ("base", "own/two"):
         (tmp_path / f"{name}.yaml").write_text("common: {seed: 1}\n")
     assert sections.base(str(tmp_path), "own/one") == expected
