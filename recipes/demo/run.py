@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner import settings
 from runner.cli import Parser, absolute, positive
-from runner.folder import STOPPED, attend
+from runner.folder import attend
 from runner.progress import shown
 from runner.settings import PYTHON, ROOT, RecipeError
 from runner.summary import summarise
@@ -66,9 +66,6 @@ def main() -> int:
     with shown("demo", args.updates, folders):
         command = [ROOT / "recipes" / "toy" / "sweep.sh", *passed, f"lr_scheduler.warmup_updates={args.warmup}"]
         status = attend(command, stdout=subprocess.DEVNULL)
-    if status == STOPPED:
-        logger.info("interrupted; the same command resumes from here")
-        return 130
     if status:
         for messages in (folder / "messages.txt" for folder in folders if not (folder / "record.json").is_file()):
             if messages.is_file():

@@ -70,12 +70,12 @@ OF_RUN = (
     ("--seed", "N", positive, "of the training", "common.seed"),
     ("--variant", "NAME", str, "more settings, by names of recipe.variants joined by _: {variants}"),
     ("--output", "DIR", absolute, "where the run is (default: runs/{name}/<what it is>)"),
-    ("--dry-run", None, None, "print the training command and do nothing"),
+    ("--dry-run", None, None, "print the training command of run.sh and train.sh, and do nothing"),
 )  # fmt: skip
 OF_SWEEP = (
     ("--runs", '"A:N ..."', str.split, "head sites and key dimension of each run, and a --variant (default: {runs})"),
     ("--seeds", "N,N,...", numbers, "each run once per seed (default: {common.seed})"),
-    ("--jobs", "N", positive, "so many runs at a time on this machine (default: 1)"),
+    ("--jobs", "N", positive, "so many runs at a time on this machine, with --gpus on cards of their own (default: 1)"),
     ("--submit", "COMMAND", str, 'hand each run to a cluster instead, such as "sbatch --partition gpu", with '
      "recipes/slurm/run.sbatch"),
     ("--output", "DIR", absolute, "where the runs go, one folder each, and table.md (default: runs/{name})"),
@@ -273,6 +273,8 @@ def main(script: Path, argv: List[str]) -> None:
     run = plan_run(script, argv, cfg, args)
     if step not in ("train", "run"):
         run.join(vars(args)["recipe.average"] is not None)
+        if args.dry_run:
+            return
     elif not train(run, args.dry_run):
         return
     if step in ("average", "run"):

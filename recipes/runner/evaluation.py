@@ -14,6 +14,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
 
+from .folder import attend
 from .settings import ROOT, RecipeError, flags
 from .training import Run, collab, tool
 
@@ -51,7 +52,7 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
     told, errors = Path(f"{log}.tmp"), Path(f"{log}.err")
     with open(told, "wb") as out, open(errors, "wb") as err:
         threads = {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
-        status = subprocess.run(command, stdout=out, stderr=err, env=threads, check=False).returncode
+        status = attend(command, stdout=out, stderr=err, env=threads)
     if status:
         ends = [file.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] for file in (told, errors)]
         sys.stderr.write("".join(f"{line}\n" for lines in ends for line in lines))

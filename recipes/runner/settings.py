@@ -77,6 +77,10 @@ def read(path: Path) -> DictConfig:
         own = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise RecipeError(f"there is no file {path}") from error
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise RecipeError(f"{path} is no YAML: {error}") from error
+    if not isinstance(own, DictConfig):
+        raise RecipeError(f"{path} must hold sections of settings, got a list")
     layers = []
     for name in own.pop("defaults", ["_self_"]):
         layers.append(own if name == "_self_" else read(path.parent / f"{name.partition('@')[0]}.yaml"))
@@ -158,8 +162,8 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
     registries = {"task": TASK_DATACLASS_REGISTRY, **{k: v["dataclass_registry"] for k, v in REGISTRIES.items()}}
     for section, registry in registries.items():
         name = OmegaConf.select(cfg, f"{section}._name")
-        if name is not None and name not in registry:
-            nearest = _nearest(name, registry)
+        if section in cfg and name not in registry:
+            nearest = _nearest(str(name), registry)
             raise RecipeError(f"{section}._name={name}: there is no such {section}; the nearest is {nearest}")
         found[section] = registry.get(name)
     return found

@@ -5,8 +5,11 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 python=${PYTHON:-python}
-for ((word = 1; word < $#; word++)); do
-    if [ "${!word}" = --python ]; then next=$((word + 1)) && python=${!next}; fi
+for ((word = 1; word <= $#; word++)); do
+    case ${!word} in
+        --python) next=$((word + 1)) && python=${!next-} ;;
+        --python=*) python=${!word#*=} ;;
+    esac
 done
 command -v "$python" >/dev/null || {
     echo "${script#"$root/"}: error: no Python '$python'; name one with --python" >&2

@@ -99,5 +99,5 @@ def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
             ]  # fmt: skip
             status = attend(command, stdout=log, stderr=subprocess.STDOUT)
         if status:
-            raise RecipeError(f"the training failed or was stopped, see {folder}.log; run again to resume")
+            raise RecipeError(f"the training failed, see {folder}.log; run again to resume")
     return last
