@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Sequence
+from typing import Any, Dict, Iterable, List
 
 from omegaconf import DictConfig
 
@@ -59,9 +59,12 @@ def wait_for(running: Processes, number: int, came: List[int]) -> List[str]:
     return failed
 
 
-def cards_of(place: int, gpus: int, cards: Sequence[str]) -> str:
-    """The GPUs of one of several runs at a time: own ones, as far as there are; each has as many as it asks for."""
-    return ",".join(cards[(place * gpus + n) % len(cards)] for n in range(min(gpus, len(cards))))
+def shares(jobs: int, gpus: int) -> List[str]:
+    """For each of so many runs at a time its GPUs: own ones, as far as there are; none where a run takes all."""
+    number = cards().number if jobs > 1 and gpus else 0
+    named = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))).split(",")
+    own = range(min(gpus, number))
+    return [",".join(named[(job * gpus + n) % number] for n in own) for job in range(jobs if number else 0)]
 
 
 def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List[str]:
@@ -77,9 +80,7 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
     env, places = dict(os.environ), {}
     if jobs > 1:
         env.pop("SLURM_JOB_ID", None)  # each has rendezvous ports of its own
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = cards().number if jobs > 1 and gpus else 0
-    devices = named.split(",") if found and named else list(map(str, range(found)))
+    devices = shares(jobs, gpus)
     with handing_on(running.values()) as came:
         for name, command in runs.items():
             failed += wait_for(running, jobs - 1, came)
@@ -90,7 +91,7 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
             if devices:
                 taken = {places[other] for other in running}
                 places[name] = next(place for place in range(jobs) if place not in taken)
-                env["CUDA_VISIBLE_DEVICES"] = cards_of(places[name], gpus, devices)
+                env["CUDA_VISIBLE_DEVICES"] = devices[places[name]]
             with open(messages, "wb") if jobs > 1 else contextlib.nullcontext() as stream:
                 running[name] = start(command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
             if came:

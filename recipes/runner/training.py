@@ -181,7 +181,7 @@ class Run:
             usage.touch()  # a killed run has no line in it
         else:
             logger.info("training%s", newest and f": resuming from {newest}")
-            measure = [PYTHON, "-m", "collab_fairseq.records.measure", "--append", usage, "--"]
+            measure = [PYTHON, "-m", "collab_fairseq.records.measure", usage]
             if attend([*measure, *self.command(end)], log):
                 raise RecipeError(f"training failed, see {log}; the same command resumes it once the cause is removed")
         if at:  # what its record is made of is kept as it is now

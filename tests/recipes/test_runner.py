@@ -149,8 +149,11 @@ def test_runs_at_a_time_have_cards_of_their_own_as_far_as_there_are(tmp_path, mo
     assert sweep.make(names, tmp_path / "runs", jobs=2, gpus=2) == []
     assert {(tmp_path / name).read_text() for name in "ab"} == {"4,5", "6,7"}
     assert (tmp_path / "c").read_text() in ("4,5", "6,7")
-    assert [sweep.cards_of(place, 1, ["0"]) for place in range(3)] == ["0"] * 3
-    assert sweep.cards_of(1, 3, ["0", "1"]) == "1,0"
+    assert sweep.shares(3, 3) == ["4,5,6", "7,4,5", "6,7,4"]
+    assert sweep.shares(3, 0) == sweep.shares(1, 1) == []
+    monkeypatch.setattr(sweep, "cards", lambda: Cards(1))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert sweep.shares(3, 1) == ["0"] * 3
 
 
 def test_a_sweep_that_is_stopped_waits_until_its_runs_have_saved(tmp_path):

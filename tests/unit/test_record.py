@@ -151,7 +151,7 @@ def test_absolute_paths_are_shortened(before, after):
 
 def test_measure_passes_output_and_status_on(tmp_path):
     script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
-    command = [sys.executable, "-m", "collab_fairseq.records.measure", "--append", tmp_path / "usage", "--"]
+    command = [sys.executable, "-m", "collab_fairseq.records.measure", tmp_path / "usage"]
     for _ in range(2):
         done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (3, "hello\n")
