@@ -42,7 +42,7 @@ def main() -> None:
     cfg, _ = cli.read(SCRIPT, [*rest, *words])
     languages = own.languages(args)
     name = f"{args.source[0].resolve().stem}-{'-'.join(languages)}"
-    output = args.output.absolute() if args.output else ROOT / "runs" / "own" / name
+    output = Path(os.path.abspath(args.output)) if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     rest += [f"task.{side}_lang={lang}" for side, lang in zip(("source", "target"), languages, strict=True)]

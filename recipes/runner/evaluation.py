@@ -13,6 +13,7 @@ from typing import Any, Dict
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
+from fairseq_modern.files import whole_or_not_at_all
 
 from .folder import attend
 from .settings import ROOT, RecipeError, flags
@@ -49,16 +50,13 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
         str(run.recipe.decoding_tokens), *(["--user-dir", cfg.common.user_dir] if cfg.common.user_dir else []),
         *run.machine.flags(), "--seed", str(cfg.common.seed), "--num-workers", "0",
     ]  # fmt: skip
-    told, errors = Path(f"{log}.tmp"), Path(f"{log}.err")
-    with open(told, "wb") as out, open(errors, "wb") as err:
-        threads = {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
-        status = attend(command, stdout=out, stderr=err, env=threads)
-    if status:
-        ends = [file.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] for file in (told, errors)]
-        sys.stderr.write("".join(f"{line}\n" for lines in ends for line in lines))
-        raise RecipeError(f"translating {name} failed, see {errors}")
+    errors, threads = Path(f"{log}.err"), {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
+    with whole_or_not_at_all(str(log)) as out, open(errors, "wb") as err:
+        if attend(command, stdout=out, stderr=err, env=threads):
+            lines = errors.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            sys.stderr.writelines(lines[-5:])
+            raise RecipeError(f"translating {name} failed, see {errors}")
     errors.unlink()
-    told.replace(log)
 
 
 def references(run: Run, name: str) -> Path:

@@ -140,6 +140,7 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
     ("before", "after"),
     [
         ("run /a/b/c --x=/d/e.txt '/f/g h'", "run .../c --x=.../e.txt '.../g h'"),
+        ("run '/a b/c d/e' '--x=/a b/c' 'betas=(0.9, 0.98)'", "run '.../e' '--x=.../c' 'betas=(0.9, 0.98)'"),
         ("recipes/multi30k/run.sh and/or 1/2", "recipes/multi30k/run.sh and/or 1/2"),
         ("https://example.org/x", "https://example.org/x"),
     ],
