@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Half an hour of one GPU, in three calls: truth, speed, learning. See --help.
 set -euo pipefail
+unset CDPATH
 
 if [ "${1:-}" = --wheels ]; then
     wheels=$(cd "${2:-/nowhere}" 2>/dev/null && pwd || true) && venv=$wheels/venv machine=${PYTHON:-python}

@@ -175,7 +175,7 @@ def _leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:
         if isinstance(value, DictConfig):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}", OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
 
 
 def flags(cfg: DictConfig, *sections: str) -> List[str]:
@@ -188,8 +188,7 @@ def flags(cfg: DictConfig, *sections: str) -> List[str]:
             if value is True:
                 words.append(flag)
             elif value is not None and value is not False and (section, key) != ("task", "data"):
-                values = OmegaConf.to_container(value) if OmegaConf.is_list(value) else [value]
-                words += [flag, ",".join(map(str, values))]
+                words += [flag, ",".join(map(str, value if isinstance(value, list) else [value]))]
     return words
 
 
@@ -199,8 +198,7 @@ def identity(cfg: DictConfig) -> Dict[str, Any]:
     for section in (*TRAINING[:-1], "generation", "common_eval"):
         for key, value in _leaves(cfg.get(section) or OmegaConf.create({})):
             if key not in MACHINE.get(section, ()) and value is not None:
-                plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-                found[f"{section}.{key}"] = plain.replace(f"{ROOT}/", "") if isinstance(plain, str) else plain
+                found[f"{section}.{key}"] = value.replace(f"{ROOT}/", "") if isinstance(value, str) else value
     return found
 
 

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What run.sh and its like of every recipe source: finds the Python in use, which does the rest (recipes/run.py).
 set -euo pipefail
+unset CDPATH # with it cd says where it goes
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")

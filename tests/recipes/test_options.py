@@ -26,10 +26,10 @@ def link(tmp_path_factory):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_script_has_help_and_refuses_unknown_options(script, link, tmp_path):
-    help_text = run("bash", script, "--help", cwd=tmp_path).stdout
-    assert f"usage: {script.relative_to(ROOT)}" in help_text
-    assert "--output DIR " in help_text
     name = script.relative_to(ROOT)
+    help_text = run("bash", name, "--help", cwd=link, env={"CDPATH": "."}).stdout
+    assert f"usage: {name}" in help_text
+    assert "--output DIR " in help_text
     done = run("bash", link / name, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == f"{name}: error: unknown argument '--sauce' (see --help)\n"
