@@ -5,8 +5,8 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Dict
 
@@ -171,8 +171,10 @@ def publish(run: Run) -> None:
             logger.info("translating %s", name)
             device = "cuda" if run.machine.device == "gpu" else "cpu"
             command = [tool("collab"), "translate", str(model), "--device", device, "--threads", run.machine.threads]
-            lines = gzip.decompress(Path(sources, source).read_bytes())
-            done = subprocess.run([*map(str, command)], input=lines, stdout=subprocess.PIPE, check=False)
-            if done.returncode:
-                raise RecipeError(f"{name} could not be translated (see above)")
-            write_bytes(gzip.compress(done.stdout, mtime=0), text)
+            with tempfile.TemporaryFile() as lines, tempfile.TemporaryFile() as found:
+                lines.write(gzip.decompress(Path(sources, source).read_bytes()))
+                lines.seek(0)
+                if attend(command, stdin=lines, stdout=found):
+                    raise RecipeError(f"{name} could not be translated (see above)")
+                found.seek(0)
+                write_bytes(gzip.compress(found.read(), mtime=0), text)
