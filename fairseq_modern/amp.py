@@ -69,15 +69,17 @@ def patch(module: ModuleType) -> None:
         return norm
 
 
+def in_fp32(optimizer: Any) -> List[torch.Tensor]:
+    """The parameters in fp32 of an `FP16Optimizer`: a list, or one flat tensor for each device."""
+    given = optimizer.fp32_params
+    return [p.data for p in (given.values() if isinstance(given, dict) else given)]
+
+
 def patch_half(module: ModuleType) -> None:
     """Wrap what `FP16Optimizer` saves and loads, where the parameters in fp32 are left out."""
     optimizer = module._FP16OptimizerMixin
     if "fp32_params" in names(optimizer.state_dict):
         return
-
-    def in_fp32(self: Any) -> List[torch.Tensor]:
-        given = self.fp32_params  # a list, or one flat tensor for each device
-        return [p.data for p in (given.values() if isinstance(given, dict) else given)]
 
     @wrap(optimizer)
     def state_dict(original: Any, self: Any) -> Any:

@@ -100,25 +100,16 @@ def patch_data_parallel(module: ModuleType) -> None:
         return original(module, **options)
 
 
-def started_by_torchrun() -> bool:
-    """Whether the environment describes this process's place among others, as fairseq looks for it."""
-    return all(name in os.environ for name in TORCHRUN)
-
-
 def refuse_workers_without_gpu(cfg: Any, infer_init_method: Any) -> None:
     """Raise UserError if fairseq would start workers of its own on a machine that has no GPU for them."""
     training = cfg.distributed_training
-    if training.distributed_no_spawn or cfg.common.tpu or torch.cuda.device_count() > 0:
+    if cfg.common.tpu or torch.cuda.device_count() > 0:
         return
-    if training.distributed_init_method is None:
-        if started_by_torchrun():
-            return
-        if training.distributed_port > 0:  # Slurm may have started the processes
-            infer_init_method(training)
-            if training.distributed_no_spawn:
-                return
-        if training.distributed_init_method is None and training.distributed_world_size <= 1:
-            return
+    if training.distributed_port > 0 or all(name in os.environ for name in TORCHRUN):
+        infer_init_method(training)  # Slurm or torchrun may have started the processes
+    alone = training.distributed_init_method is None and training.distributed_world_size <= 1
+    if alone or training.distributed_no_spawn:
+        return
     workers = training.distributed_world_size
     raise UserError(
         f"{workers} worker{'s' * (workers != 1)} asked for, but fairseq starts workers by itself only on GPUs and "

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence
 
 import torch
 
+from fairseq_modern.amp import in_fp32
 from fairseq_modern.errors import UserError
 from fairseq_modern.patching import names, wrap
 
@@ -91,5 +92,4 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module._FP16OptimizerMixin)
     def load_state_dict(original: Any, self: Any, state_dict: Any, *args: Any, **options: Any) -> None:
-        own = self.fp32_params.values() if isinstance(self.fp32_params, dict) else self.fp32_params
-        original(self, fitted(state_dict, [p.shape for p in own]), *args, **options)
+        original(self, fitted(state_dict, [p.shape for p in in_fp32(self)]), *args, **options)

@@ -34,8 +34,7 @@ def patch(module: ModuleType) -> None:
             parser.parse_known_args = parse_known_args
         parsed = original(parser, input_args, *rest, **options)
         args = parsed[0] if isinstance(parsed, tuple) else parsed
-        given = "--tpu" in (sys.argv[1:] if input_args is None else input_args)
-        if getattr(args, "tpu", False) and not given and not parser.get_default("tpu"):
+        if getattr(args, "tpu", False) and "--tpu" not in words and not parser.get_default("tpu"):
             args.tpu = False
         return parsed
 

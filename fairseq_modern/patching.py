@@ -1,10 +1,9 @@
 """What the patches have in common: telling a defect, wrapping a function, a module's own view of another module."""
 
-import contextlib
 import functools
 import inspect
 from types import CodeType, ModuleType
-from typing import Any, Callable, Iterator, Set, TypeVar
+from typing import Any, Callable, Set, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,12 +50,27 @@ class StandIn(ModuleType):
         return getattr(self._module, name)
 
 
-@contextlib.contextmanager
-def lent(module: ModuleType, name: str, **own: Any) -> Iterator[None]:
-    """Meanwhile, what the module calls `name` has these names of its own."""
-    before = getattr(module, name)
-    setattr(module, name, StandIn(before, **own))
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
+def adapts_checkpoints(module: Any) -> Callable[[F], F]:
+    """Call the decorated function with each checkpoint that `fairseq.trainer.Trainer` takes up, as it was read.
+
+    It may change it. Its arguments: the trainer, the checkpoint, and those of `Trainer.load_checkpoint`.
+    """
+
+    def put(adapt: F) -> F:
+        @wrap(module.Trainer)
+        def load_checkpoint(original: Any, self: Any, *args: Any, **options: Any) -> Any:
+            def load_checkpoint_to_cpu(*given: Any, **more: Any) -> Any:
+                state = utils.load_checkpoint_to_cpu(*given, **more)
+                adapt(self, state, *args, **options)
+                return state
+
+            utils = module.checkpoint_utils
+            module.checkpoint_utils = StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)
+            try:
+                return original(self, *args, **options)
+            finally:
+                module.checkpoint_utils = utils
+
+        return adapt
+
+    return put

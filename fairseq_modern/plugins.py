@@ -12,7 +12,7 @@
 from types import ModuleType
 from typing import Any, Dict, Mapping
 
-from fairseq_modern.patching import lent, wrap
+from fairseq_modern.patching import adapts_checkpoints, wrap
 
 
 def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], now: str) -> None:
@@ -33,28 +33,19 @@ def patch(module: ModuleType) -> None:
             if hasattr(part, "check_training"):
                 part.check_training(self)
 
-    @wrap(module.Trainer)
-    def load_checkpoint(
-        original: Any, self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **options: Any
-    ) -> Any:
+    @adapts_checkpoints(module)
+    def adapt(self: Any, state: Any, filename: str, reset_optimizer: bool = False, *_: Any, **__: Any) -> None:
         from fairseq.criterions import CRITERION_REGISTRY
         from fairseq.optim import OPTIMIZER_REGISTRY
 
-        def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
-            state = load(*args, **options)
-            if hasattr(self.get_model(), "adapt_checkpoint"):
-                self.get_model().adapt_checkpoint(state, filename, reset_optimizer)
-            for last in state.get("optimizer_history", [])[-1:]:
-                rename(last, "criterion_name", CRITERION_REGISTRY, type(self.get_criterion()).__name__)
-                settings = self.cfg.optimizer
-                name = getattr(settings, "_name", None) or getattr(settings, "optimizer", "")
-                optimizer: Any = OPTIMIZER_REGISTRY.get(name, type(None))
-                rename(last, "optimizer_name", OPTIMIZER_REGISTRY, optimizer.__name__)
-            return state
-
-        load = module.checkpoint_utils.load_checkpoint_to_cpu
-        with lent(module, "checkpoint_utils", load_checkpoint_to_cpu=load_checkpoint_to_cpu):
-            return original(self, filename, reset_optimizer, *args, **options)
+        if hasattr(self.get_model(), "adapt_checkpoint"):
+            self.get_model().adapt_checkpoint(state, filename, reset_optimizer)
+        for last in state.get("optimizer_history", [])[-1:]:
+            rename(last, "criterion_name", CRITERION_REGISTRY, type(self.get_criterion()).__name__)
+            settings = self.cfg.optimizer
+            name = getattr(settings, "_name", None) or getattr(settings, "optimizer", "")
+            optimizer: Any = OPTIMIZER_REGISTRY.get(name, type(None))
+            rename(last, "optimizer_name", OPTIMIZER_REGISTRY, optimizer.__name__)
 
 
 def patch_task(module: ModuleType) -> None:

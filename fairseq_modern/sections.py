@@ -5,6 +5,7 @@ the config that all others build on. A section `recipe` is refused; here it is l
 --config-name that is no file trains with fairseq's defaults, which are registered under that name; here it is refused.
 """
 
+import glob
 import os
 import posixpath
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ def base(folder: str, name: str) -> str:
 
     with open(os.path.join(folder, f"{name}.yaml"), encoding="utf-8") as stream:
         first = ((yaml.safe_load(stream) or {}).get("defaults") or ["_self_"])[0]
-    if not isinstance(first, str) or first == "_self_":
+    if not isinstance(first, str):
         return name
-    return base(folder, posixpath.join(posixpath.dirname(name), first.partition("@")[0]))
+    below = posixpath.join(posixpath.dirname(name), first.partition("@")[0]).lstrip("/")
+    # what is not in the folder Hydra finds elsewhere, or says that it is not there
+    return base(folder, below) if os.path.isfile(os.path.join(folder, f"{below}.yaml")) else name
 
 
 def patch(module: ModuleType) -> None:
@@ -46,7 +49,7 @@ def patch(module: ModuleType) -> None:
         folder, name = get_args().config_dir or get_args().config_path, cfg_name.removesuffix(".yaml")
         is_there = os.path.isfile(os.path.join(folder or "", f"{name}.yaml"))
         if cfg_name != "config" and not is_there:
-            present = sorted(file for file in os.listdir(folder) if file.endswith(".yaml")) if folder else []
+            present = sorted(glob.glob("*.yaml", root_dir=folder)) if folder else []
             where = f"in {folder}; its files are {', '.join(present) or 'none'}" if folder else "without --config-dir"
             raise UserError(f"--config-name {cfg_name}: there is no {name}.yaml {where}")
         original(cfg_name)

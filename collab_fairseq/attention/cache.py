@@ -7,11 +7,12 @@ N     sentences of the batch (rows of the cache)
 R     query rows; R = N · B where B beams read the keys of one sentence
 T     query positions
 S     key positions
+E     width of queries and of the output (``embed_dim``)
 H     heads
 G     groups of H / G heads that share values, or keys and values
 D̃k    shared key dim (``key_dim``)
 dk    key dim of one standard head, ``key_dim / H``
-dv    value dim of one head, ``embed_dim / H``
+dv    value dim of one head (``head_dim``), E / H unless something else is given
 ====  =============================================================================
 """
 
@@ -42,7 +43,7 @@ Attended = Tuple[Tensor, Optional[Tensor]]
 
 
 def _each(change: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:
-    """The entry of what a function makes of keys, values and content scores (N, H, S, 1): positions last but one."""
+    """The entry that a function makes: it gets keys, then values, then content scores (N, H, S, 1), of all entries."""
     content = [entry.content.unsqueeze(-1) for entry in entries if entry.content is not None]
     return KeyValue(
         change(*(entry.key for entry in entries)),

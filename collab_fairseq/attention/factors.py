@@ -136,13 +136,10 @@ class ScoreWeights(NamedTuple):
             scores = scores + (key @ self.content_bias.T).transpose(1, 2)[:, :, None]
         return scores * self.scale
 
-    def to(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> "ScoreWeights":
-        """The same scores in another precision or on another device."""
-        biases = (
-            None if bias is None else bias.detach().to(device=device, dtype=dtype)
-            for bias in (self.query_bias, self.content_bias)
-        )
-        return ScoreWeights(self.heads.to(dtype, device), self.scale, *biases)
+    def to(self, dtype: torch.dtype) -> "ScoreWeights":
+        """The same scores in another precision."""
+        biases = (None if bias is None else bias.detach().to(dtype) for bias in (self.query_bias, self.content_bias))
+        return ScoreWeights(self.heads.to(dtype), self.scale, *biases)
 
 
 def standard_heads(query: Tensor, key: Tensor, num_heads: int) -> HeadFactors:

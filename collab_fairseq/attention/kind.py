@@ -44,7 +44,7 @@ def quarter(num_heads: int, key_dim: int = 0) -> int:
 
 
 def check_groups(name: str, number: int, num_heads: int) -> None:
-    """Raise ValueError where heads do not fall into so many groups of one size."""
+    """Raise ValueError unless the heads can be divided into this number of equal groups."""
     if number < 1 or num_heads % number != 0:
         raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
 
@@ -72,7 +72,7 @@ class Kind:
 
     @classmethod
     def arguments(cls, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, Any]:
-        """What the flags give a layer; ``own``: what it has of its own, which comes before that."""
+        """Arguments of a layer that follow from flags; ``own``: those that it has of its own, which take precedence."""
         return {flag.argument: flag.of(settings) for flag in cls.flags}
 
     def summary(self) -> str:

@@ -17,8 +17,7 @@ from .standard import StandardAttention
 #: what a layer's heads may be; the first of collaborative and of standard heads is what they are without any flag
 KINDS: List[Type[AttentionLayer]] = [CollaborativeAttention, StandardAttention, GroupedAttention, LatentAttention]
 
-#: the three attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder
-#: self-attention
+#: the attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder self-attention
 SITES = ("encoder", "cross", "decoder")
 #: site → the setting of its key dim, where that is not ``key_dim``
 KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
@@ -83,12 +82,21 @@ def layer_at(
 
 
 def sized(settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None) -> AttentionLayer:
-    """A layer to count on, with whatever numbers are in memory; arguments and errors: see :func:`layer_at`."""
+    """A layer whose parameters are not initialised, to count them; arguments and errors: see :func:`layer_at`."""
     kind, arguments = layer_at(settings, site, own)
     for flag in kind.flags:
         if not flag.lasting:
             arguments.pop(flag.argument)
     return without_numbers(kind, arguments).to_empty(device="cpu")
+
+
+@torch.no_grad()
+def kv_cache_per_token(layer: AttentionLayer) -> int:
+    """KV cache per token: the numbers that decoding keeps for each position of a row."""
+    weight = layer.q_proj.weight
+    key = weight.new_empty(1, 1, layer.kdim)
+    entry = layer.project(key, key if layer.vdim == layer.kdim else weight.new_empty(1, 1, layer.vdim))
+    return sum(kept.numel() for kept in entry if kept is not None)
 
 
 def without_numbers(kind: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:

@@ -24,7 +24,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
     projected keys and values (``_entry``), what its heads make of that (``_head_outputs``), and what :class:`.Kind`
     asks.
 
-    Args (those up to ``scale`` are attributes too):
+    Args (attributes too, but for ``source_dim`` and the biases):
         embed_dim: E, width of queries and of the output.
         num_heads: H.
         key_dim: D̃k for collaborative heads, H · dk for standard heads: width of ``q_proj`` and ``k_proj``; default E.
@@ -161,7 +161,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
     def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Attended:
-        """From projected queries (N, T, key_dim) and an additive mask, with weights if asked for."""
+        """Outputs and weights of heads, from projected queries (N, T, key_dim) and an additive mask."""
         raise NotImplementedError
 
     def attend(

@@ -15,8 +15,8 @@ class AttentionMask(NamedTuple):
     Attributes:
         additive: broadcasts to (N, H, T, S); 0 or a finite number where a key is seen, −inf where it is not. Queries
             that see no key at all have zeros here, so that no softmax ever meets a row of −inf.
-        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries. Their context is zero. None where there is
-            known to be no such query.
+        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries, for which the outputs of heads are zero.
+            None where there is known to be no such query.
     """
 
     additive: Tensor
@@ -76,19 +76,19 @@ def combine(
         additive.append(mask.to(dtype).view(view))
     combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
     hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
-    # looking at a value is cheap on a CPU, and saves a copy of every context; a GPU would have to be waited for
+    # looking at a value is cheap on a CPU, and saves a copy of all head outputs; a GPU would have to be waited for
     if like.device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
         return AttentionMask(combined, None)
     return AttentionMask(combined.masked_fill(hidden, 0.0), hidden)
 
 
-def multiply_heads(context: Tensor, multiplier: Tensor) -> Tensor:
-    """The context of heads (R, T, H, dv) times a factor of each head, (H), (R, H) or (R, T, H).
+def multiply_heads(outputs: Tensor, multiplier: Tensor) -> Tensor:
+    """The outputs of heads (R, T, H, dv) times a factor of each head, (H), (R, H) or (R, T, H).
 
     Raises:
         ValueError: a multiplier of another shape.
     """
-    rows, query_len, heads, _ = context.shape
+    rows, query_len, heads, _ = outputs.shape
     shape = list(multiplier.shape)
     if shape not in ([heads], [rows, heads], [rows, query_len, heads]):
         raise ValueError(
@@ -96,4 +96,4 @@ def multiply_heads(context: Tensor, multiplier: Tensor) -> Tensor:
             f"but is {shape}"
         )
     factor = multiplier.unsqueeze(1) if len(shape) == 2 else multiplier
-    return context * factor.unsqueeze(-1).to(context.dtype)
+    return outputs * factor.unsqueeze(-1).to(outputs.dtype)

@@ -1,4 +1,4 @@
-"""The attention modules that are timed: ours, stock fairseq's, and other ways to compute the same.
+"""The attention modules that are timed: ours, fairseq's, and other ways to compute the same.
 
 All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
 Contestants of one *function* hold the same parameters and must give the same output: :func:`.layers.agree`.
@@ -75,9 +75,7 @@ class AuthorsBmmAttention(AuthorsAttention):
     """The same by a product for every sentence and head, as fairseq computes standard heads."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        rows, heads, key_len, key_dim = key.shape
-        queries = query.unsqueeze(1).expand(-1, heads, -1, -1).reshape(rows * heads, -1, key_dim)
-        return queries.bmm(key.reshape(rows * heads, key_len, key_dim).transpose(1, 2)).view(rows, heads, -1, key_len)
+        return query.unsqueeze(1).matmul(key.transpose(2, 3))
 
 
 class Contestant(NamedTuple):

@@ -16,8 +16,10 @@ from torch import Tensor
 CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 #: of parameters, inputs and the order of turns
 SEED = 1
-#: rounds that are not counted, and the fewest that are
-WARMUP, LEAST = 2, 3
+#: rounds that are not counted
+WARMUP = 2
+#: the fewest rounds that are
+LEAST = 3
 #: largest difference relative to the largest number
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
@@ -35,7 +37,7 @@ class Options:
     Attributes:
         device, dtype: of all tensors, by name. threads: of the CPU.
         clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
-        rounds: at most so many per row. seconds: no new round after so many, once there are `LEAST`.
+        rounds: at most so many per row. seconds: no new round after so many, once there are :data:`LEAST`.
         quick: miniatures that show that everything runs.
         compile: time training steps through ``torch.compile``.
     """
@@ -55,6 +57,7 @@ class Options:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """The type that ``dtype`` names."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 

@@ -3,6 +3,7 @@
 The models are fairseq's transformer, ours with standard heads, ours, and the authors' way.
 """
 
+import itertools
 from argparse import Namespace
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -15,13 +16,12 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
-from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
 from .baselines import AuthorsAttention
 from .measure import SEED, Options
 
-#: our preset of a size; stock fairseq is built with the same sizes
+#: our preset of a size; fairseq's transformer is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
 #: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}
@@ -81,11 +81,9 @@ def build(
         torch.manual_seed(SEED)
         found[name] = models.build_model(args, task)
     for layer_name, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
-        if isinstance(layer, CollaborativeAttention):  # the same parameters, computed otherwise
-            authors = AuthorsAttention(
-                layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
-            )
-            found["authors"].set_submodule(parameter_prefix(layer_name)[:-1], authors)
+        sizes: Any = layer.embed_dim, layer.num_heads, layer.key_dim
+        authors = AuthorsAttention(*sizes, dropout=layer.dropout, cross=layer.cross)
+        found["authors"].set_submodule(parameter_prefix(layer_name)[:-1], authors)
     for one, other in (("fairseq", "none"), ("ours", "authors")):
         if one in found and other in found:
             found[other].load_state_dict(found[one].state_dict())
@@ -94,9 +92,8 @@ def build(
 
 def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:
     """A batch as fairseq's translation data set makes it; without targets, for translating."""
-    samples = [{"id": number, "source": source, "target": None} for number, source in enumerate(sources)]
-    for sample, target in zip(samples, targets or (), strict=False):
-        sample["target"] = target
+    pairs = itertools.zip_longest(sources, targets or ())
+    samples = [{"id": number, "source": source, "target": target} for number, (source, target) in enumerate(pairs)]
     batch = collate(samples, task.source_dictionary.pad(), task.source_dictionary.eos())
     moved: Dict[str, Any] = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
     return moved

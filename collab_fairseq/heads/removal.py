@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
 import torch
 from torch import Tensor
 
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, begin_anew, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, parse_heads, short_name
 from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
@@ -81,7 +81,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
         made["cfg"]["criterion"] = {**plain, "_name": "label_smoothed_cross_entropy"}
     if not closed and not config.get("mask_heads"):
         total = _attention_parameters(model, checkpoint_layers(made))
-        begin_anew(made)
+        drop_training_state(made)
         return Removal(made, {}, total, total)
     return remove_heads(made, closed, empty_layers=empty_layers)
 
@@ -91,7 +91,7 @@ def remove_heads(
 ) -> Removal:
     """The checkpoint without these heads, and without those that its ``mask_heads`` masks.
 
-    fairseq-train starts at epoch 1 from the result (:func:`.begin_anew`).
+    fairseq-train starts at epoch 1 from the result (:func:`.drop_training_state`).
 
     Args:
         state: of fairseq's ``transformer`` or of ``transformer_collab``; not modified.
@@ -131,7 +131,7 @@ def remove_heads(
         for name, tensor in _cut(own, kept, numbers[place], shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)
-    begin_anew(made, removed_heads=describe(removed))
+    drop_training_state(made, removed_heads=describe(removed))
     return Removal(made, removed, before, _attention_parameters(model, numbers))
 
 

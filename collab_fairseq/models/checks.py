@@ -33,7 +33,7 @@ def check_config(cfg: Any) -> None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     for site, (kind, arguments) in layers.items():
         try:
-            without_numbers(kind, arguments)
+            without_numbers(kind, {**arguments, "dropout": cfg.attention_dropout})
         except ValueError as error:
             raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
     _check_heads(cfg)
@@ -48,7 +48,8 @@ def _in_flags(message: str, kind: Type[AttentionLayer], settings: Mapping[str, A
     own, side = KEY_DIMS[site], side_of(site)
     names = {
         "embed_dim": f"{side}_embed_dim", "num_heads": f"{side}_attention_heads", "init": "attention_init",
-        "key_dim": "key_dim" if settings[own] is None else own, **{flag.argument: flag.name for flag in kind.flags},
+        "dropout": "attention_dropout", "key_dim": "key_dim" if settings[own] is None else own,
+        **{flag.argument: flag.name for flag in kind.flags},
     }  # fmt: skip
     return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
 
@@ -71,11 +72,11 @@ def _check_chosen(settings: Mapping[str, Any], there: Sequence[Type[AttentionLay
 def _check_heads(cfg: Any) -> None:
     """Masked heads are there, and gates do not freeze what they are in."""
     shapes, gated = parse_shapes(cfg.attention_shapes), parse_sites(cfg.head_gates, "--head-gates")
-    sides = {"encoder": cfg.encoder, "cross": cfg.decoder, "decoder": cfg.decoder}
+    stacks = {site: getattr(cfg, side_of(site)) for site in SITES}
     counts = {
-        f"{site}.{layer}": shapes.get(f"{site}.{layer}", {}).get("num_heads", side.attention_heads)
-        for site, side in sides.items()
-        for layer in range(side.layers)
+        f"{site}.{layer}": shapes.get(f"{site}.{layer}", {}).get("num_heads", stack.attention_heads)
+        for site, stack in stacks.items()
+        for layer in range(stack.layers)
     }
     check_heads(parse_heads(cfg.mask_heads), counts)
     if cfg.head_gates_freeze_decoder and gated != {"encoder"}:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.kind import Flag
-from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels
+from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, side_of
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, model_config
 from collab_fairseq.modules.gates import OPEN
@@ -51,6 +51,8 @@ _OfKinds: Any = make_dataclass("_OfKinds", map(_field, flags().values()), bases=
 
 @dataclass
 class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
+    """Settings of :class:`.TransformerCollabModel`; those of each kind of heads are declared by the kind."""
+
     collaborative_heads: str = _flag(
         "encoder_cross_decoder",
         f"sites with collaborative heads: {', '.join(SITES)}, joined by '_' in any order, or none",
@@ -97,8 +99,8 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
     )
     attention_from: Optional[str] = _flag(
         None,
-        "take --collaborative-heads, --key-dim, --attention-content-bias and what single layers have of their own from "
-        "this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
+        "take the heads of all sites and of single layers (which collaborate, key dims, what they share, content bias, "
+        "scale) from this checkpoint; to train on what `collab reparam` or `collab heads prune` has made",
     )
     # written by conversion and pruning, never typed by hand: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
@@ -162,9 +164,8 @@ def resolve(args: Any) -> TransformerCollabConfig:
     """
     if isinstance(args, TransformerCollabConfig):
         return args
-    if OmegaConf.is_config(args):
-        args = Namespace(**dict(OmegaConf.to_container(args, resolve=True)))  # type: ignore[arg-type]
-    args = Namespace(**vars(args))
+    given: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
+    args = Namespace(**given)
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         keep = getattr(args, name, None)
         if isinstance(keep, (list, tuple)):  # the command line gives a list where fairseq's model wants "0,2,4"
@@ -187,9 +188,8 @@ def keep_layers(cfg: Any) -> None:
     Raises:
         ConfigurationError: layers to keep, or with a shape of their own, that are not there.
     """
-    numbers = {"encoder": _kept("encoder", cfg.encoder), "decoder": _kept("decoder", cfg.decoder)}
-    numbers["cross"] = numbers["decoder"]
-    counts = {"encoder": cfg.encoder.layers, "cross": cfg.decoder.layers, "decoder": cfg.decoder.layers}
+    numbers = {site: _kept(side_of(site), getattr(cfg, side_of(site))) for site in SITES}
+    counts = {site: getattr(cfg, side_of(site)).layers for site in SITES}
     for name in parse_shapes(cfg.attention_shapes):
         site, _, number = name.partition(".")
         if number not in map(str, range(counts[site])):
@@ -221,7 +221,7 @@ def _kept(side: str, stack: Any) -> List[int]:
 
 
 def inherit_attention(args: Any) -> None:
-    """``--attention-from``: take over what a checkpoint says of attention, in place, so that the run's own say it too.
+    """``--attention-from``: take over what a checkpoint says of attention, in place, as checkpoints of the run then do.
 
     Args:
         args: what the command line or the Hydra config gives, before presets fill in the rest. Its ``attention_from``

@@ -215,7 +215,7 @@ class TransformerCollabModel(TransformerModelBase):
             )
 
     def adapt_checkpoint(self, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
-        """Keep the function of a checkpoint that a training takes up, whatever its scales, by telling the layers these.
+        """Let a training take up a checkpoint of other scales: told of these, the layers compute what its layers did.
 
         Raises:
             ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.

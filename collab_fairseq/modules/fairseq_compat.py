@@ -70,7 +70,7 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
     return made
 
 
-def begin_anew(state: Dict[str, Any], **notes: Any) -> None:
+def drop_training_state(state: Dict[str, Any], **notes: Any) -> None:
     """Take out of a checkpoint what belongs to other parameters: optimizer state, epoch, best loss and meters.
 
     fairseq-train can start from it, by ``--finetune-from-model`` or ``--restore-file``. ``notes``: kept in its place.

@@ -7,7 +7,6 @@ from torch import nn
 
 from .attention import IncrementalAttention, build_attention
 from .fairseq_compat import SURPLUS
-from .settings import ConfigurationError
 
 # fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
 # cannot run; it would translate with weights that were never trained
@@ -50,11 +49,7 @@ class CollabDecoderLayer(TransformerDecoderLayerBase):
         self._number = layer
         super().__init__(cfg, no_encoder_attn)
 
-    def build_self_attention(
-        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> IncrementalAttention:
-        if add_bias_kv or add_zero_attn:
-            raise ConfigurationError("add_bias_kv and add_zero_attn are not options of transformer_collab")
+    def build_self_attention(self, embed_dim: int, cfg: Any, **_: Any) -> IncrementalAttention:
         return build_attention(cfg, self._number, "decoder")
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:

@@ -2,9 +2,9 @@
 
 from typing import Any, Dict, FrozenSet, Mapping, Optional
 
-from collab_fairseq.attention.kinds import KEY_DIMS, SITES, of_one_layer, side_of
+from collab_fairseq.attention.kinds import SITES, of_one_layer, side_of
 
-__all__ = ["KEY_DIMS", "SITES", "ConfigurationError", "flat_settings", "parse_shapes", "parse_sites"]
+__all__ = ["SITES", "ConfigurationError", "flat_settings", "parse_shapes", "parse_sites"]
 
 
 class ConfigurationError(ValueError):

@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.attention import cost, kinds
+from collab_fairseq.attention import kinds
 from collab_fairseq.records.columns import DASH, KEYS, NUMBERS
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError, load
@@ -97,7 +97,7 @@ def cache(run: Run) -> Optional[int]:
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    return cost.kv_cache_per_token(kinds.sized(model, "decoder"))
+    return kinds.kv_cache_per_token(kinds.sized(model, "decoder"))
 
 
 def losses(run: Run) -> Dict[str, float]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, begin_anew, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.translation import TrainedModel, batches
@@ -113,7 +113,7 @@ def output_errors(
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
     """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
 
-    Tensors are shared, types kept. fairseq-train starts at epoch 1 from it (:func:`.begin_anew`).
+    Tensors are shared, types kept. fairseq-train starts at epoch 1 from it (:func:`.drop_training_state`).
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
@@ -136,7 +136,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
             query_bias=scores.query_bias is not None, content_bias=scores.content_bias is not None,
         )  # fmt: skip
     config["attention_shapes"] = shapes
-    begin_anew(state, converted={place: scores.heads.rank for place, scores in weights.items()})
+    drop_training_state(state, converted={place: scores.heads.rank for place, scores in weights.items()})
     return state
 
 

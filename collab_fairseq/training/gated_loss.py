@@ -29,6 +29,8 @@ from collab_fairseq.modules.sites import gates_of
 
 @dataclass
 class GatesCriterionConfig(LabelSmoothedCrossEntropyCriterionConfig):
+    """fairseq's settings of the loss, and λ."""
+
     gate_penalty: float = field(
         default=0.0, metadata={"help": "weight of the expected number of open heads, per target token (--head-gates)"}
     )

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Dict
 
 from fairseq_modern import survival
-from fairseq_modern.patching import lent, wrap
+from fairseq_modern.patching import adapts_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +51,8 @@ def adapt(state: Any, cfg: Any) -> None:
 def patch_trainer(module: ModuleType) -> None:
     """Wrap how `fairseq.trainer.Trainer` takes up a checkpoint."""
 
-    @wrap(module.Trainer)
-    def load_checkpoint(original: Any, self: Any, filename: str, *args: Any, **options: Any) -> Any:
-        def load_checkpoint_to_cpu(*args: Any, **options: Any) -> Any:
-            state = load(*args, **options)
-            adapt(state, self.cfg)
-            return state
-
-        load, cfg = module.checkpoint_utils.load_checkpoint_to_cpu, self.cfg.checkpoint
-        if not survival.is_on() or cfg.reset_dataloader or filename == cfg.finetune_from_model:
-            return original(self, filename, *args, **options)
-        with lent(module, "checkpoint_utils", load_checkpoint_to_cpu=load_checkpoint_to_cpu):
-            return original(self, filename, *args, **options)
+    @adapts_checkpoints(module)
+    def resume(trainer: Any, state: Any, filename: str, *_: Any, **__: Any) -> None:
+        cfg = trainer.cfg.checkpoint
+        if survival.is_on() and not cfg.reset_dataloader and filename != cfg.finetune_from_model:
+            adapt(state, trainer.cfg)

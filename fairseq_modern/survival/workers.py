@@ -67,7 +67,6 @@ def patch(module: ModuleType) -> None:
         training = cfg.distributed_training
         if training.distributed_init_method is None:
             module.infer_init_method(training)
-        if training.distributed_init_method is None or training.distributed_no_spawn:
-            return original(cfg, main, **options)
-        with stoppable():
+        spawns = training.distributed_init_method is not None and not training.distributed_no_spawn
+        with stoppable() if spawns else contextlib.nullcontext():
             return original(cfg, main, **options)

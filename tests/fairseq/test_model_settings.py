@@ -144,6 +144,7 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-heads and --kv-latent-dim are different kinds"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\] has 'kv_heads', .* heads are collaborative"),
         ({"mixing_lr_multiplier": -1.0}, "--mixing-lr-multiplier must be positive, but is -1.0"),
+        ({"attention_dropout": 1.0}, "--attention-dropout must be at least 0 and below 1, but is 1.0"),
         ({"mixing_init": "bands"}, "--mixing-init must be one of xavier, blocks, normal, but is 'bands'"),
         ({"attention_kernel": "head_loop", "collaborative_heads": "none"}, "must be one of auto, bmm, sdpa with"),
         (

@@ -122,7 +122,7 @@ def test_workers_that_something_else_started_or_that_have_gpus_are_fairseqs_busi
     with monkeypatch.context() as patch:
         for name in patches.TORCHRUN:
             patch.setenv(name, "2")
-        patches.refuse_workers_without_gpu(config(2), None)
+        patches.refuse_workers_without_gpu(config(2), utils.infer_init_method)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     patches.refuse_workers_without_gpu(config(2), None)
 

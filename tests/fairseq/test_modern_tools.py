@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_modern import errors, quiet
+from fairseq_modern import errors, quiet, sections
 from tests.common import run
 from tests.fairseq.commands import hydra_command
 from tests.fairseq.models import SMALL
@@ -109,3 +109,22 @@ def test_help_shows_the_flags_of_the_model_that_is_named():
     shown = [run("fairseq-train", *given, "--help").stdout for given in (["--arch", "transformer_tiny"], [])]
     assert ["--encoder-ffn-embed-dim" in text for text in shown] == [True, False]
     assert all("--max-update" in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ("_self_", "own/one"),
+        ("../base@_global_", "own/../base"),
+        ("/base@_global_", "base"),
+        ("two", "own/two"),
+        ("elsewhere", "own/one"),
+        ("model: two", "own/one"),
+    ],
+)
+def test_the_config_that_others_are_laid_over(first, expected, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/one.yaml").write_text(f"defaults:\n  - {first}\n")
+    for name in ("base", "own/two"):
+        (tmp_path / f"{name}.yaml").write_text("common: {seed: 1}\n")
+    assert sections.base(str(tmp_path), "own/one") == expected

@@ -12,8 +12,7 @@ from collab_fairseq.attention import (
     block_mixing,
     initial_mixing,
 )
-from collab_fairseq.attention.cost import kv_cache_per_token, parameters
-from collab_fairseq.attention.kinds import without_numbers
+from collab_fairseq.attention.kinds import kv_cache_per_token, without_numbers
 
 SIZES = ("embed_dim", "num_heads", "key_dim")
 
@@ -55,6 +54,10 @@ def test_the_mixing_matrix_learns_faster_by_a_multiplier():
     assert torch.allclose(found.mixing * 8, expected.mixing, atol=1e-10)
     assert torch.allclose(found.q_proj.weight, expected.q_proj.weight, atol=1e-10)
     assert (other.mixing - expected.mixing).abs().max() > 0.05
+
+
+def parameters(layer):
+    return sum(parameter.numel() for parameter in layer.parameters())
 
 
 def multiply_adds(layer, query_len, key_len):
