@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-import toy
-from runner.cli import Parser
+from runner.cli import Parser, positive
 
 HERE = Path(__file__).resolve().parent
 
@@ -61,8 +60,8 @@ def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
     ending = f"""OUTPUT then holds data-bin/ for fairseq, {data_set.holds} prepared.txt (what it was made from)
 and SHA256SUMS of all. It appears whole or not at all. A second run checks it and does nothing more."""
     parser = Parser(
-        prog=f"data_prep/{name}.sh", usage="%(prog)s [options]", description=data_set.about, epilog=ending,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        f"data_prep/{name}.sh", usage="%(prog)s [options]", description=data_set.about, epilog=ending,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     if data_set.maker:
@@ -75,7 +74,7 @@ and SHA256SUMS of all. It appears whole or not at all. A second run checks it an
         add("--manifest", type=Path, default=default("manifest", f"{HERE}/{name}.tsv"), metavar="FILE", help=about)
     if data_set.vocab_size:
         about = "SentencePiece pieces, both languages together (default: %(default)s)"
-        add("--vocab-size", type=toy.positive, default=data_set.vocab_size, metavar="N", help=about)
+        add("--vocab-size", type=positive, default=data_set.vocab_size, metavar="N", help=about)
     if not data_set.header:
         about = "encode with this SentencePiece model, for a translation model that was trained with it"
         add("--spm", type=Path, metavar="FILE", help=about)
@@ -84,7 +83,6 @@ and SHA256SUMS of all. It appears whole or not at all. A second run checks it an
     about = f"where the result goes (default: data/{name} of the repository)"
     add("--output", type=Path, default=default("output", f"{HERE.parent}/data/{name}"), metavar="DIR", help=about)
     about = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"
-    add("--workers", type=toy.positive, default=data_set.workers, metavar="N", help=about)
-    add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
+    add("--workers", type=positive, default=data_set.workers, metavar="N", help=about)
     add("--force", action="store_true", help="rebuild an output that is there already")
     return parser

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a miniature of a public data set: archives of the same names and layout, with sentences of data_prep/toy.py.
+"""Make a miniature of a public data set: archives of the same names and layout, with sentences of toy.py.
 
     miniature.py wmt16_en_de|wmt14_en_de_spm|iwslt14_de_en --output DIR [--seed N] [--train N] [--valid N] [--test N]
 
@@ -13,15 +13,19 @@ import argparse
 import gzip
 import hashlib
 import io
+import os
 import re
 import sys
 import tarfile
+import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Dict, List, Sequence
 
 import toy
 from toy import write_lines
 from unpack import Rows, of_kind, read_manifest
+
+from collab_fairseq.cli.main import guarded
 
 _HERE = Path(__file__).resolve().parent
 _PIECE = 5
@@ -91,11 +95,21 @@ def write(name: str, parts: toy.Parts, folder: Path) -> None:
     write_lines(folder / f"references.{('en', 'de')[target]}", [pair[target] for pair in parts["test"]])
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=("wmt16_en_de", "wmt14_en_de_spm", "iwslt14_de_en"))
-    return toy.run(parser, lambda args, folder: write(args.name, toy.parts_of(args), folder))
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
+    toy.add_options(parser)
+    args = parser.parse_args()
+    if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
+        parser.error(f"--output must be a new or empty folder, but {args.output} is there")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{args.output.name}.", dir=args.output.parent) as work:
+        folder = Path(work, "whole")
+        folder.mkdir()
+        write(args.name, toy.parts_of(args), folder)
+        os.replace(folder, args.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded("data_prep/miniature.py", main))

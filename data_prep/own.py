@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
-from toy import positive, write
+from toy import write
 from unpack import CorpusError
 
+from collab_fairseq.cli.options import positive
 from fairseq_modern.files import sha256
 
 PARTS = ("train", "valid", "test")

@@ -21,7 +21,7 @@ except ImportError as missing:
     )
 
 if __name__ == "__main__":
-    script = Path(sys.argv[1])
+    script = Path(sys.argv[1]).resolve()  # a checkout may be reached through a link
     name = str(script.relative_to(cli.ROOT))
     sys.argv = [name, *sys.argv[2:]]
     programs = [path for path in (script.with_name("prepare.py"), script.with_suffix(".py")) if path.is_file()]

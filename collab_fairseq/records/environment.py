@@ -26,21 +26,17 @@ def circumstances(folder: str, *, device: str, threads: Optional[int] = None) ->
     """
     return {
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
         "commit": commit(folder),
         "hardware": {**hardware(), "threads": threads, "device": device},
     }
 
 
-def versions() -> Dict[str, Optional[str]]:
-    """Versions of Python and of every package that a result depends on; None where it is not installed."""
-    found: Dict[str, Optional[str]] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+def version(package: str) -> Optional[str]:
+    """Of a package that results depend on; None where it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def commit(folder: str) -> Dict[str, Any]:

@@ -1,36 +1,27 @@
 """Run a command and note how long it took and how much memory it used.
 
-    python -m collab_fairseq.records.measure --append usage.jsonl -- fairseq-train ...
+    python -m collab_fairseq.records.measure usage.jsonl fairseq-train ...
 
-Appends one line of JSON: wall time in seconds, the largest resident memory of the command and the programs it waited
-for in bytes, and its exit status, which is also this program's. A run in several parts leaves one line for each.
+Appends one line of JSON to the file: wall time in seconds, the largest resident memory of the command and the programs
+it waited for in bytes, and its exit status, which is also this program's. A run in several parts leaves one line for
+each.
 """
 
-import argparse
 import json
 import resource
 import signal
 import subprocess
 import sys
 import time
-from typing import List, Optional
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(file: str, *command: str) -> int:
     """Run the command; returns its exit status (128 + n where signal n ended it)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m collab_fairseq.records.measure",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--append", required=True, metavar="FILE", help="where the line of JSON goes")
-    parser.add_argument("argv", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
-    args = parser.parse_args(argv)
     start = time.monotonic()
     try:
-        child = subprocess.Popen(args.argv)
+        child = subprocess.Popen(command)
     except OSError as error:
-        sys.stderr.write(f"cannot start {args.argv[0]}: {error.strerror}\n")
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
         return 127
     # the command ends itself on Ctrl-C, or passes it on; we only wait, to note what it used
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -42,10 +33,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit,
         "exit_status": status,
     }
-    with open(args.append, "a", encoding="utf-8") as stream:
+    with open(file, "a", encoding="utf-8") as stream:
         stream.write(json.dumps(usage) + "\n")
     return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

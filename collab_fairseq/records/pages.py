@@ -51,6 +51,8 @@ def publish(text: str, page: str, marker: Optional[str] = None, check: bool = Fa
         if marker:
             raise RecordError(f"--output {page} does not exist; with --marker it must") from error
         before = ""
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{page} is not UTF-8 text, which a page must be: {error.reason}") from error
     text = with_part(before, marker, text, where=page) if marker else text
     if text == before:
         return f"{page} is up to date"

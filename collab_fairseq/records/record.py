@@ -30,6 +30,8 @@ from collab_fairseq.records.files import PathLike, write_json
 
 SCHEMA = 1
 
+# a word in quotes, since it has blanks, that is a path or ends in one after =
+_QUOTED = re.compile(r"'([^'/]*=)?(~?/[\w.-][^']*)'")
 # a slash at the start of a word, and something after it
 _PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
@@ -143,6 +145,7 @@ def plain(value: Any) -> Any:
 
 def without_paths(text: str) -> str:
     """Replace each absolute path by its last component after `.../`."""
+    text = _QUOTED.sub(lambda match: f"'{match[1] or ''}.../{os.path.basename(match[2].rstrip('/'))}'", text)
     return _PATH.sub(lambda match: ".../" + os.path.basename(match.group().rstrip("/")), text)
 
 

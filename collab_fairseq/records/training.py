@@ -34,8 +34,8 @@ CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criter
 PRECISION = ("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16")
 
 
-def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
-    """`config`, `parameters`, `averaged_from` and `updates` of a checkpoint of fairseq, as loaded."""
+def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The settings of a checkpoint of fairseq that a record has."""
     cfg = plain(state["cfg"])
     # fairseq's namespace of a model holds every setting of the run; keep what no other section has
     elsewhere = {
@@ -43,13 +43,7 @@ def describe_checkpoint(state: Dict[str, Any]) -> Dict[str, Any]:
     }
     cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
     config = {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg}
-    config["common"] = {key: value for key, value in cfg["common"].items() if key in PRECISION}
-    return {
-        "config": config,
-        "parameters": num_parameters(state),
-        "averaged_from": (state.get("extra_state") or {}).get("averaged_from"),
-        "updates": num_updates(state),
-    }
+    return {**config, "common": {key: value for key, value in cfg["common"].items() if key in PRECISION}}
 
 
 def make_record(
@@ -71,7 +65,7 @@ def make_record(
         seed, threads: of the training.
         repository: the checkout that the run was started from, whose commit is noted (default: that of this package).
     """
-    log, about = read_train_log(train_log), describe_checkpoint(checkpoint)
+    log = read_train_log(train_log)
     # a run that was killed has no line
     runs = [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()]
     sums = (line.split(maxsplit=1) for line in data_sums.read_text(encoding="utf-8").splitlines())
@@ -79,16 +73,16 @@ def make_record(
     record = Record(
         "training", name, command,
         {
-            "seed": seed, "config": about["config"], "data": {file.lstrip("*"): digest for digest, file in sums},
-            "averaged_from": about["averaged_from"],
+            "seed": seed, "config": config_of(checkpoint), "data": {file.lstrip("*"): digest for digest, file in sums},
+            "averaged_from": (checkpoint.get("extra_state") or {}).get("averaged_from"),
         },
         device="cpu" if free is None else "gpu", threads=threads, repository=repository,
     )  # fmt: skip
     gpus = record.content["hardware"]["gpus"]
     record.parts.update({
-        "parameters": about["parameters"],
+        "parameters": num_parameters(checkpoint),
         "training": {
-            "updates": about["updates"],
+            "updates": num_updates(checkpoint),
             "wall_seconds": sum(part["wall_seconds"] for part in runs) if runs else None,
             "train_seconds": log["train_seconds"],
             "words_per_second": log["words_per_second"],

@@ -1,20 +1,13 @@
 """What sacreBLEU, chrF++ and TER sum up over the sentences of a test set, and the scores of such sums.
 
-Records keep these statistics of each sentence, so that scores have intervals. The arithmetic is sacrebleu's, which
-gives the score of one corpus, and no statistics of chrF++.
+Records keep these statistics of each sentence, so that scores have intervals. They are sacrebleu's, as are the scores.
 """
 
-import re
-import string
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy
-from sacrebleu.metrics import BLEU, TER
-from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_word_ngrams
-
-# chrF++ takes a mark off the end of a word, or else off its beginning
-_MARK = re.escape(string.punctuation)
-_WORD = re.compile(rf"(.+)([{_MARK}])$|([{_MARK}])(.+)|(.+)")
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric
 
 Score = Callable[[numpy.ndarray], numpy.ndarray]
 
@@ -24,30 +17,24 @@ def sentence_statistics(hypotheses: Sequence[str], references: Sequence[str], ta
 
     The numbers of k-grams in the hypothesis are left out: they follow from its length.
     """
-    bleu, rows = BLEU(trg_lang=target_lang or "", force=True), []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        # scores of a corpus of one sentence; exp smoothing changes the score, not the counts
-        score = bleu.corpus_score([hypothesis], [[reference]])
-        rows.append([int(score.sys_len), int(score.ref_len), *map(int, score.counts)])
-    return joined(rows)
+    bleu = BLEU(trg_lang=target_lang or "", force=True)
+    return joined([row[:6] for row in _summed(bleu, hypotheses, references)])
 
 
 def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Dict[str, str]:
     """Of chrF++: characters and words of the hypothesis and of the reference, matched 1- to 6-grams of characters, and
     1- and 2-grams of words. Of TER: edits, words of the reference.
     """
-    chrf, edits, ter = [], [], TER()
-    for texts in zip(hypotheses, references, strict=True):
-        words = [[part for word in text.split() for part in _WORD.findall(word)[0] if part] for text in texts]
-        grams = [
-            [*extract_all_char_ngrams(text, 6), *(extract_word_ngrams(each, n) for n in (1, 2))]
-            for text, each in zip(texts, words, strict=True)
-        ]
-        lengths = [number for side in grams for number in (side[0].total(), side[6].total())]
-        chrf.append([*lengths, *((ours & theirs).total() for ours, theirs in zip(*grams, strict=True))])
-        score = ter.corpus_score([texts[0]], [[texts[1]]])
-        edits.append([score.num_edits, score.ref_length])
-    return {"chrF++": joined(chrf), "TER": joined(edits)}
+    # of sacrebleu: hypothesis, reference and matches of 1 to 6 characters, then of 1 and 2 words
+    chrf = [[row[at] for at in (0, 18, 1, 19, *range(2, 24, 3))]
+            for row in _summed(CHRF(word_order=2), hypotheses, references)]  # fmt: skip
+    return {"chrF++": joined(chrf), "TER": joined(_summed(TER(), hypotheses, references))}
+
+
+def _summed(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> List[List[int]]:
+    """What a metric of sacrebleu sums up over the sentences, a row for each."""
+    found = metric._extract_corpus_statistics(hypotheses, [references])
+    return [[int(number) for number in row] for row in found]
 
 
 def joined(rows: Sequence[Sequence[Any]]) -> str:

@@ -1,6 +1,5 @@
 """Run fairseq's own tests with the hook, and once more with transformer_collab in place of transformer."""
 
-import argparse
 import fnmatch
 import os
 import re
@@ -65,10 +64,7 @@ def run_file(folder: Path, file: str, output: Path, options: List[str]) -> Tuple
 
 
 def main() -> None:
-    parser = Parser(
-        prog="recipes/conformance/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = Parser("recipes/conformance/run.sh", description=ABOUT, epilog=ENDING)
     add = parser.add_argument
     text = "holds fairseq's folders tests, scripts and examples, such as a checkout of v0.12.2"
     add("--fairseq-tests", metavar="DIR", type=Path, help=text)
@@ -76,8 +72,6 @@ def main() -> None:
     add("--files", metavar="PATTERN", default="*", help=text)
     default = str(ROOT / "runs" / "conformance")
     add("--output", metavar="DIR", type=absolute, default=default, help="(default: runs/conformance)")
-    text = "Python with the project and pytest installed (default: $PYTHON, else python)"
-    add("--python", metavar="PROGRAM", help=text)
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])

@@ -1,15 +1,14 @@
 """The whole job in minutes: a generated corpus, three small models, their scores side by side."""
 
 import argparse
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from runner import settings
-from runner.cli import Parser, absolute, positive
-from runner.folder import STOPPED, attend
+from runner.cli import Parser, absolute, positive, show_messages
+from runner.folder import attend
 from runner.progress import shown
 from runner.settings import PYTHON, ROOT, RecipeError
 from runner.summary import summarise
@@ -18,12 +17,10 @@ from runner.sweep import run_name
 
 from fairseq_modern import processor
 
-logger = logging.getLogger("recipe")
-
-ABOUT = """Make an English-German corpus from a grammar (data_prep/toy.py), train three small transformers on it at the
-same time (standard heads at the full key dimension, standard and collaborative heads at a quarter of it; fewer at a
-time where OMP_NUM_THREADS says so), average, translate, score, and show the results in a table, a figure and a few
-translations. The same command continues an interrupted demo; what is finished is skipped."""
+ABOUT = """Make an English-German corpus from a grammar (data_prep/toy_grammar.py), train three small transformers on it
+at the same time (standard heads at the full key dimension, standard and collaborative heads at a quarter of it; fewer
+at a time where OMP_NUM_THREADS says so), average, translate, score, and show the results in a table, a figure and a
+few translations. The same command continues an interrupted demo; what is finished is skipped."""
 ENDING = "OUTPUT: data/, one folder per model as recipes/toy/run.sh leaves it, summary.md, validation.svg."
 CORPUS = {
     "train": (12000, "sentence pairs to train on"), "valid": (500, "sentence pairs to validate on"),
@@ -32,7 +29,7 @@ CORPUS = {
 
 
 def parse(toy: settings.DictConfig) -> argparse.Namespace:
-    parser = Parser(prog="recipes/demo/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False)
+    parser = Parser("recipes/demo/run.sh", description=ABOUT, epilog=ENDING)
     numbers = {
         "seed": (1, "of the corpus and of the training"),
         "updates": (toy.optimization.max_update, "length of each training"),
@@ -45,16 +42,13 @@ def parse(toy: settings.DictConfig) -> argparse.Namespace:
     parser.add_argument("--output", metavar="DIR", type=absolute, help="(default: runs/demo/seed<N>)")
     text = "auto, gpu or cpu (default: auto: one GPU where there is one)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=text)
-    text = "Python with the project installed (default: $PYTHON, else python)"
-    parser.add_argument("--python", metavar="PROGRAM", help=text)
     return parser.parse_args()
 
 
 def main() -> int:
     toy = settings.load("toy")
     args = parse(toy)
-    logging.basicConfig(level=logging.WARNING, format="demo: %(message)s", stream=sys.stderr)
-    logger.setLevel(logging.INFO)
+    show_messages("demo")
     demo = Path(args.output or ROOT / "runs" / "demo" / f"seed{args.seed}")
     data = ["--seed", args.seed, *(w for n in CORPUS for w in (f"--{n.replace('_', '-')}", getattr(args, n)))]
     if attend([ROOT / "data_prep" / "toy.sh", *data, "--output", demo / "data", "--python", PYTHON]):
@@ -66,9 +60,6 @@ def main() -> int:
     with shown("demo", args.updates, folders):
         command = [ROOT / "recipes" / "toy" / "sweep.sh", *passed, f"lr_scheduler.warmup_updates={args.warmup}"]
         status = attend(command, stdout=subprocess.DEVNULL)
-    if status == STOPPED:
-        logger.info("interrupted; the same command resumes from here")
-        return 130
     if status:
         for messages in (folder / "messages.txt" for folder in folders if not (folder / "record.json").is_file()):
             if messages.is_file():

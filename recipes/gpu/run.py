@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, List
 
-from runner.cli import Parser, absolute, number
+from runner.cli import Parser, absolute, number, show_messages
 from runner.machine import cards, choose_device
 from runner.settings import PYTHON, ROOT, USER_DIR
 from runner.training import tool
@@ -43,11 +43,10 @@ def run_for(seconds: float, command: List[str], log: Path) -> int:
         stream.write(f"{shlex.join(command)}\n".encode())
         stream.flush()
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
-    ended = False
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        ended = True
+        return 124
     finally:  # whatever ends this program ends what it has started
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -56,7 +55,6 @@ def run_for(seconds: float, command: List[str], log: Path) -> int:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return 124 if ended else process.returncode
 
 
 class Card:
@@ -182,9 +180,8 @@ class Card:
 
 def main() -> None:
     parser = Parser(
-        prog="recipes/gpu/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "recipes/gpu/run.sh", description=ABOUT, epilog=ENDING, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     text = "truth, speed, learning, or all in this order (default: all)"
     add("--call", metavar="NAME", default="all", choices=(*SHARE, "all"), help=text)
@@ -197,14 +194,12 @@ def main() -> None:
     add("--jobs", metavar="N", type=number, help=text)
     add("--device", metavar="NAME", default="auto", choices=("auto", "gpu", "cpu"), help="(default: auto)")
     add("--output", metavar="DIR", type=absolute, default=ROOT / "runs" / "gpu", help="(default: runs/gpu)")
-    add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
     text = "the first option of all: install these wheels into FOLDER/venv, which has the machine's packages besides"
     add("--wheels", metavar="FOLDER", help=text)
     args = parser.parse_args()
     if args.wheels:
         parser.error("--wheels must be the first option")
-    logging.basicConfig(level=logging.WARNING, format="gpu: %(message)s", stream=sys.stderr, force=True)
-    logger.setLevel(logging.INFO)
+    show_messages("gpu")
     calls = list(SHARE) if args.call == "all" else [args.call]
     whole = 60 * sum(SHARE[call] for call in calls)
     seconds = whole if args.minutes is None else 60 * args.minutes

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Half an hour of one GPU, in three calls: truth, speed, learning. See --help.
 set -euo pipefail
+unset CDPATH
 
 if [ "${1:-}" = --wheels ]; then
-    wheels=$(cd "${2:-/nowhere}" && pwd) && venv=$wheels/venv machine=${PYTHON:-python}
+    wheels=$(cd "${2:-/nowhere}" 2>/dev/null && pwd || true) && venv=$wheels/venv machine=${PYTHON:-python}
     if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
-        echo "recipes/gpu/run.sh: error: --wheels: there are no wheels in $wheels" >&2
+        echo "recipes/gpu/run.sh: error: --wheels: there are no wheels in '${2:-}'" >&2
         exit 1
     fi
     if [ ! -e "$venv/installed" ]; then # with the machine's own packages besides

@@ -7,13 +7,12 @@ import logging
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Callable, List
 
 import gates
 import page
-from runner.cli import absolute
+from runner.cli import absolute, show_messages
 from runner.machine import Machine
 from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
@@ -64,8 +63,7 @@ def main() -> None:
         raise RecipeError("--reference is needed (see --help)")
     if args.parses and not Path(args.parses).is_file():
         raise RecipeError(f"there is no file {args.parses}")
-    logging.basicConfig(level=logging.WARNING, format="heads: %(message)s", stream=sys.stderr)
-    logger.setLevel(logging.INFO)
+    show_messages("heads")
     machine = Machine(args.device, gpus=1)
     machine.find_cards()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)

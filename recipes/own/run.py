@@ -41,8 +41,8 @@ def main() -> None:
     args, rest = parser.parse_known_args([word for word in argv if word not in words])
     cfg, _ = cli.read(SCRIPT, [*rest, *words])
     languages = own.languages(args)
-    name = f"{Path(args.source[0]).stem}-{'-'.join(languages)}"
-    output = args.output.absolute() if args.output else ROOT / "runs" / "own" / name
+    name = f"{args.source[0].resolve().stem}-{'-'.join(languages)}"
+    output = Path(os.path.abspath(args.output)) if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     rest += [f"task.{side}_lang={lang}" for side, lang in zip(("source", "target"), languages, strict=True)]

@@ -8,7 +8,7 @@ import sys
 import report
 import study
 import torch
-from runner.cli import number
+from runner.cli import number, show_messages
 from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
 
@@ -43,9 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
         raise RecipeError("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
-    # fairseq has set up logging of its own by now
-    logging.basicConfig(level=logging.WARNING, format="reparam: %(message)s", stream=sys.stderr, force=True)
-    logger.setLevel(logging.INFO)
+    show_messages("reparam")
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)
     settings = {name: getattr(args, name) for name in ("finetune_updates", "finetune_method")}

@@ -10,12 +10,13 @@ sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a prog
                  sentence, no traceback)
     machine      `choose_device(name, cards().number)`; `Machine`: precision, batch on any number of cards, launching
     folder       a folder holds one run: `keep_settings(folder, {…})`, and a step whose file is there is finished;
-                 `attend(command, log)` runs a process that signals are handed on to, and gives 75 (`STOPPED`) where it
-                 was stopped as asked
+                 `attend(command, log)` runs a process that signals are handed on to, and ends with status 75
+                 (`STOPPED`) where it was stopped as asked
     training     `Run`; `collab("average", …)`: what `collab` does, in this process; `tool("fairseq-train")`
     evaluation   `evaluate(run)`: translations, scores, record, model folder
     sweep        several runs and their table; `run_name`
-    cli          `main(script, arguments)`: a step of a recipe; `Parser`, whose errors are one sentence
+    cli          `main(script, arguments)`: a step of a recipe; `Parser`, whose errors are one sentence;
+                 `show_messages(name)`
 
 A program of its own parses its options with `cli.Parser` and ends with `collab_fairseq.cli.main.guarded(NAME, main)`.
 """

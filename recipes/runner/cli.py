@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,7 +35,12 @@ DECIDED = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Which says what is wrong in one sentence, as all of the recipes does."""
+    """Which says what is wrong in one sentence, as all of the recipes does, and lets start.sh have --python."""
+
+    def __init__(self, prog: Optional[str] = None, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **options)
+        text = "Python with the project installed (default: $PYTHON, else python)"
+        self.add_argument("--python", metavar="PROGRAM", help=text)
 
     def error(self, message: str) -> NoReturn:
         raise RecipeError(f"{message} (see --help)")
@@ -70,12 +75,12 @@ OF_RUN = (
     ("--seed", "N", positive, "of the training", "common.seed"),
     ("--variant", "NAME", str, "more settings, by names of recipe.variants joined by _: {variants}"),
     ("--output", "DIR", absolute, "where the run is (default: runs/{name}/<what it is>)"),
-    ("--dry-run", None, None, "print the training command and do nothing"),
+    ("--dry-run", None, None, "print the training command of run.sh and train.sh, and do nothing"),
 )  # fmt: skip
 OF_SWEEP = (
     ("--runs", '"A:N ..."', str.split, "head sites and key dimension of each run, and a --variant (default: {runs})"),
     ("--seeds", "N,N,...", numbers, "each run once per seed (default: {common.seed})"),
-    ("--jobs", "N", positive, "so many runs at a time on this machine (default: 1)"),
+    ("--jobs", "N", positive, "so many runs at a time on this machine, with --gpus on cards of their own (default: 1)"),
     ("--submit", "COMMAND", str, 'hand each run to a cluster instead, such as "sbatch --partition gpu", with '
      "recipes/slurm/run.sbatch"),
     ("--output", "DIR", absolute, "where the runs go, one folder each, and table.md (default: runs/{name})"),
@@ -104,7 +109,6 @@ OF_ALL = {
          "from 48 GiB on, that gives the batch of {batch})"),
         ("--precision", "NAME", str, "auto ({on_card}; on a CPU {on_cpu}), fp16, bf16, fp32", "recipe.precision"),
         ("--threads", "N", positive, "CPU threads per node (default: OMP_NUM_THREADS, else the cores of this shell)"),
-        ("--python", "PROGRAM", str, "Python with the project installed (default: $PYTHON, else python)"),
     ),
     "results": (
         ("--average", "N", positive, "average the last N checkpoints, of {saves} in a run", "recipe.average"),
@@ -150,8 +154,8 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
     }  # fmt: skip
     name = str(script.relative_to(ROOT))
     parser = Parser(
-        prog=name, usage=f"{name} [options] [SECTION.NAME=VALUE ...]", description=f"{own.about}. {ABOUT[step]}",
-        allow_abbrev=False, epilog=f"Any setting of recipes/{recipe}/{recipe}.yaml and of fairseq may follow: "
+        name, usage=f"{name} [options] [SECTION.NAME=VALUE ...]", description=f"{own.about}. {ABOUT[step]}",
+        epilog=f"Any setting of recipes/{recipe}/{recipe}.yaml and of fairseq may follow: "
         "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. The same options name the same run "
         "everywhere; the same command continues what was interrupted, and skips what is finished.",
     )  # fmt: skip
@@ -173,7 +177,7 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
 
 def passed_on(argv: List[str]) -> List[str]:
     """The words of sweep.sh that are run.sh's."""
-    own = Parser(add_help=False, allow_abbrev=False)
+    own = Parser(add_help=False)
     add_options(own, "", ((flag, metavar, kind, "") for flag, metavar, kind, *_ in OF_SWEEP), {})
     return own.parse_known_args(argv)[1]
 
@@ -249,7 +253,7 @@ def train(run: Run, dry_run: bool) -> bool:
 
 def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
     """The settings of a run and the options of a step of a recipe, as the command line says."""
-    first = Parser(add_help=False, allow_abbrev=False)
+    first = Parser(add_help=False)
     first.add_argument("--config", default=os.environ.get("RECIPE_CONFIG"))
     cfg = settings.load(script.parent.name, first.parse_known_args(argv)[0].config)
     args, words = build_parser(script, cfg).parse_known_args(argv)
@@ -261,11 +265,16 @@ def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]
     return resolve(cfg, args, words), args
 
 
+def show_messages(name: str) -> None:
+    """Those of the recipes, and others' warnings, in place of what fairseq has set up."""
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr, force=True)
+    logging.getLogger("recipe").setLevel(logging.INFO)
+
+
 def main(script: Path, argv: List[str]) -> None:
     """Do a step of a recipe: what the folder and the name of the script say."""
     step, recipe = script.stem, script.parent.name
-    logging.basicConfig(level=logging.WARNING, format=f"{recipe}: %(message)s", stream=sys.stderr)
-    logging.getLogger("recipe").setLevel(logging.INFO)
+    show_messages(recipe)
     cfg, args = read(script, argv)
     if step == "sweep":
         sweep(recipe, cfg, args, ["--python", PYTHON, *passed_on(argv)])
@@ -273,6 +282,8 @@ def main(script: Path, argv: List[str]) -> None:
     run = plan_run(script, argv, cfg, args)
     if step not in ("train", "run"):
         run.join(vars(args)["recipe.average"] is not None)
+        if args.dry_run:
+            return
     elif not train(run, args.dry_run):
         return
     if step in ("average", "run"):

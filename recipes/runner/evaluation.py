@@ -5,15 +5,17 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Dict
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
+from fairseq_modern.files import whole_or_not_at_all
 
+from .folder import attend
 from .settings import ROOT, RecipeError, flags
 from .training import Run, collab, tool
 
@@ -48,16 +50,13 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
         str(run.recipe.decoding_tokens), *(["--user-dir", cfg.common.user_dir] if cfg.common.user_dir else []),
         *run.machine.flags(), "--seed", str(cfg.common.seed), "--num-workers", "0",
     ]  # fmt: skip
-    told, errors = Path(f"{log}.tmp"), Path(f"{log}.err")
-    with open(told, "wb") as out, open(errors, "wb") as err:
-        threads = {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
-        status = subprocess.run(command, stdout=out, stderr=err, env=threads, check=False).returncode
-    if status:
-        ends = [file.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] for file in (told, errors)]
-        sys.stderr.write("".join(f"{line}\n" for lines in ends for line in lines))
-        raise RecipeError(f"translating {name} failed, see {errors}")
+    errors, threads = Path(f"{log}.err"), {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
+    with whole_or_not_at_all(str(log)) as out, open(errors, "wb") as err:
+        if attend(command, stdout=out, stderr=err, env=threads):
+            lines = errors.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            sys.stderr.writelines(lines[-5:])
+            raise RecipeError(f"translating {name} failed, see {errors}")
     errors.unlink()
-    told.replace(log)
 
 
 def references(run: Run, name: str) -> Path:
@@ -172,8 +171,10 @@ def publish(run: Run) -> None:
             logger.info("translating %s", name)
             device = "cuda" if run.machine.device == "gpu" else "cpu"
             command = [tool("collab"), "translate", str(model), "--device", device, "--threads", run.machine.threads]
-            lines = gzip.decompress(Path(sources, source).read_bytes())
-            done = subprocess.run([*map(str, command)], input=lines, stdout=subprocess.PIPE, check=False)
-            if done.returncode:
-                raise RecipeError(f"{name} could not be translated (see above)")
-            write_bytes(gzip.compress(done.stdout, mtime=0), text)
+            with tempfile.TemporaryFile() as lines, tempfile.TemporaryFile() as found:
+                lines.write(gzip.decompress(Path(sources, source).read_bytes()))
+                lines.seek(0)
+                if attend(command, stdin=lines, stdout=found):
+                    raise RecipeError(f"{name} could not be translated (see above)")
+                found.seek(0)
+                write_bytes(gzip.compress(found.read(), mtime=0), text)

@@ -1,6 +1,7 @@
 """The folder of a run, and the processes that work in it."""
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from omegaconf import OmegaConf
 from collab_fairseq.records.files import write_text
 
 from .settings import RecipeError
+
+logger = logging.getLogger("recipe")
 
 #: status of what was stopped as asked and saved (EX_TEMPFAIL: try again)
 STOPPED = 75
@@ -71,8 +74,7 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that Ctrl-C in a terminal does not reach: it is told by SIGTERM, once."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        # locks that are marked so are inherited
-        return subprocess.Popen([str(word) for word in command], close_fds=False, **options)
+        return subprocess.Popen([str(word) for word in command], **options)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -85,7 +87,10 @@ def attend(command: Sequence[Any], log: Optional[Path] = None, **options: Any) -
         options: of `subprocess.Popen`.
 
     Returns:
-        Its exit status; 75 where it was asked to stop and did not end well.
+        Its exit status.
+
+    Raises:
+        SystemExit: it was asked to stop, by a signal to this process or to itself; the status is 75.
     """
     processes: List[subprocess.Popen[Any]] = []
     with handing_on(processes) as came:
@@ -104,4 +109,7 @@ def attend(command: Sequence[Any], log: Optional[Path] = None, **options: Any) -
                         sys.stdout.buffer.write(line)
                         sys.stdout.buffer.flush()
         status = process.wait()
-    return STOPPED if came and status != 0 else status
+    if status == STOPPED or (came and status):
+        logger.info("stopped as asked; the same command resumes it")
+        raise SystemExit(STOPPED)
+    return status

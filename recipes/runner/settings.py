@@ -77,6 +77,10 @@ def read(path: Path) -> DictConfig:
         own = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise RecipeError(f"there is no file {path}") from error
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise RecipeError(f"{path} is no YAML: {error}") from error
+    if not isinstance(own, DictConfig):
+        raise RecipeError(f"{path} must hold sections of settings, got a list")
     layers = []
     for name in own.pop("defaults", ["_self_"]):
         layers.append(own if name == "_self_" else read(path.parent / f"{name.partition('@')[0]}.yaml"))
@@ -158,8 +162,8 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
     registries = {"task": TASK_DATACLASS_REGISTRY, **{k: v["dataclass_registry"] for k, v in REGISTRIES.items()}}
     for section, registry in registries.items():
         name = OmegaConf.select(cfg, f"{section}._name")
-        if name is not None and name not in registry:
-            nearest = _nearest(name, registry)
+        if section in cfg and name not in registry:
+            nearest = _nearest(str(name), registry)
             raise RecipeError(f"{section}._name={name}: there is no such {section}; the nearest is {nearest}")
         found[section] = registry.get(name)
     return found
@@ -171,7 +175,7 @@ def _leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:
         if isinstance(value, DictConfig):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}", OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
 
 
 def flags(cfg: DictConfig, *sections: str) -> List[str]:
@@ -184,8 +188,7 @@ def flags(cfg: DictConfig, *sections: str) -> List[str]:
             if value is True:
                 words.append(flag)
             elif value is not None and value is not False and (section, key) != ("task", "data"):
-                values = OmegaConf.to_container(value) if OmegaConf.is_list(value) else [value]
-                words += [flag, ",".join(map(str, values))]
+                words += [flag, ",".join(map(str, value if isinstance(value, list) else [value]))]
     return words
 
 
@@ -195,8 +198,7 @@ def identity(cfg: DictConfig) -> Dict[str, Any]:
     for section in (*TRAINING[:-1], "generation", "common_eval"):
         for key, value in _leaves(cfg.get(section) or OmegaConf.create({})):
             if key not in MACHINE.get(section, ()) and value is not None:
-                plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-                found[f"{section}.{key}"] = plain.replace(f"{ROOT}/", "") if isinstance(plain, str) else plain
+                found[f"{section}.{key}"] = value.replace(f"{ROOT}/", "") if isinstance(value, str) else value
     return found
 
 

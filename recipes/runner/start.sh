@@ -1,12 +1,16 @@
 # shellcheck shell=bash
 # What run.sh and its like of every recipe source: finds the Python in use, which does the rest (recipes/run.py).
 set -euo pipefail
+unset CDPATH # with it cd says where it goes
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 python=${PYTHON:-python}
-for ((word = 1; word < $#; word++)); do
-    if [ "${!word}" = --python ]; then next=$((word + 1)) && python=${!next}; fi
+for ((word = 1; word <= $#; word++)); do
+    case ${!word} in
+        --python) next=$((word + 1)) && python=${!next-} ;;
+        --python=*) python=${!word#*=} ;;
+    esac
 done
 command -v "$python" >/dev/null || {
     echo "${script#"$root/"}: error: no Python '$python'; name one with --python" >&2

@@ -18,6 +18,7 @@ from collab_fairseq.records.rows import load_run
 
 from . import settings
 from .folder import STOPPED, attend, handing_on, start
+from .machine import cards
 from .settings import ROOT, RecipeError
 from .training import collab
 
@@ -58,15 +59,28 @@ def wait_for(running: Processes, number: int, came: List[int]) -> List[str]:
     return failed
 
 
-def make(runs: Dict[str, List[str]], output: Path, jobs: int) -> List[str]:
+def shares(jobs: int, gpus: int) -> List[str]:
+    """For each of so many runs at a time its GPUs: own ones, as far as there are; none where a run takes all."""
+    number = cards().number if jobs > 1 and gpus else 0
+    named = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))).split(",")
+    own = range(min(gpus, number))
+    return [",".join(named[(job * gpus + n) % number] for n in own) for job in range(jobs if number else 0)]
+
+
+def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List[str]:
     """Make the runs that are not finished, so many at a time; the names of those that failed.
 
     Those that are made alone show what they say, others keep it in messages.txt.
+
+    Args:
+        gpus: of each; 0: all that there are.
     """
     running: Processes = {}
     failed: List[str] = []
-    # each has rendezvous ports of its own
-    env = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"} if jobs > 1 else None
+    env, places = dict(os.environ), {}
+    if jobs > 1:
+        env.pop("SLURM_JOB_ID", None)  # each has rendezvous ports of its own
+    devices = shares(jobs, gpus)
     with handing_on(running.values()) as came:
         for name, command in runs.items():
             failed += wait_for(running, jobs - 1, came)
@@ -74,6 +88,10 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int) -> List[str]:
             logger.info("%s%s", name, f": started, see {messages}" if jobs > 1 else "")
             if jobs > 1:
                 messages.parent.mkdir(parents=True, exist_ok=True)
+            if devices:
+                taken = {places[other] for other in running}
+                places[name] = next(place for place in range(jobs) if place not in taken)
+                env["CUDA_VISIBLE_DEVICES"] = devices[places[name]]
             with open(messages, "wb") if jobs > 1 else contextlib.nullcontext() as stream:
                 running[name] = start(command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
             if came:
@@ -114,6 +132,9 @@ def sweep(recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[s
     output, program = Path(args.output or ROOT / "runs" / recipe), [str(ROOT / "recipes" / recipe / "run.sh")]
     if args.submit:
         program = [*shlex.split(args.submit), str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+    for name in (word.partition("=")[0] for word in passed):
+        if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
+            raise RecipeError(f"{name} is what each run of a sweep has of its own; give --runs or --seeds")
     runs: Dict[str, List[str]] = {}
     for seed in args.seeds or [cfg.common.seed]:
         for heads, key_dim, variant in map(parse, args.runs or cfg.recipe.runs):
@@ -137,7 +158,7 @@ def sweep(recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[s
             if attend(command):
                 raise RecipeError(f"{name} could not be submitted")
     else:
-        failed = make(left, output, args.jobs or 1)
+        failed = make(left, output, args.jobs or 1, cfg.recipe.gpus or 0)
         write_tables(output, runs)
         if failed:
             raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes from here")

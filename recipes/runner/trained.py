@@ -4,7 +4,9 @@ import argparse
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Tuple
+
+from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import positive
@@ -13,22 +15,19 @@ from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_c
 from .cli import Parser, absolute
 from .folder import attend, keep_settings
 from .settings import ROOT, USER_DIR, RecipeError
+from .settings import flags as as_flags
 from .training import tool
 
-SWITCHES = (
-    "share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before", "decoder_normalize_before",
-    "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding",
+SIZES = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
+OTHERS = (
+    "share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding", "activation_fn", "dropout",
+    "attention_dropout", "activation_dropout",
 )  # fmt: skip
 
 
 def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     """The options of all of these recipes."""
-    parser = Parser(
-        prog=f"recipes/{recipe}/run.sh",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **about,
-    )
+    parser = Parser(f"recipes/{recipe}/run.sh", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
     add = parser.add_argument
     add("--model", metavar="FILE", type=absolute, help="checkpoint of fairseq's transformer or of transformer_collab")
     text = "its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
@@ -39,7 +38,6 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     add("--seed", metavar="N", type=positive, default=1, help="(default: 1)")
     add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
     add("--output", metavar="DIR", type=absolute, help=f"(default: runs/{recipe}/NAME)")
-    add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
     return parser
 
 
@@ -69,14 +67,11 @@ def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any])
 
 def model_flags(checkpoint: str) -> List[str]:
     """fairseq-train's flags for a model of the sizes of a checkpoint."""
-    config: Mapping[str, Any] = model_config(as_transformer_collab(checkpoints.load(checkpoint)))
-    found = ["--arch", "transformer_collab"]
-    for side in ("encoder", "decoder"):
-        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
-            found += [f"--{side}-{name.replace('_', '-')}", str(config[f"{side}_{name}"])]
-    for name in ("dropout", "attention_dropout", "activation_dropout", "activation_fn"):
-        found += [f"--{name.replace('_', '-')}", str(config.get(name) or ("relu" if name == "activation_fn" else 0))]
-    return found + [f"--{name.replace('_', '-')}" for name in SWITCHES if config.get(name)]
+    config = model_config(as_transformer_collab(checkpoints.load(checkpoint)))
+    names = [*(f"{side}_{name}" for side in ("encoder", "decoder") for name in SIZES), *OTHERS]
+    given = {name: config.get(name) for name in names}
+    given["dropout"] = given["dropout"] or 0  # fairseq's default is another
+    return as_flags(OmegaConf.create({"model": {"_name": "transformer_collab", **given}}), "model")
 
 
 def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: int, flags: List[str]) -> Path:
@@ -99,5 +94,5 @@ def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
             ]  # fmt: skip
             status = attend(command, stdout=log, stderr=subprocess.STDOUT)
         if status:
-            raise RecipeError(f"the training failed or was stopped, see {folder}.log; run again to resume")
+            raise RecipeError(f"the training failed, see {folder}.log; run again to resume")
     return last

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from collab_fairseq.cli.main import build_parser
 from fairseq_modern.survival.resuming import newest_whole
 
-from .folder import STOPPED, attend, keep_settings, kept_settings
+from .folder import attend, keep_settings, kept_settings
 from .machine import Machine
 from .settings import PYTHON, ROOT, TRAINING, RecipeError, flags, identity
 
@@ -36,8 +36,14 @@ def tool(name: str) -> str:
 
 def collab(*words: Any) -> None:
     """Do what `collab` does with these words, in this process."""
-    args = build_parser().parse_args([str(word) for word in words])
-    if status := args.run(args):
+    given = [str(word) for word in words]
+    args, typed = build_parser().parse_args(given), sys.argv
+    sys.argv = ["collab", *given]  # which records note
+    try:
+        status = args.run(args)
+    finally:
+        sys.argv = typed
+    if status:
         raise RecipeError(f"collab {words[0]} ended with status {status}")
 
 
@@ -94,8 +100,11 @@ class Run:
                 f"--average {average}: there are fewer checkpoints, {first // self.interval}, by update {first}, one "
                 f"every {self.interval}; lower {lower}, or raise --updates"
             )
-        if keep < average:
-            raise RecipeError(f"--average {average}: only {keep} checkpoints are kept")
+        if 0 < keep < average:  # else fairseq keeps all
+            raise RecipeError(
+                f"--average {average}: only {keep} checkpoints are kept; give "
+                f"checkpoint.keep_interval_updates={average}, or a lower --average"
+            )
 
     def prepare(self) -> None:
         """Make the data where they are missing."""
@@ -172,12 +181,8 @@ class Run:
             usage.touch()  # a killed run has no line in it
         else:
             logger.info("training%s", newest and f": resuming from {newest}")
-            measure = [PYTHON, "-m", "collab_fairseq.records.measure", "--append", usage, "--"]
-            status = attend([*measure, *self.command(end)], log)
-            if status == STOPPED:
-                logger.info("training: stopped as asked; the same command resumes it")
-                raise SystemExit(STOPPED)
-            if status:
+            measure = [PYTHON, "-m", "collab_fairseq.records.measure", usage]
+            if attend([*measure, *self.command(end)], log):
                 raise RecipeError(f"training failed, see {log}; the same command resumes it once the cause is removed")
         if at:  # what its record is made of is kept as it is now
             for file in (log, usage):

@@ -68,7 +68,7 @@ def train_and_kill(folder: Path, words: List[Any], updates: int) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="rehearsal: %(message)s", stream=sys.stderr)
-    parser = Parser(prog=NAME, usage=f"{NAME} [options]", description=__doc__, allow_abbrev=False)
+    parser = Parser(NAME, usage=f"{NAME} [options]", description=__doc__)
     add = parser.add_argument
     text = "(default: runs/wmt14_en_de.rehearsal)"
     add("--output", metavar="DIR", type=Path, default=ROOT / "runs" / "wmt14_en_de.rehearsal", help=text)
@@ -79,7 +79,6 @@ def main() -> None:
     add("--test", metavar="N", type=positive, default=200, help=text)
     text = "as for sweep.sh, the first none:64 (default: those of rehearsal.yaml)"
     add("--runs", metavar='"A:N ..."', help=text)
-    add("--python", metavar="PROGRAM", help="Python with the project installed (default: $PYTHON, else python)")
     text = "only make the archive, and print what the shell must know for the commands of README.md to work on it: "
     add("--by-hand", action="store_true", help=text + f'eval "$({NAME} --by-hand)"')
     args = parser.parse_args()

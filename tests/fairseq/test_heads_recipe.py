@@ -28,6 +28,8 @@ def test_every_analysis_runs_resumes_and_stands_on_the_page(tiny_run, tiny_data,
     record = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
     assert set(record["parts"]["20"]["gates"]) == {f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)}
     assert "| 20 | 2 of 2 | 2 of 2 | 2 of 2 |" in page
+    record = json.loads((output / "small.importance.json").read_text(encoding="utf-8"))
+    assert record["command"].startswith("collab heads importance .../model.pt --data ")
     for picture in ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles"):
         assert f"(small.{picture}.svg)" in page
     assert "Rank correlation of importance with what a head's removal costs: " in page

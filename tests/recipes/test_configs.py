@@ -155,6 +155,7 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
         ("recipe.averag=3", "recipe.averag is no setting; the nearest is recipe.average"),
         ("optimisation.lr=[1]", "optimisation is no section of settings; the nearest is optimization"),
         ("optimizer._name=fuse_adam", "there is no such optimizer; the nearest is fused_adam"),
+        ("bpe.codes=x", "bpe._name=None: there is no such bpe; the nearest is "),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("recipe.stages=true", "recipe.stages: Value 'True' of type 'bool' could not be converted to Integer"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
@@ -165,6 +166,16 @@ def test_settings_that_are_none_are_refused_by_name(word, message):
     with pytest.raises(RecipeError) as refused:
         settings.check(settings.lay_over(settings.load("multi30k"), [word]))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(b"a: [1\n", "own.yaml is no YAML: "), (b"x\xff: 1\n", "own.yaml is no YAML: "), (b"- a\n", "got a list")],
+)
+def test_a_file_of_settings_that_is_none_is_refused(text, message, tmp_path):
+    (tmp_path / "own.yaml").write_bytes(text)
+    with pytest.raises(RecipeError, match=message):
+        settings.load("multi30k", str(tmp_path / "own.yaml"))
 
 
 def test_the_launcher_for_slurm_is_found():

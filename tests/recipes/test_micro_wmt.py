@@ -121,6 +121,8 @@ def test_a_sweep_names_runs_by_their_flags():
     iwslt = ROOT / "recipes" / "iwslt14_de_en" / "run.sh"
     done = run("bash", iwslt, "--variant", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
     assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout
+    other = run("bash", multi30k / "sweep.sh", "model.key_dim=8", "--dry-run", check=False)
+    assert "model.key_dim is what each run of a sweep has of its own; give --runs" in other.stderr
     wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
     assert "expected a variant of this recipe" in wrong.stderr
     assert "got 'keys9'" in wrong.stderr

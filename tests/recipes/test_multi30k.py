@@ -199,6 +199,7 @@ def test_the_model_is_there_to_translate_and_has_translated_texts_without_refere
 
 def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared, finished):
     before = {name: file for name, file in content(finished).items() if not name.endswith("scores.json")}
+    assert recipe(prepared, finished, "--dry-run").stdout.startswith("env OMP_NUM_THREADS=1 ")
     done = recipe(prepared, finished)
     assert done.stdout.count("sacreBLEU") == 2
     assert done.stderr.count("done before") == 5
@@ -224,7 +225,9 @@ def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared,
         (["--stages", 3], "--average 2: there are fewer checkpoints, 1, by update 1, one every 1; lower"),
         (["--max-tokens", 7], "--max-tokens 7 on 1 processes does not give 600 tokens per update; possible with "),
         (["--stock", "--key-dim", 16], "--stock excludes --heads, --key-dim and --fast"),
+        (["checkpoint.keep_interval_updates=1"], "only 1 checkpoints are kept; give checkpoint.keep_"),
         (["--python", "no-such-python"], "no Python 'no-such-python'"),
+        (["--python=no-such-python"], "no Python 'no-such-python'"),
     ],
 )
 def test_wrong_options_leave_nothing(prepared, tmp_path, flags, message):

@@ -16,14 +16,23 @@ SCRIPTS = sorted(
 )
 
 
+@pytest.fixture(scope="module")
+def link(tmp_path_factory):
+    """The checkout by another name, as home folders of clusters have one."""
+    path = tmp_path_factory.mktemp("link") / "checkout"
+    path.symlink_to(ROOT)
+    return path
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_script_has_help_and_refuses_unknown_options(script, tmp_path):
-    help_text = run("bash", script, "--help", cwd=tmp_path).stdout
-    assert f"usage: {script.relative_to(ROOT)}" in help_text
+def test_every_script_has_help_and_refuses_unknown_options(script, link, tmp_path):
+    name = script.relative_to(ROOT)
+    help_text = run("bash", name, "--help", cwd=link, env={"CDPATH": "."}).stdout
+    assert f"usage: {name}" in help_text
     assert "--output DIR " in help_text
-    done = run("bash", script, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
+    done = run("bash", link / name, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == f"{script.relative_to(ROOT)}: error: unknown argument '--sauce' (see --help)\n"
+    assert done.stderr == f"{name}: error: unknown argument '--sauce' (see --help)\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from runner import machine
+from runner import machine, sweep
 from runner.folder import keep_settings, kept_settings
 from runner.machine import Cards, Machine
 from runner.settings import RecipeError
@@ -138,6 +138,22 @@ def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, t
         process.terminate()
     assert process.wait(60) == status
     assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_runs_at_a_time_have_cards_of_their_own_as_far_as_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "cards", lambda: Cards(4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    program = "import os, pathlib, sys, time; at = pathlib.Path(sys.argv[1]); at.write_text(os.environ[sys.argv[2]])"
+    program += "\nwhile len(list(at.parent.glob('[ab]'))) < 2: time.sleep(0.01)"
+    names = {name: [sys.executable, "-c", program, tmp_path / name, "CUDA_VISIBLE_DEVICES"] for name in "abc"}
+    assert sweep.make(names, tmp_path / "runs", jobs=2, gpus=2) == []
+    assert {(tmp_path / name).read_text() for name in "ab"} == {"4,5", "6,7"}
+    assert (tmp_path / "c").read_text() in ("4,5", "6,7")
+    assert sweep.shares(3, 3) == ["4,5,6", "7,4,5", "6,7,4"]
+    assert sweep.shares(3, 0) == sweep.shares(1, 1) == []
+    monkeypatch.setattr(sweep, "cards", lambda: Cards(1))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert sweep.shares(3, 1) == ["0"] * 3
 
 
 def test_a_sweep_that_is_stopped_waits_until_its_runs_have_saved(tmp_path):

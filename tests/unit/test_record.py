@@ -140,6 +140,7 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
     ("before", "after"),
     [
         ("run /a/b/c --x=/d/e.txt '/f/g h'", "run .../c --x=.../e.txt '.../g h'"),
+        ("run '/a b/c d/e' '--x=/a b/c' 'betas=(0.9, 0.98)'", "run '.../e' '--x=.../c' 'betas=(0.9, 0.98)'"),
         ("recipes/multi30k/run.sh and/or 1/2", "recipes/multi30k/run.sh and/or 1/2"),
         ("https://example.org/x", "https://example.org/x"),
     ],
@@ -151,7 +152,7 @@ def test_absolute_paths_are_shortened(before, after):
 
 def test_measure_passes_output_and_status_on(tmp_path):
     script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
-    command = [sys.executable, "-m", "collab_fairseq.records.measure", "--append", tmp_path / "usage", "--"]
+    command = [sys.executable, "-m", "collab_fairseq.records.measure", tmp_path / "usage"]
     for _ in range(2):
         done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (3, "hello\n")

@@ -1,22 +1,20 @@
 """The generated corpus: its files, the agreement and the word order of its German."""
 
+import argparse
 import re
 import sys
 
+import miniature
+import pytest
 import toy
 
-from tests.common import ROOT, content, run
-
-SCRIPT = ROOT / "data_prep" / "toy.py"
-
-
-def make(output, *flags, check=True):
-    return run("python", SCRIPT, "--output", output, "--train", 300, "--valid", 40, "--test", 30, *flags, check=check)
+from tests.common import content
 
 
 def test_equal_seeds_give_equal_files_and_others_do_not(tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        make(tmp_path / name, "--seed", seed)
+        (tmp_path / name).mkdir()
+        toy.make(argparse.Namespace(seed=seed, train=300, valid=40, test=30), tmp_path / name)
     a, b, c = (content(tmp_path / name) for name in "abc")
     assert a == b
     assert all(a[name] != c[name] for name in a)
@@ -38,17 +36,25 @@ def test_parts_are_disjoint_and_the_test_set_does_not_depend_on_the_size_of_trai
 
 def test_a_failure_or_a_folder_that_is_there_leaves_all_as_it_was(tmp_path, monkeypatch, capsys):
     def no_space(source, target):
-        assert len(list(source.iterdir())) == 6
+        assert {file.name for file in source.iterdir()} > {"manifest.tsv", "references.en"}
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(toy.os, "replace", no_space)
-    monkeypatch.setattr(sys, "argv", ["toy.py", "--output", str(tmp_path / "corpus"), "--train", "9"])
-    assert toy.main() == 1
-    assert "data_prep/toy.py: error: [Errno 28] No space left" in capsys.readouterr().err
+    def refused(*words):
+        monkeypatch.setattr(sys, "argv", ["miniature.py", "iwslt14_de_en", "--output", *map(str, words)])
+        with pytest.raises(SystemExit):
+            miniature.main()
+        return capsys.readouterr().err
+
+    small = ["--train", "9", "--valid", "3", "--test", "12"]
+    with monkeypatch.context() as patched:
+        patched.setattr(miniature.os, "replace", no_space)
+        patched.setattr(sys, "argv", ["miniature.py", "iwslt14_de_en", "--output", str(tmp_path / "corpus"), *small])
+        with pytest.raises(OSError, match="No space left"):
+            miniature.main()
     assert list(tmp_path.iterdir()) == []
-    assert "expected a whole number from 1, got '0'" in make(tmp_path, "--valid", "0", check=False).stderr
+    assert "expected a positive whole number, got '0'" in refused(tmp_path, "--valid", "0")
     (tmp_path / "thesis.txt").write_text("mine")
-    assert "--output must be a new or empty folder" in make(tmp_path, check=False).stderr
+    assert "--output must be a new or empty folder" in refused(tmp_path)
     assert content(tmp_path) == {"thesis.txt": b"mine"}
 
 
