@@ -17,6 +17,7 @@ from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sums import statistics_of
 from collab_fairseq.translation import TrainedModel, score
 
+from . import HeadsError
 from .figures import DIVERGING, draw_grids
 from .taps import counts, masked
 
@@ -108,9 +109,15 @@ def measure_all(
 
     Args:
         numbers: place → number of its heads. modes: among :data:`MODES`. sites: whose heads.
+
+    Raises:
+        HeadsError: there is nothing to mask.
     """
-    for mode in modes:
-        for head, heads in conditions(numbers, mode, sites).items():
+    asked = {mode: conditions(numbers, mode, sites) for mode in modes}
+    if not any(asked.values()):
+        raise HeadsError("no layer has a second head, so that there is nothing to mask for a head alone")
+    for mode, masks in asked.items():
+        for head, heads in masks.items():
             found = record.part(f"{split}/{mode}/{head}", partial(measure, heads))
             told = f"{found['difference']:+.2f} {metric(found)}, p = {found['p_value']:.3f}"
             logger.info("%s %s %s: %s", split, mode, head, told)
