@@ -105,8 +105,8 @@ def test_conditions_and_correlation():
     assert ablation.conditions(counts, "without")["E:1:2"] == {"encoder.0": (1,)}
     assert ablation.conditions(counts, "only")["E:1:2"] == {"encoder.0": (0, 2)}
     assert "A:1:1" not in ablation.conditions(counts, "only")
+    record = Record("heads", "ablate", "", {}, device="cpu")
     with pytest.raises(HeadsError, match="no layer has a second head"):
-        record = Record("heads", "ablate", "", {}, device="cpu")
         ablation.measure_all(record, "test", {"cross.0": 1}, dict, modes=["only"])
     values = [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]
     parts = {f"{split}/without/E:1:{n}": {"difference": pair[side]}
