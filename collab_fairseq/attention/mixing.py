@@ -21,7 +21,8 @@ def block_mixing(sizes: Sequence[int]) -> Tensor:
     """
     if not sizes or min(sizes) < 1:
         raise ValueError(f"every head needs at least one key dimension, but the block sizes are {list(sizes)}")
-    return torch.block_diag(*(torch.ones(1, size) for size in sizes))
+    heads = torch.arange(len(sizes))
+    return (heads[:, None] == heads.repeat_interleave(torch.tensor(sizes))).float()
 
 
 def _blocks(num_heads: int, key_dim: int) -> Tensor:
