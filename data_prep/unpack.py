@@ -122,8 +122,15 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path) -> Path:
                 shutil.copyfileobj(packed, text)
         else:
             with tarfile.open(path, "r|*") as archive:
-                members = (entry for entry in archive if entry.isfile() and str(PurePosixPath(entry.name)) in wanted)
-                archive.extractall(folder, members, filter="data")
+                for entry in archive:
+                    packed = archive.extractfile(entry) if entry.isfile() else None
+                    if packed and str(PurePosixPath(entry.name)) in wanted:
+                        file = folder / entry.name
+                        if not file.resolve().is_relative_to(folder.resolve()):
+                            raise CorpusError(f"{entry.name} of {path} is outside the destination")
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        with open(file, "wb") as text:
+                            shutil.copyfileobj(packed, text)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CorpusError(f"{path} is truncated or not a gzipped archive: {error}") from error
     return folder

@@ -21,15 +21,16 @@ def block_mixing(sizes: Sequence[int]) -> Tensor:
     """
     if not sizes or min(sizes) < 1:
         raise ValueError(f"every head needs at least one key dimension, but the block sizes are {list(sizes)}")
-    heads = torch.arange(len(sizes))
-    return (heads[:, None] == heads.repeat_interleave(torch.tensor(sizes))).float()
+    owners = torch.tensor([head for head, size in enumerate(sizes) for _ in range(size)])
+    return (torch.arange(len(sizes))[:, None] == owners).float()
 
 
 def _blocks(num_heads: int, key_dim: int) -> Tensor:
     """Blocks whose sizes differ by at most one, the larger first."""
     if key_dim < num_heads:
         raise ValueError(f"blocks need key_dim ≥ num_heads, but key_dim is {key_dim} and num_heads is {num_heads}")
-    return block_mixing([len(block) for block in torch.arange(key_dim).tensor_split(num_heads)])
+    small, larger = divmod(key_dim, num_heads)
+    return block_mixing([small + 1] * larger + [small] * (num_heads - larger))
 
 
 #: name → function of (num_heads, key_dim)

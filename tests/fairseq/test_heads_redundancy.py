@@ -130,5 +130,7 @@ def test_hugging_face_folders(tmp_path, capsys, monkeypatch):
     counts = redundancy(heads)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
     monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.startswith("collab_fairseq.huggingface")]:
+        monkeypatch.delitem(sys.modules, name)
     assert main(["heads", "redundancy", folder]) == 1
     assert "pip install 'collab_fairseq[huggingface]'" in capsys.readouterr().err

@@ -142,19 +142,23 @@ def pack(path, name, link=None):
 
 
 def test_an_archive_stays_in_its_folder(tmp_path, monkeypatch):
+    safe = hasattr(tarfile, "data_filter")
+    unsafe = r"that is safe with Python 3\.10\.12"
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (victim := tmp_path / "victim").write_bytes(b"precious")
     (home := tmp_path / "home").mkdir()
     for name, link in (("../../victim", None), (str(home), None), (f"{victim}", None), ("model/x", victim),
                        ("model/x", "../../../victim")):  # fmt: skip
-        with pytest.raises(UserError, match=r"hostile\.tar\.gz' was not unpacked: expected \w+ within a folder"):
+        reason = r"expected \w+ within a folder" if safe else unsafe
+        with pytest.raises(UserError, match=rf"hostile\.tar\.gz' was not unpacked: {reason}"):
             file_utils.load_archive_file(pack(tmp_path / "hostile.tar.gz", name, link))
         assert (victim.read_bytes(), home.is_dir()) == (b"precious", True)
-    good = file_utils.load_archive_file(pack(tmp_path / "good.tar.gz", "model/model.pt"))
-    assert Path(good).exists()  # fairseq puts what was in it in the place of the archive
-    monkeypatch.delattr("tarfile.data_filter")
-    with pytest.raises(UserError, match=r"that is safe with Python 3\.10\.12"):
+    if safe:
+        good = file_utils.load_archive_file(pack(tmp_path / "good.tar.gz", "model/model.pt"))
+        assert Path(good).exists()  # fairseq puts what was in it in the place of the archive
+    monkeypatch.delattr("tarfile.data_filter", raising=False)
+    with pytest.raises(UserError, match=unsafe):
         file_utils.load_archive_file(pack(tmp_path / "other.tar.gz", "model/model.pt"))
     with pytest.raises(UserError, match="there is no nodir: expected a folder, an archive, or an address of one"):
         TransformerModel.from_pretrained("nodir")
