@@ -150,8 +150,8 @@ def test_an_archive_stays_in_its_folder(tmp_path, monkeypatch):
     (home := tmp_path / "home").mkdir()
     for name, link in (("../../victim", None), (str(home), None), (f"{victim}", None), ("model/x", victim),
                        ("model/x", "../../../victim")):  # fmt: skip
-        reason = r"expected \w+ within a folder" if safe else unsafe
-        with pytest.raises(UserError, match=rf"hostile\.tar\.gz' was not unpacked: {reason}"):
+        reason = r"expected \w+ within a folder" + ("" if safe else f"|{unsafe}")
+        with pytest.raises(UserError, match=rf"hostile\.tar\.gz' was not unpacked: ({reason})"):
             file_utils.load_archive_file(pack(tmp_path / "hostile.tar.gz", name, link))
         assert (victim.read_bytes(), home.is_dir()) == (b"precious", True)
     if safe:
