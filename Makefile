@@ -77,9 +77,6 @@ tables:
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,nll
 	$(TABLE) $(RUNS)/curve-*-u2000.json --output recipes/curve/README.md --marker results --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,nll,sacrebleu,chrf++,ter --baseline curve-none-dk256-lr2-s1-u2000
-	$(TABLE) $(RUNS)/micro_wmt-*-u6000.json --output recipes/micro_wmt/README.md --marker table --group-by heads,key_dim \
-	    --columns heads,key_dim,parameters,cache,valid_loss,sacrebleu,chrf \
-	    --baseline micro_wmt-none-dk128-s1-u6000 --baseline micro_wmt-none-dk32-s1-u6000
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/multi30k-*-blocks*-u1500.json --output docs/speed.md --marker precision \

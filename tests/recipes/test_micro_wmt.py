@@ -115,9 +115,9 @@ def test_a_sweep_names_runs_by_their_flags():
     assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in found
     flags = ("--heads", "none", "--variant", "keys1", "--threads", "1", "--dry-run")
     assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
-    micro, flags = ROOT / "recipes" / "micro_wmt", ("--heads", "none", "--variant", "lr002", "--dry-run")
+    micro, flags = ROOT / "recipes" / "micro_wmt", ("--heads", "none", "--variant", "lr005", "--dry-run")
     done = run("bash", micro / "run.sh", "--config", micro / "rate.yaml", *flags)
-    assert done.stdout.rpartition("--lr ")[2].startswith("0.002 ")
+    assert done.stdout.rpartition("--lr ")[2].startswith("0.005 ")
     iwslt = ROOT / "recipes" / "iwslt14_de_en" / "run.sh"
     done = run("bash", iwslt, "--variant", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
     assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout

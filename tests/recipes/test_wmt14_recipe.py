@@ -33,7 +33,7 @@ PYTHON = ["--python", sys.executable]
     [
         ("wmt14_en_de_spm", "--arch transformer_collab --key-dim 64 --max-tokens 3584 --update-freq 8"),
         ("curve", "--lr-scheduler cosine --lr 0.005 --encoder-layers 2 --decoder-attention-heads 8 --max-update 2000"),
-        ("micro_wmt", "--arch transformer_collab_tiny --max-update 6000 --lr-scheduler cosine"),
+        ("micro_wmt", "--arch transformer_collab_tiny --lr 0.002 --max-update 6000 --lr-scheduler cosine"),
         ("iwslt14_de_en", "--source-lang de --target-lang en --arch transformer_collab_iwslt_de_en --max-tokens 4096"),
     ],
 )
