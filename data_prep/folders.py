@@ -61,17 +61,21 @@ def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> b
     return True
 
 
+def write_sums(folder: Path) -> None:
+    """SHA256SUMS of the files of a folder."""
+    files = [path for depth in ("*", "*/*") for path in sorted(folder.glob(depth)) if path.is_file()]
+    text = "".join(f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files)
+    (folder / "SHA256SUMS").write_text(text, encoding="utf-8")
+
+
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """A folder beside the output, in the place of which it comes at the end with the sums of its files."""
+    """A folder beside the output, in the place of which it comes at the end."""
     work = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
     old = work.with_name(f"{work.name}.old")
     try:
         work.chmod(0o755)
         yield work
-        files = [path for depth in ("*", "*/*") for path in sorted(work.glob(depth)) if path.is_file()]
-        text = "".join(f"{sha256(path)}  {path.relative_to(work)}\n" for path in files)
-        (work / "SHA256SUMS").write_text(text, encoding="utf-8")
         if output.exists():
             output.rename(old)
         work.rename(output)

@@ -13,15 +13,14 @@ import argparse
 import gzip
 import hashlib
 import io
-import os
 import re
 import sys
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Dict, List, Sequence
 
 import toy
+from folders import new_folder
 from toy import write_lines
 from unpack import Rows, of_kind, read_manifest
 
@@ -104,11 +103,8 @@ def main() -> None:
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         parser.error(f"--output must be a new or empty folder, but {args.output} is there")
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{args.output.name}.", dir=args.output.parent) as work:
-        folder = Path(work, "whole")
-        folder.mkdir()
+    with new_folder(args.output) as folder:
         write(args.name, toy.parts_of(args), folder)
-        os.replace(folder, args.output)
 
 
 if __name__ == "__main__":

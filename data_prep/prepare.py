@@ -17,7 +17,7 @@ from typing import Dict, List
 
 import unpack
 from data_set import HERE, DataSet, maker_of, parser_of
-from folders import alone, is_complete, new_folder
+from folders import alone, is_complete, new_folder, write_sums
 from omegaconf import OmegaConf
 from runner.settings import PYTHON
 from unpack import CorpusError
@@ -161,6 +161,7 @@ class Preparation:
             splits = self.splits()
             folder = self.encode(work, splits) if self.set.vocab_size else work / "raw"
             self.binarise(work, folder, splits)
+            write_sums(work)
         words = (args.output / "data-bin" / f"dict.{self.languages[0]}.txt").read_text(encoding="utf-8").count("\n")
         self.say(f"ready: {args.output}/data-bin ({words} types in the joint dictionary)")
 

@@ -66,7 +66,7 @@ def numbers(text: str) -> List[int]:
 
 
 #: Options: flag, metavar, type, help, and the setting that it is another name for, which then has the default.
-#: The same name the same run in all scripts.
+#: Equal options name the same run in all scripts.
 OF_RUN = (
     ("--heads", "SITES", str, "collaborative heads: encoder, cross, decoder joined by _, or none",
      "model.collaborative_heads"),

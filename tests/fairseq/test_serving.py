@@ -250,8 +250,7 @@ def test_a_card_names_nothing_outside(exported, name, engine, tmp_path, capfdbin
     commands += [["reparam", "--key-dim", "4"], ["heads", "prune", "--remove", "E:1:1"], ["average", "--inputs"]]
     for command in commands:
         assert main.main([*command, str(folder), "--output", str(tmp_path / "out")]) == 1
-    told = capfdbinary.readouterr().err.decode().splitlines()
-    assert len(told) == 1 + len(commands)
+    assert len(capfdbinary.readouterr().err.decode().splitlines()) == 1 + len(commands)
     assert content(tmp_path) == before
 
 

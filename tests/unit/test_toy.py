@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+from pathlib import Path
 
 import miniature
 import pytest
@@ -47,7 +48,7 @@ def test_a_failure_or_a_folder_that_is_there_leaves_all_as_it_was(tmp_path, monk
 
     small = ["--train", "9", "--valid", "3", "--test", "12"]
     with monkeypatch.context() as patched:
-        patched.setattr(miniature.os, "replace", no_space)
+        patched.setattr(Path, "rename", no_space)
         patched.setattr(sys, "argv", ["miniature.py", "iwslt14_de_en", "--output", str(tmp_path / "corpus"), *small])
         with pytest.raises(OSError, match="No space left"):
             miniature.main()
