@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="records of trainings, in any order")
     add("--columns", type=_names, metavar="A,B,...",
-        help=f"which columns, in this order, of: those of --group-by, {', '.join((*COLUMNS, *ON_REQUEST))} "
-        "(default: all that have a value)")  # fmt: skip
+        help=f"which columns, in this order, of: those of --group-by, {', '.join((*COLUMNS, *ON_REQUEST))}; with a "
+        "test set behind it a score is of that one: 'nll all tests' (default: all that have a value)")  # fmt: skip
     add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...",
         help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "
         "config.model.dropout (default: heads,key_dim,updates)")  # fmt: skip

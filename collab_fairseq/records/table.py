@@ -32,7 +32,7 @@ def markdown_table(
     Args:
         runs: at least one, in any order.
         columns: in this order, of `COLUMNS`, `ON_REQUEST` and `group_by`; by default those of the first and the last
-            that any run has a value for.
+            that any run has a value for. A score is of every test set, or of the one behind it: ``nll all tests``.
         group_by: fields that tell the rows apart.
         baselines: names of runs; every other row is compared with the row of each, by the seeds that both have.
         folder: where the page is that the table goes into; the link to the records starts there.
@@ -43,9 +43,10 @@ def markdown_table(
     """
     data = frame(runs, group_by)
     known = (*group_by, *(name for name in COLUMNS if name not in group_by))
-    unknown = [name for name in columns or () if name not in (*known, *ON_REQUEST)]
+    unknown = [name for name in columns or () if name not in known and name.partition(" ")[0] not in METRICS]
     if unknown:
         raise RecordError(f"unknown column {unknown[0]}, expected some of {', '.join((*known, *ON_REQUEST))}")
+    names = [name.partition(" ")[0] for name in columns or known]
     shown: Dict[str, List[str]] = {}
     alone: Set[str] = set()
     for name in columns or known:
@@ -53,9 +54,9 @@ def markdown_table(
     if not columns:
         shown = {header: cells for header, cells in shown.items() if set(cells) != {DASH}}
     table = markdown(shown)
-    notes = [*_notes(data, columns or known, alone, table), _records(runs, folder)]
+    notes = [*_notes(data, names, alone, table), _records(runs, folder)]
     parts = [table, "  \n".join(notes)]  # two blanks end a line, not the paragraph
-    parts += [_comparison(data, name, group_by, columns or known) for name in baselines]
+    parts += [_comparison(data, name, group_by, names) for name in baselines]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -73,8 +74,12 @@ def _column(name: str, data: Any, group_by: Sequence[str], alone: Set[str]) -> D
         return {_header(name): [key[list(group_by).index(name)] for key in data["row"].unique()]}
     if name == "seeds":
         return {"seeds": [str(size) for size in rows.size()]}
+    name, _, only = name.partition(" ")
     if name in METRICS:
         groups, tests = [list(group) for _, group in rows["run"]], test_sets(data["run"], METRICS[name])
+        if only and only not in tests:
+            raise RecordError(f"no record has {METRICS[name]} of {only}, expected one of {', '.join(tests)}")
+        tests = [only] if only else tests
         return {f"{METRICS[name]} {test}": [interval(group, test, name, alone) for group in groups] for test in tests}
     header, decimals = NUMBERS[name]
     cells = [spread(group, decimals) for _, group in rows[name]]

@@ -2,7 +2,7 @@
 """The primary test of the curve, by the rule of README.md: claim.py K RECORD ...
 
 The loss of a run is its negative log-likelihood on both test sets, weighted by tokens, in bits a token. F is that of
-standard heads at full width, S of standard heads and C of collaborative heads at key dim K, all of one seed. Printed
+standard heads at full width, S of standard heads and C of collaborative heads at key dim K, all of one seed. Shown
 are, over the seeds: S − F; C − ¾F − ¼S with the p of a one-sided t-test against 0; C − ¼F − ¾S; the outcome that
 their intervals mean; and for collaborative heads the key dim that standard heads need for their loss.
 """
@@ -15,13 +15,15 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from scipy import stats
 
-from collab_fairseq.records import curve
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import add_page, check_page, publish
+from collab_fairseq.records import curve, pages
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import load_run, lookup
 
-logger = logging.getLogger("claim")
-
 FULL = 256
+#: contrast → weights of F, S and C
+CONTRASTS = {"S − F": (-1, 1, 0), "C − ¾F − ¼S": (-0.75, -0.25, 1), "C − ¼F − ¾S": (-0.25, -0.75, 1)}
 
 
 class Contrast(NamedTuple):
@@ -54,7 +56,7 @@ def exchange_rates(runs: Sequence[Dict]) -> List[str]:
     costs = {row: cost.mean for row, cost in curve.costs(runs).items()}
     standard = {width: cost for (kind, width), cost in costs.items() if kind == "standard"}
     return [
-        f"collaborative {width} = standard {curve.exchange_rate(standard, cost)}"
+        f"collaborative heads at {width} lose what standard heads lose at {curve.exchange_rate(standard, cost)}"
         for (kind, width), cost in sorted(costs.items())
         if kind == "collaborative"
     ]
@@ -84,22 +86,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("key_dim", type=int, metavar="K")
     parser.add_argument("records", nargs="+", metavar="RECORD", help="of all rows; those of other widths are left out")
+    add_page(parser)
+    parser.set_defaults(parser=parser)
     args = parser.parse_args()
-    try:
-        runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
-        seeds, rates = rows(runs, args.key_dim), exchange_rates(runs)
-    except RecordError as error:
-        parser.error(str(error))
-    shares = {"S - F": (-1, 1, 0), "C - 3/4 F - 1/4 S": (-0.75, -0.25, 1), "C - 1/4 F - 3/4 S": (-0.25, -0.75, 1)}
-    found = [
-        contrast([sum(a * b for a, b in zip(weights, losses, strict=True)) for losses in seeds.values()])
-        for weights in shares.values()
-    ]
-    lines = [f"seed {seed}: F {f:.4f}  S {s:.4f}  C {c:.4f}" for seed, (f, s, c) in seeds.items()]
-    for name, each in zip(shares, found, strict=True):
-        lines.append(f"{name}: {each.mean:+.4f} [{each.low:+.4f}, {each.high:+.4f}], p (below 0) {each.p:.4f}")
-    sys.stdout.write("\n".join([*lines, *rates, outcome(*found)]) + "\n")
+    logging.basicConfig(level=logging.INFO, format="claim.py: %(message)s", stream=sys.stderr)
+    check_page(args)
+    runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
+    seeds, rates = rows(runs, args.key_dim), exchange_rates(runs)
+    found = {
+        name: contrast([sum(a * b for a, b in zip(weights, losses, strict=True)) for losses in seeds.values()])
+        for name, weights in CONTRASTS.items()
+    }
+    losses = [["seed", "F", "S", "C"], *([str(seed), *(f"{loss:.4f}" for loss in of)] for seed, of in seeds.items())]
+    tests = [["contrast", "mean", "90 % interval", "p (below 0)"]]
+    tests += [[n, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.4f}"] for n, c in found.items()]
+    shown = [pages.table(losses, numbers=True), pages.table(tests, numbers=True)]
+    shown += [f"In loss, {'; '.join(rates)}.", f"Outcome of {len(seeds)} seeds: **{outcome(*found.values())}**."]
+    publish(args, "\n\n".join(shown) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("claim.py", main))

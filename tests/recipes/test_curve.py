@@ -69,14 +69,14 @@ def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more
 )
 def test_the_outcome_is_what_the_intervals_mean(standard, collaborative, outcome, tmp_path):
     done = run("python", RECIPE / "claim.py", 64, RECORD, *records(tmp_path, standard, collaborative)).stdout
-    assert done.splitlines()[-1].startswith(outcome)
+    assert done.splitlines()[-1].startswith(f"Outcome of 3 seeds: **{outcome}")
     values = [c - s / 4 for s, c in zip(standard, collaborative, strict=True)]
     mean = sum(values) / 3
     half = 2.91999 * (sum((v - mean) ** 2 for v in values) / 2 / 3) ** 0.5  # Student's t, 2 degrees of freedom, .95
-    assert f"C - 3/4 F - 1/4 S: {mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]" in done
-    p = float(done.split("C - 3/4")[1].split("p (below 0) ")[1].split()[0])
-    assert (p < 0.05) == (mean + half < 0)
-    assert f"seed 2: F 3.0200  S {3.02 + standard[1]:.4f}  C {3.02 + collaborative[1]:.4f}" in done
+    (test,) = re.findall(r"^\| C − ¾F − ¼S \| (.*) \| (.*) \| (.*) \|$", done, re.MULTILINE)
+    assert test[:2] == (f"{mean:+.4f}", f"[{mean - half:+.4f}, {mean + half:+.4f}]")
+    assert (float(test[2]) < 0.05) == (mean + half < 0)
+    assert f"| 2 | 3.0200 | {3.02 + standard[1]:.4f} | {3.02 + collaborative[1]:.4f} |" in done
 
 
 def test_rows_with_other_seeds_are_refused(tmp_path):
@@ -95,7 +95,14 @@ def test_the_exchange_rate_is_interpolated_between_key_dims(tmp_path):
     assert curve.exchange_rate({16: 0.2, 32: 0.25, 64: 0.1, 256: 0.0}, 0.15) == "51"  # 0.2 at 32 would make it twice
     made = records(tmp_path, [0.08] * 3, [0.03, 0.04, 0.05], none_16=[0.5], encoder_cross_decoder_32=[0.6])
     done = run("python", RECIPE / "claim.py", 64, *made).stdout
-    assert "\ncollaborative 32 = standard < 16\ncollaborative 64 = standard 128\n" in done
+    like = "collaborative heads at {} lose what standard heads lose at {}"
+    assert f"In loss, {like.format(32, '< 16')}; {like.format(64, 128)}.\n" in done
+    page = tmp_path / "page.md"
+    page.write_text("<!-- claim -->\n<!-- /claim -->\n")
+    written = [RECIPE / "claim.py", 64, *made, "--output", page, "--marker", "claim"]
+    assert run("python", *written, "--check", check=False).returncode == 1
+    run("python", *written)
+    assert page.read_text() == f"<!-- claim -->\n{done}<!-- /claim -->\n"
 
 
 def test_the_figure_is_one_command(tmp_path):

@@ -109,6 +109,11 @@ def test_every_validation_set_has_its_loss(records):
     both = statistics.mean((run["losses"]["test_b"]["nll_loss"] + 2) / 3 for run in runs[1:])  # weighted by tokens
     assert rows_of(markdown)[0]["nll all tests"].startswith(f"{both:.3f} [")
     assert "of nll over the seeds alone" in markdown  # of one of the sets there are no sentences
+    (row,) = rows_of(table.markdown_table(runs[1:], columns=["nll all tests"]))
+    assert row == {"nll all tests": rows_of(markdown)[0]["nll all tests"]}
+    for column, message in [("nll test_x", "has nll of test_x, expected one of test_b, "), ("seeds test_b", "unknown")]:
+        with pytest.raises(RecordError, match=message):
+            table.markdown_table(runs[1:], columns=[column])
     for run in runs[1:]:
         del run["losses"]["test_c"], run["losses"]["valid"]
     markdown = table.markdown_table(runs, columns=["nll"])
