@@ -15,8 +15,7 @@ from collab_fairseq.export.source import ExportError, read_source
 from tests.common import ROOT, run
 from tests.fairseq.serving_cases import SOURCES, cases
 
-PUBLISHED = ROOT / "results" / "models"
-TRAINING = PUBLISHED / "multi30k-encoder_cross_decoder-dk32-blocks8-s1-u4000" / "record.json"
+TRAINING = ROOT / "results" / "runs" / "multi30k-encoder_cross_decoder-dk32-blocks8-s1-u4000.json"
 
 
 @pytest.fixture(scope="module")
