@@ -54,11 +54,12 @@ test-all: lint
 COLLAB = $(BIN)/collab
 TABLE = @$(COLLAB) table $(CHECK)
 RUNS := results/runs
+CURVE := $(RUNS)/curve-*-u2000.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 
 tables:
-	$(TABLE) $(RUNS)/multi30k-none-*-u4000.json $(RUNS)/multi30k-*-blocks8*-u4000.json --output README.md --marker results \
-	    --group-by heads,key_dim --columns heads,key_dim,parameters,cache,valid_loss,sacrebleu
+	$(TABLE) $(CURVE) --output README.md --marker results --group-by heads,key_dim \
+	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu'
 	$(TABLE) $(RUNS)/multi30k-*-u4000.json --output recipes/multi30k/README.md --marker table --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,cache,valid_loss,sacrebleu,chrf \
 	    --baseline multi30k-none-dk128-s1-u4000 --baseline multi30k-none-dk32-s1-u4000
@@ -75,8 +76,9 @@ tables:
 	    --group-by heads,key_dim --baseline multi30k-none-s1-u2500
 	$(TABLE) $(RUNS)/curve-*-s11-u600.json --output recipes/curve/README.md --marker rates \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,nll
-	$(TABLE) $(RUNS)/curve-*-u2000.json --output recipes/curve/README.md --marker results --group-by heads,key_dim \
+	$(TABLE) $(CURVE) --output recipes/curve/README.md --marker results --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,nll,sacrebleu,chrf++,ter --baseline curve-none-dk256-lr2-s1-u2000
+	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CURVE) --output recipes/curve/README.md --marker claim $(CHECK)
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/multi30k-*-blocks*-u1500.json --output docs/speed.md --marker precision \
@@ -100,8 +102,7 @@ figures:
 	    --figure results/multi30k-curves.svg --x updates
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-parameters.svg --x parameters --y compound_split
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-time.svg --x wall_time --y compound_split
-	@set -- $(RUNS)/curve-*-u2000.json; [ ! -e "$$1" ] || \
-	    $(COLLAB) table "$$@" $(PUBLISHED) --figure results/curve.svg --x width
+	$(TABLE) $(CURVE) $(PUBLISHED) --figure results/curve.svg --x width
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -99,9 +99,9 @@ def draw(runs: Sequence[Run], path: PathLike) -> None:
     own = [run for run in runs if "published" not in run]
     panels: List[Tuple[str, str, Dict[Row, Interval], Any]] = []
     if own:
-        panels.append(("This project", "loss above full width, bits a token", costs(own), own[0]))
+        panels.append(("This project", "loss above full width,\nbits a token", costs(own), own[0]))
     if published:
-        whose, label = published[0]["published"].split(",")[0], "BLEU below full width, compound-split"
+        whose, label = published[0]["published"].split(",")[0], "compound-split BLEU\nbelow full width"
         panels.append((f"{whose} et al.", label, _published(published), published[0]))
     if not panels:
         raise PlotError("nothing to draw: there is no record")

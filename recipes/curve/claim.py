@@ -56,7 +56,7 @@ def exchange_rates(runs: Sequence[Dict]) -> List[str]:
     costs = {row: cost.mean for row, cost in curve.costs(runs).items()}
     standard = {width: cost for (kind, width), cost in costs.items() if kind == "standard"}
     return [
-        f"collaborative heads at {width} lose what standard heads lose at {curve.exchange_rate(standard, cost)}"
+        f"of {curve.exchange_rate(standard, cost)} for that of collaborative heads at {width}"
         for (kind, width), cost in sorted(costs.items())
         if kind == "collaborative"
     ]
@@ -100,8 +100,12 @@ def main() -> None:
     losses = [["seed", "F", "S", "C"], *([str(seed), *(f"{loss:.4f}" for loss in of)] for seed, of in seeds.items())]
     tests = [["contrast", "mean", "90 % interval", "p (below 0)"]]
     tests += [[n, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.4f}"] for n, c in found.items()]
-    shown = [pages.table(losses, numbers=True), pages.table(tests, numbers=True)]
-    shown += [f"In loss, {'; '.join(rates)}.", f"Outcome of {len(seeds)} seeds: **{outcome(*found.values())}**."]
+    shown = [
+        pages.table(losses, numbers=True),
+        pages.table(tests, numbers=True),
+        f"For the same loss standard heads need a key dim {', '.join(rates)}.",
+        f"Outcome of {len(seeds)} seeds: **{outcome(*found.values())}**.",
+    ]
     publish(args, "\n\n".join(shown) + "\n")
 
 

@@ -95,8 +95,8 @@ def test_the_exchange_rate_is_interpolated_between_key_dims(tmp_path):
     assert curve.exchange_rate({16: 0.2, 32: 0.25, 64: 0.1, 256: 0.0}, 0.15) == "51"  # 0.2 at 32 would make it twice
     made = records(tmp_path, [0.08] * 3, [0.03, 0.04, 0.05], none_16=[0.5], encoder_cross_decoder_32=[0.6])
     done = run("python", RECIPE / "claim.py", 64, *made).stdout
-    like = "collaborative heads at {} lose what standard heads lose at {}"
-    assert f"In loss, {like.format(32, '< 16')}; {like.format(64, 128)}.\n" in done
+    need = "of < 16 for that of collaborative heads at 32, of 128 for that of collaborative heads at 64"
+    assert f"For the same loss standard heads need a key dim {need}.\n" in done
     page = tmp_path / "page.md"
     page.write_text("<!-- claim -->\n<!-- /claim -->\n")
     written = [RECIPE / "claim.py", 64, *made, "--output", page, "--marker", "claim"]
