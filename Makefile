@@ -78,6 +78,7 @@ tables:
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,nll
 	$(TABLE) $(CURVE) --output recipes/curve/README.md --marker results --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,nll,sacrebleu,chrf++,ter --baseline curve-none-dk256-lr2-s1-u2000
+	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CURVE) --output recipes/curve/README.md --marker claim $(CHECK)
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/multi30k-*-blocks*-u1500.json --output docs/speed.md --marker precision \
