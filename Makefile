@@ -57,6 +57,7 @@ RUNS := results/runs
 CURVE := $(RUNS)/curve-*-u2000.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 
+# $(COLLAB:collab=python): the Python beside it
 tables:
 	$(TABLE) $(CURVE) --output README.md --marker results --group-by heads,key_dim \
 	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu'
