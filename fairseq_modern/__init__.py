@@ -36,6 +36,7 @@ AFTER = {
     ),
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
+    "fairseq.data.iterators": ("reading_ahead.patch",),
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),

@@ -1,6 +1,7 @@
 """fairseq's tools from end to end, several runs in one process, and who sees which errors."""
 
 import re
+import signal
 import sys
 import warnings
 from types import SimpleNamespace
@@ -57,6 +58,27 @@ def test_every_job_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp
     best = [torch.load(f, weights_only=False)["extra_state"] for f in sorted(tmp_path.glob("jobs/*/*/*_best.pt"))]
     assert len(best) == 2
     assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
+
+
+READS_AHEAD = """
+import sys, torch
+from fairseq.data.iterators import BufferedIterator
+
+class Slow(list):
+    def __iter__(self):
+        for _ in range(len(self)):
+            square = torch.ones(300, 300)
+            yield [torch.mm(square, square) for _ in range(100)]  # a tenth of a second
+
+next(BufferedIterator(10, Slow([None] * 100)))
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize(("skip", "status"), [("", 75), ("reading_ahead", -signal.SIGABRT)])
+def test_what_ends_amid_an_epoch_ends_with_its_own_status(skip, status):
+    done = run("python", "-c", READS_AHEAD, check=False, env={"FAIRSEQ_MODERN_SKIP": skip})
+    assert done.returncode == status
 
 
 # --- who sees which errors -----------------------------------------------------------------------------------------
