@@ -1,8 +1,8 @@
 """Patches: a training that ends amid an epoch may abort (SIGABRT, status 134) instead of ending with its own status.
 
 As published, a daemon thread reads batches ahead (`--data-buffer-size`). Where the end of Python finds it at work in
-torch, torch's C++ code aborts the process (https://github.com/pytorch/pytorch/issues/38228). Here the thread is asked to
-stop, and waited for, before Python ends.
+torch, torch's C++ code aborts the process (https://github.com/pytorch/pytorch/issues/38228). Here the thread is asked
+to stop, and waited for, before Python ends.
 """
 
 import atexit
