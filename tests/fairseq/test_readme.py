@@ -174,6 +174,26 @@ def test_setup_leaves_a_torch_alone(installed, tmp_path):
     assert (tmp_path / "venv" / "constraints.txt").read_text() == expected
 
 
+def intervals(lines):
+    """(mean, low, high) and half a unit of the last digit; the mean above 0: of a loss may be said as of a gain."""
+    number = r"([−+-]?\d+\.\d+)"
+    for three in re.findall(rf"{number}(?: \|| with a 90 % interval of)? \[{number}, {number}\]", " ".join(lines)):
+        mean, low, high = (float(part.replace("−", "-")) for part in three)
+        yield (mean, low, high) if mean > 0 else (-mean, -high, -low), 0.501 * 10 ** -len(three[0].partition(".")[2])
+
+
+@pytest.mark.parametrize(("page", "tables"), [("", "curve"), ("recipes/multi30k", "multi30k")])
+def test_intervals_in_sentences_are_those_of_the_tables(page, tables):
+    lines, rows = (
+        (ROOT / name / "README.md").read_text(encoding="utf-8").splitlines() for name in (page, f"recipes/{tables}")
+    )
+    said = list(intervals(line for line in lines if not line.startswith("|")))
+    shown = list(intervals(line for line in rows if line.startswith("|")))
+    assert said
+    for three, half in said:
+        assert any(three == pytest.approx(other, rel=0, abs=half) for other, _ in shown), three
+
+
 def test_tables_are_those_of_the_records():
     """`make tables` would write what is there."""
     told = run("make", "tables", "CHECK=--check", "COLLAB=collab", cwd=ROOT).stderr
