@@ -99,7 +99,7 @@ def main() -> None:
     }
     losses = [["seed", "F", "S", "C"], *([str(seed), *(f"{loss:.4f}" for loss in of)] for seed, of in seeds.items())]
     tests = [["contrast", "mean", "90 % interval", "p (below 0)"]]
-    tests += [[n, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.4f}"] for n, c in found.items()]
+    tests += [[n, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.2g}"] for n, c in found.items()]
     shown = [
         pages.table(losses, numbers=True),
         pages.table(tests, numbers=True),
