@@ -55,6 +55,7 @@ COLLAB = $(BIN)/collab
 TABLE = @$(COLLAB) table $(CHECK)
 RUNS := results/runs
 CURVE := $(RUNS)/curve-*-u2000.json
+CHECKED := $(RUNS)/curve-none-dk256-lr4-*-check.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 
 # $(COLLAB:collab=python): the Python beside it
@@ -80,6 +81,11 @@ tables:
 	$(TABLE) $(CURVE) --output recipes/curve/README.md --marker results --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,nll,sacrebleu,chrf++,ter --baseline curve-none-dk256-lr2-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CURVE) --output recipes/curve/README.md --marker claim $(CHECK)
+	$(TABLE) $(CURVE) $(CHECKED) --output recipes/curve/README.md --marker check \
+	    --group-by heads,key_dim,config.optimization.lr --baseline curve-none-dk256-lr4-s1-u2000 \
+	    --columns 'heads,key_dim,config.optimization.lr,seeds,nll all tests,sacrebleu'
+	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CHECKED) $(RUNS)/curve-*-dk32-*-u2000.json \
+	    --output recipes/curve/README.md --marker check_claim $(CHECK)
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/multi30k-*-blocks*-u1500.json --output docs/speed.md --marker precision \
