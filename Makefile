@@ -55,7 +55,7 @@ COLLAB = $(BIN)/collab
 TABLE = @$(COLLAB) table $(CHECK)
 RUNS := results/runs
 CURVE := $(RUNS)/curve-*-u2000.json
-CHECKED := $(RUNS)/curve-none-dk256-lr4-*-check.json
+CHECKED := $(RUNS)/curve_check-*-u2000.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 
 # $(COLLAB:collab=python): the Python beside it

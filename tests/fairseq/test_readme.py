@@ -185,7 +185,9 @@ def intervals(lines):
         yield (mean, low, high) if mean > 0 else (-mean, -high, -low), 0.501 * 10 ** -len(three[0].partition(".")[2])
 
 
-@pytest.mark.parametrize(("page", "tables"), [("", "curve"), ("recipes/multi30k", "multi30k")])
+@pytest.mark.parametrize(
+    ("page", "tables"), [("", "curve"), ("recipes/curve", "curve"), ("recipes/multi30k", "multi30k")]
+)
 def test_intervals_in_sentences_are_those_of_the_tables(page, tables):
     lines, rows = (
         (ROOT / name / "README.md").read_text(encoding="utf-8").splitlines() for name in (page, f"recipes/{tables}")
@@ -197,8 +199,12 @@ def test_intervals_in_sentences_are_those_of_the_tables(page, tables):
         assert any(three == pytest.approx(other, rel=0, abs=half) for other, _ in shown), three
 
 
+def loaded(name):
+    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def parts(record):
-    return json.loads((ROOT / "results" / f"{record}.json").read_text(encoding="utf-8"))["parts"]
+    return loaded(record)["parts"]
 
 
 def cells(page, row):
@@ -222,8 +228,8 @@ def test_numbers_of_the_heads_are_those_of_the_records(column, name):
     queries = [layer["captured"]["query"] for layer in layers]
     (width,) = {layer["key_dim"] for layer in layers}
     assert shown("dimensions with 95 %") == f"{energy([q['layer'] for q in queries]):.0f} of {width}"
-    head = energy([curve for q in queries for curve in q["heads"]])
-    assert re.fullmatch(rf"{head:.0f} of \d+", shown("the same of one head's"))
+    heads = [curve for q in queries for curve in q["heads"]]
+    assert shown("the same of one head's") == f"{energy(heads):.0f} of {len(heads[0])}"
 
     importance = parts(f"heads/{name}.importance")["importance"]["heads"]
     ablated, cut = parts(f"heads/{name}.ablate"), parts(f"heads/{name}.prune")
@@ -239,8 +245,8 @@ def test_numbers_of_the_heads_are_those_of_the_records(column, name):
     whole, fifth, two_fifths = (cut[f"encoder_cross_decoder/{share}"]["loss"] for share in (0, 20, 40))
     assert shown("loss without 20 %") == f"{fifth - whole:+.3f}, {two_fifths - whole:+.3f}"
 
-    removed = [f"results/heads/{name}.removed.test_{year}_flickr.json" for year in (2016, 2017)]
-    lost = [json.loads((ROOT / file).read_text())["comparison"]["difference"] for file in removed]
+    removed = [loaded(f"heads/{name}.removed.test_{year}_flickr") for year in (2016, 2017)]
+    lost = [scores["comparison"]["difference"] for scores in removed]
     assert shown("30 % cut out") == "{:+.2f}, {:+.2f}".format(*lost)
     told = (ROOT / f"results/heads/{name}.removed.txt").read_text()
     assert shown("parameters of attention") == ", ".join(re.findall(r"(\S+) (?:before|after)", told))
