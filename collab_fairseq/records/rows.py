@@ -64,6 +64,8 @@ def heads(run: Run) -> str:
     shapes = list((run["config"]["model"]).get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
         kind += f", scores × {shapes[0]['scale']:.3g}"
+    if "recipe.training_module" in run.get("files", {}):
+        kind += ", trained with another --user-dir"
     for field, flag in kinds.flags().items():
         number = lookup(run, f"config.model.{field}") if flag.words else None
         kind += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"

@@ -6,6 +6,7 @@ A recipe gathers it at the end of a run, in the envelope of record.py. Settings:
     config         settings of the checkpoint by section; of `common` those of the precision alone
     data           {file: SHA-256} of the prepared corpus
     averaged_from  [{file, sha256, num_updates}]
+    files          {setting: {file, sha256}} of files that a setting names, if any
     published      only where others measured it: where it stands
 
 Parts, in which a number that was not measured is null:
@@ -49,7 +50,7 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
 def make_record(
     name: str, command: str, *, checkpoint: Dict[str, Any], train_log: Path, usage: Path, data_sums: Path,
     scores: Dict[str, Path], losses: Dict[str, Dict[str, Any]], seed: Optional[int] = None,
-    threads: Optional[int] = None, repository: Optional[PathLike] = None,
+    threads: Optional[int] = None, repository: Optional[PathLike] = None, files: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:  # fmt: skip
     """Gather the record.
 
@@ -64,6 +65,7 @@ def make_record(
         losses: validation or test set -> what the part `losses` has of it.
         seed, threads: of the training.
         repository: the checkout that the run was started from, whose commit is noted (default: that of this package).
+        files: setting → name and SHA-256 of the file that it names.
     """
     log = read_train_log(train_log)
     # a run that was killed has no line
@@ -75,6 +77,7 @@ def make_record(
         {
             "seed": seed, "config": config_of(checkpoint), "data": {file.lstrip("*"): digest for digest, file in sums},
             "averaged_from": (checkpoint.get("extra_state") or {}).get("averaged_from"),
+            **({"files": files} if files else {}),
         },
         device="cpu" if free is None else "gpu", threads=threads, repository=repository,
     )  # fmt: skip

@@ -1,28 +1,48 @@
 #!/usr/bin/env python3
-"""Standard heads that divide their scores by the root of their own key dims: score_scale.py KEY_DIM FILE
+"""Standard heads with another scale of the attention logits, for fairseq-train --attention-from FILE.
 
-By default standard heads of any width divide by the root of the dims that they have at full width, as in the paper's
-runs. The file is a checkpoint without weights for `fairseq-train --attention-from FILE`, of the curve's model.
+By default standard heads of any key dimension have the scale (embed_dim / heads)^-0.5, as in the paper's runs. The file
+is a checkpoint without weights: it gives every layer of the study's model the scale (key_dim / heads)^-0.5, or with
+--factor F the default scale times F.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.kinds import SITES
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import positive
 
-LAYERS, HEADS = 2, 8
+LAYERS, EMBED_DIM, HEADS = 2, 256, 8
+
+
+def positive_factor(text: str) -> float:
+    """A number above zero, for argparse."""
+    factor = float(text)
+    if not 0 < factor < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be positive and finite; got {text}")
+    return factor
 
 
 def main() -> None:
-    key_dim, file = int(sys.argv[1]), Path(sys.argv[2])
-    shapes = {f"{site}.{layer}": {"scale": (key_dim / HEADS) ** -0.5} for site in SITES for layer in range(LAYERS)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("key_dim", type=positive, metavar="KEY_DIM", help="summed over heads")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the checkpoint to write")
+    parser.add_argument("--factor", type=positive_factor, metavar="F", help="of the default scale")
+    args = parser.parse_args()
+    head_dim = (EMBED_DIM if args.factor else args.key_dim) / HEADS
+    scale = (args.factor or 1.0) * head_dim**-0.5
     model = {
-        "_name": "transformer_collab", "collaborative_heads": "none", "key_dim": key_dim, "attention_shapes": shapes,
-    }  # fmt: skip
-    file.parent.mkdir(parents=True, exist_ok=True)
-    checkpoints.save({"cfg": {"model": model}, "model": {}}, file)
+        "_name": "transformer_collab",
+        "collaborative_heads": "none",
+        "key_dim": args.key_dim,
+        "attention_shapes": {f"{site}.{layer}": {"scale": scale} for site in SITES for layer in range(LAYERS)},
+    }
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    checkpoints.save({"cfg": {"model": model}, "model": {}}, args.file)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("score_scale.py", main))

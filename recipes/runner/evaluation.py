@@ -123,10 +123,18 @@ def record(run: Run, average: str) -> None:
             train_log=run.output / f"train{stage}.log", usage=run.output / f"train{stage}.usage.jsonl",
             data_sums=run.data / "SHA256SUMS", seed=run.cfg.common.seed, threads=run.machine.threads, repository=ROOT,
             scores={name: run.output / f"{name}{average}.scores.json" for name in run.sets.values()},
-            losses=losses(run, checkpoint),
+            losses=losses(run, checkpoint), files=files_of(run),
         )  # fmt: skip
         write_json(made, file)
     logger.info("record: %s", file)
+
+
+def files_of(run: Run) -> Dict[str, Dict[str, str]]:
+    """Files that a setting names and whose content the config does not hold: setting → file name and SHA-256."""
+    named = {"model.attention_from": run.cfg.model.get("attention_from")}
+    if run.recipe.training_module:
+        named["recipe.training_module"] = str(ROOT / run.recipe.training_module / "__init__.py")
+    return {setting: checkpoints.file_setting(file) for setting, file in named.items() if file}
 
 
 def losses(run: Run, checkpoint: Path) -> Dict[str, Dict[str, Any]]:

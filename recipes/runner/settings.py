@@ -58,6 +58,7 @@ class Recipe:
     blind: Optional[List[str]] = field(default_factory=list)  # NAME of sources without references: NAME.en.gz
     blind_sources: Optional[str] = None  # the folder of these
     batch_tokens: Optional[int] = None  # per update; else max_tokens × update_freq × distributed_world_size
+    training_module: Optional[str] = None  # folder for fairseq-train's --user-dir; it imports collab_fairseq.models
     device: str = "auto"
     gpus: Optional[int] = None  # per node, or processes on a CPU; else all GPUs
     precision: str = "auto"
@@ -195,6 +196,8 @@ def flags(cfg: DictConfig, *sections: str) -> List[str]:
 def identity(cfg: DictConfig) -> Dict[str, Any]:
     """The settings that make a run what it is, on whatever machine: name → value."""
     found = {"recipe.average": cfg.recipe.average, "recipe.batch_tokens": cfg.recipe.batch_tokens}
+    if cfg.recipe.training_module:
+        found["recipe.training_module"] = cfg.recipe.training_module.replace(f"{ROOT}/", "")
     for section in (*TRAINING[:-1], "generation", "common_eval"):
         for key, value in _leaves(cfg.get(section) or OmegaConf.create({})):
             if key not in MACHINE.get(section, ()) and value is not None:

@@ -140,6 +140,8 @@ class Run:
         cfg = self.cfg.copy()
         cfg.optimization.max_update = updates
         cfg.checkpoint.save_dir = str(self.checkpoints)
+        if self.recipe.training_module:
+            cfg.common.user_dir = str(ROOT / self.recipe.training_module)
         for section, names in (
             ("common", ("fp16", "bf16", "cpu")), ("dataset", ("max_tokens",)), ("optimization", ("update_freq",)),
             ("distributed_training", ("distributed_world_size", "distributed_backend")),

@@ -9,10 +9,15 @@ import numpy
 import pytest
 from scipy import stats
 
+from collab_fairseq import checkpoints
+from collab_fairseq.attention import initial_mixing
 from collab_fairseq.models.config import inherit_attention
 from collab_fairseq.records import curve
 from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run
+from tests.fairseq.commands import train_command
+from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
+from tests.fairseq.models import SMALL, same_model
 
 RECIPE = ROOT / "recipes" / "curve"
 RECORD = ROOT / "results" / "runs" / "multi30k-none-dk128-s1-u4000.json"
@@ -25,6 +30,45 @@ def test_scaled_heads_divide_by_the_root_of_their_own_dims(tmp_path):
     places = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
     assert args.attention_shapes == {place: {"scale": 0.25} for place in places}  # 16 dims a head
     assert (args.collaborative_heads, args.key_dim) == ("none", 128)
+
+
+def test_scores_of_full_heads_with_a_factor(tmp_path):
+    run("python", RECIPE / "score_scale.py", 256, tmp_path / "scaled.pt", "--factor", 0.5)
+    args = Namespace(attention_from=str(tmp_path / "scaled.pt"))
+    inherit_attention(args)
+    assert {shape["scale"] for shape in args.attention_shapes.values()} == {0.5 * 32**-0.5}  # 32 dimensions per head
+    done = run("python", RECIPE / "score_scale.py", 256, tmp_path / "zero.pt", "--factor", 0, check=False)
+    assert (done.returncode, "--factor: must be positive" in done.stderr) == (2, True)
+    assert not (tmp_path / "zero.pt").exists()
+
+
+def test_masked_mixing_learns_gains_and_shares_nothing(tiny_data, tmp_path):  # noqa: F811
+    """Trained, resumed, and once more in one go; the control shares as soon as it is trained."""
+    given = {**SMALL, "key_dim": 6, "mixing_init": "blocks", "mixing_lr_multiplier": 8, "optimizer": "fused_adam"}
+    masked = {"user_dir": RECIPE / "masked_mixing", **given}
+    run(*train_command(tiny_data, tmp_path / "control", max_update=8, **given))
+    run(*train_command(tiny_data, tmp_path / "once", max_update=8, **masked))
+    for updates in (4, 8):
+        run(*train_command(tiny_data, tmp_path / "resumed", max_update=updates, **masked))
+    models = {
+        name: checkpoints.load(tmp_path / name / "checkpoint_last.pt")["model"]
+        for name in ("control", "once", "resumed")
+    }
+    mixing = {name: [m for key, m in model.items() if key.endswith(".mixing")] for name, model in models.items()}
+    assert len(mixing["once"]) == 6
+    blocks = initial_mixing("blocks", 2, 6).bool()
+    for once, control in zip(mixing["once"], mixing["control"], strict=True):
+        assert bool((once[~blocks] == 0).all())
+        assert bool((once[blocks] != 0.125).all())  # 1 / 8 at the start
+        assert bool((control[~blocks] != 0).all())
+    assert same_model(models["once"], models["resumed"])
+    for wrong, message in [
+        ({"mixing_init": "xavier"}, "must have a mixing matrix of blocks"),
+        ({"weight_decay": 0.1}, "--weight-decay must be 0; got 0.1"),
+    ]:
+        command = train_command(tiny_data, tmp_path / "wrong", max_update=1, **{**masked, **wrong})
+        done = run(*command, check=False)
+        assert (done.returncode, message in done.stderr) == (1, True)
 
 
 COLLABORATIVE = "encoder_cross_decoder"
