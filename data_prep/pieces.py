@@ -8,6 +8,9 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import sentencepiece
 
+#: fairseq's transformer has 1,024 positions, one of them for the end of the sentence
+LONGEST_HELD_OUT = 1023
+
 
 def train(texts: Sequence[str], model: str, vocab_size: int, lines: Optional[int] = None) -> None:
     """Write NAME.model and, with its pieces, NAME.vocab; equal texts give equal pieces.
@@ -49,6 +52,25 @@ def encode(model: Path, source: Path, target: Path) -> None:
             if "\n" in pieces or "\r" in pieces:
                 raise ValueError(f"{source}, line {number}: a line break inside a piece")
             out.write(pieces + "\n")
+
+
+def check_held_out(pieces: Path, raw: Path) -> None:
+    """See that a model can read every sentence of a validation or test set.
+
+    Args:
+        pieces, raw: the same lines in pieces and as text.
+
+    Raises:
+        ValueError: a sentence is too long; the beginning of its text is named.
+    """
+    with open(pieces, encoding="utf-8", newline="\n") as lines, open(raw, encoding="utf-8", newline="\n") as texts:
+        for line, text in zip(lines, texts, strict=True):
+            length = len(line.split())
+            if length > LONGEST_HELD_OUT:
+                raise ValueError(
+                    f"a sentence of {raw.name} must have at most {LONGEST_HELD_OUT:,} pieces; got {length:,} "
+                    f"({text[:60].strip()!r} …); shorten or remove it"
+                )
 
 
 def clean(

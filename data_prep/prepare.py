@@ -118,6 +118,10 @@ class Preparation:
         folder.mkdir()
         for file in [f"{text}.{lang}" for text in splits.values() for lang in self.languages]:
             pieces.encode(model, raw / file, folder / file)
+        for split, text in splits.items():
+            if split != "train":
+                for lang in self.languages:
+                    pieces.check_held_out(folder / f"{text}.{lang}", raw / f"{text}.{lang}")
         if self.set.longest:
             limits = self.set.longest, self.set.ratio, self.set.every
             told = pieces.clean(folder / "train", folder / "clean", folder / "valid", self.languages, *limits)

@@ -31,6 +31,7 @@ AFTER = {
         "loading.patch",
         "saving.patch",
         "mistakes.patch",
+        "survival.boundaries.patch",
         "survival.resuming.patch",
         "survival.stopping.patch",
     ),

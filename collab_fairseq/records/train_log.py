@@ -1,11 +1,12 @@
 """Loss curves and speed from what fairseq-train prints with `--log-format json`."""
 
+import bisect
 import contextlib
 import json
 import math
 import re
 import statistics
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from collab_fairseq.records.files import PathLike
 
@@ -14,8 +15,11 @@ _UPDATES = re.compile(r"((?:valid\w*_)?)num_updates")
 _COLUMNS = ("loss", "nll_loss", "ppl", "lr", "gnorm")
 
 
-def read_train_log(path: PathLike) -> Dict[str, Any]:
+def read_train_log(path: PathLike, starts: Sequence[int] = ()) -> Dict[str, Any]:
     """Parse a training log, from one process or several parts of a resumed run.
+
+    Args:
+        starts: where the parts begin, in bytes; none: the log is one part.
 
     Returns:
         - `curves`: {"train": [...], "valid": [...]}, and one more for every other subset of `--valid-subset`, each a
@@ -23,16 +27,22 @@ def read_train_log(path: PathLike) -> Dict[str, Any]:
           --log-file repeats lines; a resumed run redoes updates) the last counts.
         - `words_per_second`: median over the training lines, target tokens; over the epochs' lines in a run too short
           for training lines; None where the log has neither.
-        - `train_seconds`: fairseq's own wall clock, which resumed runs continue; None where the log has none.
+        - `part_seconds`: for each part fairseq's own wall clock in its last line that has one, else 0. A part that was
+          killed lasted a little longer.
         - `gb_free`: the least free GPU memory in GiB; None on a CPU.
     """
     points: Dict[str, Dict[float, Dict[str, float]]] = {"train": {}, "valid": {}}
     speeds: Dict[str, List[float]] = {"": [], "train_": []}
     free: List[float] = []
-    wall = None
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as stream:
-        entries = [_numbers(line) for line in stream]
-    for entry in entries:
+    starts = sorted(starts) or [0]
+    part_seconds = [0.0] * len(starts)
+    position = 0
+    entries = []
+    with open(path, "rb") as stream:
+        for line in stream:
+            entries.append((bisect.bisect_right(starts, position) - 1, _numbers(line.decode("utf-8", "replace"))))
+            position += len(line)
+    for part, entry in entries:
         for prefix in (match.group(1) for match in map(_UPDATES.fullmatch, entry) if match):
             values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
             updates = entry[f"{prefix}num_updates"]
@@ -43,11 +53,11 @@ def read_train_log(path: PathLike) -> Dict[str, Any]:
             speeds[prefix].append(entry[f"{prefix}wps"])
         if f"{prefix}gb_free" in entry:
             free.append(entry[f"{prefix}gb_free"])
-        wall = entry.get(f"{prefix}wall", wall)
+        part_seconds[part] = entry.get(f"{prefix}wall", part_seconds[part])
     return {
         "curves": {name: [curve[updates] for updates in sorted(curve)] for name, curve in points.items()},
         "words_per_second": statistics.median(speeds[""] or speeds["train_"] or [0.0]) or None,
-        "train_seconds": wall,
+        "part_seconds": part_seconds,
         "gb_free": min(free, default=None),
     }
 

@@ -13,7 +13,9 @@ Parts, in which a number that was not measured is null:
 
     parameters     of the model, shared ones once
     training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
-                   parts: [{wall_seconds, peak_memory_bytes, exit_status}]}
+                   parts: [{train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a run that was resumed has
+                   several parts, and seconds are summed over them. Of a part whose runner was killed only
+                   train_seconds is known, from fairseq's log: it stands for both
     curves         {train, valid or another subset: [{updates, loss, …}]}
     scores         {test set: what `collab score --json` writes, see `scoring.evaluation.Evaluation`}. In the first
                    records the sentence statistics, of sacreBLEU alone, are {metric, references_sha256, rows}
@@ -21,9 +23,10 @@ Parts, in which a number that was not measured is null:
                    over the target tokens in bits; sentences: "bits tokens; bits tokens; …", not in the first records
 """
 
+import contextlib
 import json
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from collab_fairseq.checkpoints import num_parameters, num_updates
 from collab_fairseq.records.files import PathLike
@@ -47,6 +50,19 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
     return {**config, "common": {key: value for key, value in cfg["common"].items() if key in PRECISION}}
 
 
+def read_usage(usage: Path) -> List[Dict[str, Any]]:
+    """The parts of a run: what was measured of each, with `log_from`."""
+    parts: List[Dict[str, Any]] = []
+    for line in usage.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # a line that a kill has cut off
+            entry = json.loads(line)
+            if "log_from" in entry:
+                parts.append(entry)
+            elif parts:
+                parts[-1].update(entry)
+    return parts
+
+
 def make_record(
     name: str, command: str, *, checkpoint: Dict[str, Any], train_log: Path, usage: Path, data_sums: Path,
     scores: Dict[str, Path], losses: Dict[str, Dict[str, Any]], seed: Optional[int] = None,
@@ -59,7 +75,7 @@ def make_record(
         command: how it is started again.
         checkpoint: the loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`.
-        usage: file that `records.measure` appended to during the training.
+        usage: file of JSON lines that the runner appended to: {log_from} when a part began, then what was measured.
         data_sums: output of sha256sum for the prepared corpus.
         scores: test set -> file of `collab score --json`.
         losses: validation or test set -> what the part `losses` has of it.
@@ -67,9 +83,13 @@ def make_record(
         repository: the checkout that the run was started from, whose commit is noted (default: that of this package).
         files: setting → name and SHA-256 of the file that it names.
     """
-    log = read_train_log(train_log)
-    # a run that was killed has no line
-    runs = [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()]
+    measured = read_usage(usage) or [{"log_from": 0}]
+    log = read_train_log(train_log, [part.pop("log_from") for part in measured])
+    unknown = {"wall_seconds": None, "peak_memory_bytes": None, "exit_status": None}
+    parts = [
+        {"train_seconds": seconds, **unknown, **part}
+        for part, seconds in zip(measured, log["part_seconds"], strict=True)
+    ]
     sums = (line.split(maxsplit=1) for line in data_sums.read_text(encoding="utf-8").splitlines())
     free = log["gb_free"]
     record = Record(
@@ -86,12 +106,12 @@ def make_record(
         "parameters": num_parameters(checkpoint),
         "training": {
             "updates": num_updates(checkpoint),
-            "wall_seconds": sum(part["wall_seconds"] for part in runs) if runs else None,
-            "train_seconds": log["train_seconds"],
+            "wall_seconds": sum(part["wall_seconds"] or part["train_seconds"] for part in parts),
+            "train_seconds": sum(part["train_seconds"] for part in parts),
             "words_per_second": log["words_per_second"],
-            "peak_memory_bytes": max((part["peak_memory_bytes"] for part in runs), default=None),
+            "peak_memory_bytes": max((part["peak_memory_bytes"] or 0 for part in parts), default=0) or None,
             "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,
-            "parts": runs,
+            "parts": parts,
         },
         "curves": log["curves"],
         "scores": {test: plain(json.loads(path.read_text(encoding="utf-8"))) for test, path in scores.items()},

@@ -1,64 +1,45 @@
-"""The checkpoint folder of a training: it is that training's alone, and holds nothing half-written."""
+"""The checkpoint folder of a training run: one run at a time works there, and it holds no unfinished files."""
 
-import errno
 import logging
 import os
 import re
-import time
 from typing import List
 
+import filelock
+
 from fairseq_modern.errors import UserError
+from fairseq_modern.files import acquire_lock, remove_stale_temp_files
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"checkpoint(_last|_best|\d+|_\d+_\d+|\.best_.+)\.pt")
-LEFT_OVER = re.compile(r"(checkpoint.*|crash)\.pt(\.[0-9a-f]{16})?\.tmp")  # without digits: of an earlier release
 LOCK = ".lock"
-PATIENCE = 60  # seconds to wait for another training to leave the folder
 
-_locks: List[int] = []
+_locks: List[filelock.BaseFileLock] = []
 
 
 def remove_left_overs(directory: str) -> None:
-    """Remove what was being written when an earlier training was killed."""
-    for name in filter(LEFT_OVER.fullmatch, os.listdir(directory)):
-        os.remove(os.path.join(directory, name))
-        logger.info(f"removed {name}, left over from an interrupted write")
+    """Remove what an earlier run was writing when it was killed."""
+    for name in remove_stale_temp_files(directory):
+        logger.info(f"removed {name}, left by an interrupted write")
 
 
 def lock(directory: str) -> None:
-    """Keep other trainings out of a folder until `unlock` or the end of this process, on other nodes too.
-
-    NFS and Lustre tell all nodes of a lock only where it is fcntl's, on a file that is open for writing: `.lock`.
+    """Keep other training runs out of a folder until `unlock` or the end of this process, on other nodes too.
 
     Raises:
-        UserError: another training is at work there, and was a minute later.
+        UserError: another run is active there, and was a minute later.
     """
-    import fcntl
-
-    descriptor = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
-    end, told = time.monotonic() + PATIENCE, False
-    while True:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                break  # a file system without locks
-            if time.monotonic() > end:
-                os.close(descriptor)
-                raise UserError(
-                    f"another training is at work in {directory}, or what a killed one left running; "
-                    "end it, or give another --save-dir."
-                ) from error
-        if not told:
-            logger.info(f"waiting for another training, or what is left of one, to leave {directory}")
-        told = True
-        time.sleep(0.2)
-    _locks.append(descriptor)
+    waiting = f"waiting for another training run to leave {directory}"
+    try:
+        _locks.append(acquire_lock(os.path.join(directory, LOCK), lambda: logger.info(waiting)))
+    except TimeoutError as error:
+        raise UserError(
+            f"another training run is active in {directory}; wait until it ends, or give another --save-dir."
+        ) from error
 
 
 def unlock() -> None:
-    """Let other trainings in."""
+    """Let other training runs in."""
     while _locks:
-        os.close(_locks.pop())
+        _locks.pop().release()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner import settings
 from runner.cli import Parser, absolute, positive, show_messages
-from runner.folder import attend
+from runner.process import run_logged
 from runner.progress import shown
 from runner.settings import PYTHON, ROOT, RecipeError
 from runner.summary import summarise
@@ -51,7 +51,7 @@ def main() -> int:
     show_messages("demo")
     demo = Path(args.output or ROOT / "runs" / "demo" / f"seed{args.seed}")
     data = ["--seed", args.seed, *(w for n in CORPUS for w in (f"--{n.replace('_', '-')}", getattr(args, n)))]
-    if attend([ROOT / "data_prep" / "toy.sh", *data, "--output", demo / "data", "--python", PYTHON]):
+    if run_logged([ROOT / "data_prep" / "toy.sh", *data, "--output", demo / "data", "--python", PYTHON]):
         raise RecipeError("the corpus could not be made")
     folders = [demo / run_name(*parse_run(run), args.seed, args.updates) for run in toy.recipe.runs]
     jobs = min(len(folders), processor.usable_cores()) if os.environ.get("OMP_NUM_THREADS") else len(folders)
@@ -59,7 +59,7 @@ def main() -> int:
     passed += ["--jobs", jobs, "--threads", 1, "--data", demo / "data", "--output", demo, "--python", PYTHON]
     with shown("demo", args.updates, folders):
         command = [ROOT / "recipes" / "toy" / "sweep.sh", *passed, f"lr_scheduler.warmup_updates={args.warmup}"]
-        status = attend(command, stdout=subprocess.DEVNULL)
+        status = run_logged(command, stdout=subprocess.DEVNULL)
     if status:
         for messages in (folder / "messages.txt" for folder in folders if not (folder / "record.json").is_file()):
             if messages.is_file():

@@ -1,5 +1,6 @@
 """See, rank, prune and gate the heads of one trained translation model: all analyses of `collab heads`."""
 
+import argparse
 import contextlib
 import functools
 import io
@@ -68,7 +69,13 @@ def main() -> None:
     machine.find_cards()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
-    output, name = open_folder(args, "heads", settings), args.name
+    with open_folder(args, "heads", settings) as output:
+        analyse(args, machine, output)
+
+
+def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
+    """All analyses, training with gates, and the page of the results."""
+    name = args.name
 
     def kept(step: str, file: Path, made: Callable[[], Any]) -> None:
         """What a step prints goes to a file, which is there once it is finished."""

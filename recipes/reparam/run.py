@@ -1,9 +1,11 @@
 """What it costs a trained translation model to get collaborative heads, with and without fine-tuning."""
 
+import argparse
 import importlib.util
 import logging
 import os
 import sys
+from pathlib import Path
 
 import report
 import study
@@ -47,7 +49,13 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)
     settings = {name: getattr(args, name) for name in ("finetune_updates", "finetune_method")}
-    output, name = open_folder(args, "reparam", settings), args.name
+    with open_folder(args, "reparam", settings) as output:
+        convert_and_finetune(args, output)
+
+
+def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
+    """All conversions, all fine-tuning, the tables and figures."""
+    name = args.name
     studied = study.Study(args, output)
     studied.convert()
     if args.finetune_updates:

@@ -15,10 +15,11 @@ from fairseq_modern import processor
 
 from . import settings
 from .evaluation import evaluate
+from .folder import locked
 from .machine import Machine
 from .settings import PYTHON, ROOT, RecipeError
 from .sweep import run_name, sweep
-from .training import Run
+from .training import RecipeRun
 
 ABOUT = {
     "train": "Train one model. The data are prepared where they are missing.",
@@ -217,7 +218,7 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
     return cfg
 
 
-def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> Run:
+def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> RecipeRun:
     """The run that settings and options name, on the machine that they name."""
     recipe, own, model = script.parent.name, cfg.recipe, cfg.model
     if args.valid and not own.valid_tests:
@@ -232,23 +233,29 @@ def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Name
     name = run_name(heads, model.get("key_dim"), args.variant, cfg.common.seed, cfg.optimization.max_update)
     output, data = Path(args.output or ROOT / "runs" / recipe / name), Path(args.data or ROOT / own.data)
     started = shlex.join([str(script.relative_to(ROOT)), *argv])
-    return Run(cfg, f"{recipe}-{name}", output, data, machine, started, args.corpus, args.valid)
+    return RecipeRun(cfg, f"{recipe}-{name}", output, data, machine, started, args.corpus, args.valid)
 
 
-def train(run: Run, dry_run: bool) -> bool:
-    """Train a run, or print the commands; True if this node does the steps that follow."""
+def plan_training(run: RecipeRun) -> None:
+    """Check what can be checked before training, and divide the batch among the processes."""
     run.check()
     run.machine.choose_precision()
     run.machine.split_batch(run.recipe.batch_tokens, run.cfg.dataset.max_tokens)
-    if dry_run:
-        sys.stdout.write("".join(f"{shlex.join(run.command(end))}\n" for end in run.ends))
-    elif run.machine.node_rank > 0:  # the first node does everything else
-        run.train_as_other_node()
-    else:
+
+
+def do_steps(run: RecipeRun, step: str, has_average: bool) -> None:
+    """The steps of a run that a script stands for. Each looks for itself what is finished."""
+    if step in ("train", "run"):
         run.prepare()
         run.keep_settings()
+        run.verify_data()
         run.train()
-    return not dry_run and run.machine.node_rank == 0
+    else:
+        run.join(has_average)
+    if step in ("average", "run"):
+        run.average(run.average_at(run.updates))
+    if step in ("evaluate", "run"):
+        evaluate(run)
 
 
 def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
@@ -280,13 +287,13 @@ def main(script: Path, argv: List[str]) -> None:
         sweep(recipe, cfg, args, ["--python", PYTHON, *passed_on(argv)])
         return
     run = plan_run(script, argv, cfg, args)
-    if step not in ("train", "run"):
-        run.join(vars(args)["recipe.average"] is not None)
-        if args.dry_run:
-            return
-    elif not train(run, args.dry_run):
-        return
-    if step in ("average", "run"):
-        run.average(run.last)
-    if step in ("evaluate", "run"):
-        evaluate(run)
+    if step in ("train", "run"):
+        plan_training(run)
+    if args.dry_run:
+        commands = [run.command(end) for end in run.ends] if step in ("train", "run") else []
+        sys.stdout.write("".join(f"{shlex.join(command)}\n" for command in commands))
+    elif run.machine.node_rank > 0:
+        run.train_as_other_node()
+    else:
+        with locked(run.output):
+            do_steps(run, step, vars(args)["recipe.average"] is not None)

@@ -4,7 +4,6 @@ import gzip
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -15,30 +14,33 @@ from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
 from fairseq_modern.files import whole_or_not_at_all
 
-from .folder import attend
+from .process import run_logged
 from .settings import ROOT, RecipeError, flags
-from .training import Run, collab, tool
+from .training import Average, RecipeRun, collab, tool
 
 logger = logging.getLogger("recipe")
 
 
-def evaluate(run: Run) -> None:
+def evaluate(run: RecipeRun) -> None:
     """Translate, score and record each of its averages."""
-    if not run.averaged(run.last).exists():
-        raise RecipeError(f"there is no averaged{run.last}.pt in {run.output}; average.sh makes it")
-    for average in run.averages():
+    averages = run.averages()
+    own = run.averaged(averages[-1])
+    if not own.exists():
+        raise RecipeError(f"there is no {own.name} in {run.output}; average.sh makes it")
+    run.verify_data()
+    for average in averages:
         for split, name in run.sets.items():
             translate(run, average, split, name)
         for name in run.sets.values():
             score(run, average, name)
         record(run, average)
-        if not (average or run.valid):
+        if not (average.suffix or run.valid):
             publish(run)
 
 
-def translate(run: Run, average: str, split: str, name: str) -> None:
+def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
     """Translate a split with an average: NAME.generate.log."""
-    log = run.output / f"{name}{average}.generate.log"
+    log = run.output / f"{name}{average.suffix}.generate.log"
     if log.exists():
         logger.info("translating %s: done before", name)
         return
@@ -52,14 +54,14 @@ def translate(run: Run, average: str, split: str, name: str) -> None:
     ]  # fmt: skip
     errors, threads = Path(f"{log}.err"), {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
     with whole_or_not_at_all(str(log)) as out, open(errors, "wb") as err:
-        if attend(command, stdout=out, stderr=err, env=threads):
+        if run_logged(command, stdout=out, stderr=err, env=threads):
             lines = errors.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             sys.stderr.writelines(lines[-5:])
             raise RecipeError(f"translating {name} failed, see {errors}")
     errors.unlink()
 
 
-def references(run: Run, name: str) -> Path:
+def references(run: RecipeRun, name: str) -> Path:
     """The raw references of a test set: those that were named, the data's, or sacreBLEU's, which it fetches."""
     task, given = run.cfg.task, run.recipe.reference
     file = ROOT / given if given else run.data / "raw" / f"{name}.{task.target_lang}"
@@ -80,15 +82,16 @@ def references(run: Run, name: str) -> Path:
     return file
 
 
-def score(run: Run, average: str, name: str) -> None:
+def score(run: RecipeRun, average: Average, name: str) -> None:
     """Print the BLEUs of a test set; keep them as NAME.scores.json, and what was scored in hypotheses/."""
-    target, scores = run.cfg.task.target_lang, run.output / f"{name}{average}.scores.json"
+    target, marked = run.cfg.task.target_lang, f"{name}{average.suffix}"
+    scores = run.output / f"{marked}.scores.json"
     (run.output / "hypotheses").mkdir(exist_ok=True)
     file = references(run, name)
     sys.stdout.write(f"{name}\n")
     collab(
-        "score", run.output / f"{name}{average}.generate.log", "--reference", file, "--target-lang", target, "--json",
-        scores, "--hypotheses", run.output / "hypotheses" / f"{name}{average}.{target}.gz",
+        "score", run.output / f"{marked}.generate.log", "--reference", file, "--target-lang", target, "--json",
+        scores, "--hypotheses", run.output / "hypotheses" / f"{marked}.{target}.gz",
     )  # fmt: skip
     check_lengths(name, scores, run.data / "prepared.txt")
 
@@ -112,24 +115,24 @@ def check_lengths(name: str, scores: Path, prepared: Path) -> None:
         sys.stdout.write(f"{name}: {metric} has the {length} tokens in its references that published results have\n")
 
 
-def record(run: Run, average: str) -> None:
+def record(run: RecipeRun, average: Average) -> None:
     """One JSON of everything that was done and seen."""
-    what = f"{average}.valid" if run.valid else average
-    file, stage = run.output / f"record{what}.json", re.match(r"(\.u\d+)?", average)[0]  # type: ignore[index]
+    what = f"{average.suffix}.valid" if run.valid else average.suffix
+    file, stage = run.output / f"record{what}.json", average.stage
     if not file.exists():
         checkpoint = run.averaged(average)
         made = make_record(
             f"{run.name}{what}", run.command_line, checkpoint=checkpoints.load_with_model(checkpoint),
             train_log=run.output / f"train{stage}.log", usage=run.output / f"train{stage}.usage.jsonl",
             data_sums=run.data / "SHA256SUMS", seed=run.cfg.common.seed, threads=run.machine.threads, repository=ROOT,
-            scores={name: run.output / f"{name}{average}.scores.json" for name in run.sets.values()},
+            scores={name: run.output / f"{name}{average.suffix}.scores.json" for name in run.sets.values()},
             losses=losses(run, checkpoint), files=files_of(run),
         )  # fmt: skip
         write_json(made, file)
     logger.info("record: %s", file)
 
 
-def files_of(run: Run) -> Dict[str, Dict[str, str]]:
+def files_of(run: RecipeRun) -> Dict[str, Dict[str, str]]:
     """Files that a setting names and whose content the config does not hold: setting → file name and SHA-256."""
     named = {"model.attention_from": run.cfg.model.get("attention_from")}
     if run.recipe.training_module:
@@ -137,7 +140,7 @@ def files_of(run: Run) -> Dict[str, Dict[str, str]]:
     return {setting: checkpoints.file_setting(file) for setting, file in named.items() if file}
 
 
-def losses(run: Run, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
+def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
     """Of the validation and test sets, in float32; a set that the model cannot read is told and left out."""
     import torch
 
@@ -161,7 +164,7 @@ def export(run: Path, data: Path, model: Path) -> None:
         collab("export", averaged, "--to", "folder", "--half", "--data", data, "--record", record, "--output", model)
 
 
-def publish(run: Run) -> None:
+def publish(run: RecipeRun) -> None:
     """The folder model/, and with it translations of the sets that have no references here."""
     if not run.recipe.blind:
         return
@@ -182,7 +185,7 @@ def publish(run: Run) -> None:
             with tempfile.TemporaryFile() as lines, tempfile.TemporaryFile() as found:
                 lines.write(gzip.decompress(Path(sources, source).read_bytes()))
                 lines.seek(0)
-                if attend(command, stdin=lines, stdout=found):
+                if run_logged(command, stdin=lines, stdout=found):
                     raise RecipeError(f"{name} could not be translated (see above)")
                 found.seek(0)
                 write_bytes(gzip.compress(found.read(), mtime=0), text)

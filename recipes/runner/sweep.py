@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from collab_fairseq.records.rows import load_run
 
 from . import settings
-from .folder import STOPPED, attend, handing_on, start
 from .machine import cards
+from .process import STOPPED, forward_signals, run_logged, start, terminate
 from .settings import ROOT, RecipeError
 from .training import collab
 
@@ -40,21 +40,21 @@ def run_name(heads: str, key_dim: Any, variant: str, seed: int, updates: int) ->
     return "-".join(part for part in parts if part)
 
 
-def wait_for(running: Processes, number: int, came: List[int]) -> List[str]:
-    """Wait until no more than so many runs are at work; the names of those that failed.
+def wait_for(running: Processes, number: int, received: List[int]) -> List[str]:
+    """Wait until at most this number of runs is active; the names of those that failed.
 
-    After a signal to this process (`came`), or where a run was stopped, all are waited for, since they save.
+    After a signal to this process (`received`), or if a run was stopped, all are waited for, since they save.
     """
     failed = []
-    while len(running) > (0 if came else number):
+    while len(running) > (0 if received else number):
         time.sleep(0.05)
         for name in [name for name, process in running.items() if process.poll() is not None]:
             status = running.pop(name).returncode
             if status == STOPPED:
-                came.append(status)
+                received.append(status)
             elif status:
                 failed.append(name)
-    if came:
+    if received:
         raise SystemExit(STOPPED)
     return failed
 
@@ -81,9 +81,9 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
     if jobs > 1:
         env.pop("SLURM_JOB_ID", None)  # each has rendezvous ports of its own
     devices = shares(jobs, gpus)
-    with handing_on(running.values()) as came:
+    with forward_signals(running.values()) as received:
         for name, command in runs.items():
-            failed += wait_for(running, jobs - 1, came)
+            failed += wait_for(running, jobs - 1, received)
             messages = output / name / "messages.txt"
             logger.info("%s%s", name, f": started, see {messages}" if jobs > 1 else "")
             if jobs > 1:
@@ -94,9 +94,9 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
                 env["CUDA_VISIBLE_DEVICES"] = devices[places[name]]
             with open(messages, "wb") if jobs > 1 else contextlib.nullcontext() as stream:
                 running[name] = start(command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
-            if came:
-                running[name].terminate()
-        return failed + wait_for(running, 0, came)
+            if received:
+                terminate(running[name])
+        return failed + wait_for(running, 0, received)
 
 
 def write_tables(output: Path, names: Iterable[str]) -> None:
@@ -155,7 +155,7 @@ def sweep(recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[s
         sys.stdout.write("".join(f"{shlex.join(command)}\n" for command in left.values()))
     elif args.submit:
         for name, command in left.items():
-            if attend(command):
+            if run_logged(command):
                 raise RecipeError(f"{name} could not be submitted")
     else:
         failed = make(left, output, args.jobs or 1, cfg.recipe.gpus or 0)

@@ -1,19 +1,22 @@
 """What the recipes share that begin with a trained model and its data."""
 
 import argparse
+import contextlib
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import positive
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from fairseq_modern.survival.resuming import newest_whole
 
 from .cli import Parser, absolute
-from .folder import attend, keep_settings
+from .folder import keep_settings, locked
+from .process import run_logged
 from .settings import ROOT, USER_DIR, RecipeError
 from .settings import flags as as_flags
 from .training import tool
@@ -49,8 +52,9 @@ def reference(text: str) -> Tuple[str, str]:
     return split, absolute(file)
 
 
-def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any]) -> Path:
-    """Check model, data and name; the folder of the results, which holds one run."""
+@contextlib.contextmanager
+def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any]) -> Iterator[Path]:
+    """Check model, data and name; meanwhile the folder of the results is this run's alone."""
     if not (args.model and args.data and args.name):
         raise RecipeError("--model, --data and --name are needed (see --help)")
     if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
@@ -61,8 +65,9 @@ def open_folder(args: argparse.Namespace, recipe: str, settings: Dict[str, Any])
         raise RecipeError(f"there is no data-bin {args.data}")
     folder = Path(args.output or ROOT / "runs" / recipe / args.name)
     given = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
-    keep_settings(folder, {**given, **settings})
-    return folder
+    with locked(folder):
+        keep_settings(folder, {**given, **settings})
+        yield folder
 
 
 def model_flags(checkpoint: str) -> List[str]:
@@ -75,24 +80,23 @@ def model_flags(checkpoint: str) -> List[str]:
 
 
 def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: int, flags: List[str]) -> Path:
-    """Train a model of the sizes of --model further; a second call resumes. Returns its last checkpoint.
+    """Continue training with a model of the sizes of --model; a second call resumes. Returns its last checkpoint.
 
     Args:
-        checkpoint: what it begins with. folder: of its checkpoints; its log is beside it.
+        checkpoint: what it begins with. folder: of its checkpoints; its log is next to it.
         flags: more for fairseq-train.
     """
-    last = folder / "checkpoint_last.pt"
-    # fairseq-train would make one update more
-    if not last.is_file() or (checkpoints.num_updates(checkpoints.load(last)) or 0) < updates:
+    newest = newest_whole(str(folder)) if folder.is_dir() else None
+    if newest is None or newest.updates < updates:  # fairseq-train would make one update more
         folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR, *flags,
+            *model_flags(args.model), "--attention-from", checkpoint, "--finetune-from-model", checkpoint,
+            "--num-workers", 0, "--seed", args.seed, "--max-update", updates, "--total-num-update", updates,
+            "--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1, "--log-format", "json",
+        ]  # fmt: skip
         with open(f"{folder}.log", "ab") as log:
-            command = [
-                tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR, *flags,
-                *model_flags(args.model), "--attention-from", checkpoint, "--finetune-from-model", checkpoint,
-                "--num-workers", 0, "--seed", args.seed, "--max-update", updates, "--total-num-update", updates,
-                "--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1, "--log-format", "json",
-            ]  # fmt: skip
-            status = attend(command, stdout=log, stderr=subprocess.STDOUT)
+            status = run_logged(command, stdout=log, stderr=subprocess.STDOUT)
         if status:
-            raise RecipeError(f"the training failed, see {folder}.log; run again to resume")
-    return last
+            raise RecipeError(f"training failed, see {folder}.log; the same command resumes it")
+    return folder / "checkpoint_last.pt"

@@ -1,6 +1,6 @@
 """One run: its name, its folder, its stages; training and averaging."""
 
-import contextlib
+import json
 import logging
 import os
 import shutil
@@ -9,15 +9,20 @@ import sysconfig
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from omegaconf import DictConfig
 
+from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import build_parser
-from fairseq_modern.survival.resuming import newest_whole
+from collab_fairseq.records.files import write_text
+from fairseq_modern.errors import CheckpointError
+from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
+from fairseq_modern.survival.resuming import Checkpoint, is_whole, newest_whole, read
 
-from .folder import attend, keep_settings, kept_settings
+from .folder import keep_settings, kept_settings
 from .machine import Machine
+from .process import run_logged
 from .settings import PYTHON, ROOT, TRAINING, RecipeError, flags, identity
 
 logger = logging.getLogger("recipe")
@@ -47,12 +52,29 @@ def collab(*words: Any) -> None:
         raise RecipeError(f"collab {words[0]} ended with status {status}")
 
 
+class Average(NamedTuple):
+    """The mean of the last checkpoints.
+
+    Attributes:
+        number, kind: how many, each written after an "update" interval or an "epoch".
+        end: the update that training has reached.
+        stage: marks the files of a stage, such as `.u100`; empty for the last stage.
+        suffix: marks the files of this average; empty for the run's own result.
+    """
+
+    number: int
+    kind: str
+    end: int
+    stage: str
+    suffix: str
+
+
 @dataclass
-class Run:
+class RecipeRun:
     """A run of a recipe.
 
     Args:
-        cfg: its settings, all laid over. name: what it is, unique within a folder of results. output: its folder.
+        cfg: its settings, all overrides applied. name: unique within a folder of results. output: its folder.
         data: the prepared corpus. corpus: the corpus as downloaded, for the script that prepares it.
         machine: where it is trained. command_line: how it was started, for its record.
         valid: it is evaluated on the validation set.
@@ -66,7 +88,7 @@ class Run:
     command_line: str
     corpus: Optional[str] = None
     valid: bool = False
-    last: str = ""  # .lastN where another average than the run's own is asked for
+    suffix: str = ""  # .lastN if another average than the run's own is asked for
 
     def __post_init__(self) -> None:
         self.recipe = self.cfg.recipe
@@ -82,12 +104,13 @@ class Run:
         parts = [self.updates * n // count // self.interval * self.interval for n in range(1, count)]
         return [*parts, self.updates]
 
-    def at(self, end: int) -> str:
-        """What the files of a stage are marked with: nothing for the last, whose average is the run's own."""
-        return "" if end == self.updates else f".u{end}"
+    def average_at(self, end: int) -> Average:
+        """The average of a stage that ends after this update."""
+        stage = "" if end == self.updates else f".u{end}"
+        return Average(self.recipe.average, "update", end, stage, stage or self.suffix)
 
     def check(self) -> None:
-        """Refuse what would otherwise come to light at the end of the training."""
+        """Reject what would otherwise come to light at the end of training."""
         stages, average, keep = self.recipe.stages, self.recipe.average, self.cfg.checkpoint.keep_interval_updates
         if stages > 1 and self.cfg.lr_scheduler._name == "cosine":
             raise RecipeError(
@@ -106,37 +129,64 @@ class Run:
                 f"checkpoint.keep_interval_updates={average}, or a lower --average"
             )
 
+    # --- data and settings ------------------------------------------------------------------------------------------
+
     def prepare(self) -> None:
-        """Make the data where they are missing."""
+        """Make the data if they are missing."""
         if (self.data / "data-bin").is_dir() and (self.data / "prepared.txt").is_file():
             return
-        given = [self.recipe.source_option, self.corpus] if self.corpus else []
-        command = [ROOT / self.recipe.prepare, "--output", self.data, "--python", PYTHON, *given]
-        if attend(command):
+        corpus = [self.recipe.source_option, self.corpus] if self.corpus else []
+        if run_logged([ROOT / self.recipe.prepare, "--output", self.data, "--python", PYTHON, *corpus]):
             raise RecipeError("the data could not be prepared")
 
+    def verify_data(self) -> None:
+        """Compare the data with their checksums. What has not changed since it was verified is not read again.
+
+        Raises:
+            RecipeError: a file is missing or damaged, or there are no checksums.
+        """
+        stamps = self.output / "verified.json"
+        verified: Dict[str, List[int]] = json.loads(stamps.read_text(encoding="utf-8")) if stamps.is_file() else {}
+        try:
+            damaged = damaged_files(self.data, verified)
+        except FileNotFoundError as error:
+            raise RecipeError(f"{self.data} has no {CHECKSUMS}; prepare the data again: {self._preparing}") from error
+        if damaged:
+            raise RecipeError(
+                f"{self.data / damaged[0]} is missing or damaged (it differs from {CHECKSUMS}); prepare the data "
+                f"again: {self._preparing}"
+            )
+        write_text(json.dumps(verified, indent=1), stamps)
+
+    @property
+    def _preparing(self) -> str:
+        return f"{self.recipe.prepare} --output {self.data} --force"
+
     def keep_settings(self) -> None:
-        """The settings that make it this run; the machine it runs on is not among them."""
-        sums = sorted({line[:64] for line in (self.data / "SHA256SUMS").read_text(encoding="utf-8").splitlines()})
-        wanted = {"name": self.name, "data": zlib.crc32("\n".join(sums).encode()), **identity(self.cfg)}
-        keep_settings(self.output, wanted)
+        """The settings that identify this run; the machine it runs on is not among them."""
+        try:
+            checksums = sorted({*read_checksums(self.data).values()})
+        except FileNotFoundError as error:
+            raise RecipeError(f"{self.data} has no {CHECKSUMS}; prepare the data again: {self._preparing}") from error
+        data = zlib.crc32("\n".join(checksums).encode())
+        keep_settings(self.output, {"name": self.name, "data": data, **identity(self.cfg)})
 
     def join(self, given: bool) -> None:
-        """Take name, seed and, unless given, average of the run that is there. Another one has files of its own."""
-        there = kept_settings(self.output)
-        if not there:
-            told = "train.sh makes it; the same options name the same run"
-            raise RecipeError(f"there is no run in {self.output} ({told})")
-        self.name, self.cfg.common.seed = there["name"], there["common.seed"]
+        """Take name, seed and, unless given, average of the run in the folder. Another average has its own files."""
+        existing = kept_settings(self.output)
+        if not existing:
+            hint = "train.sh makes it; the same options name the same run"
+            raise RecipeError(f"there is no run in {self.output} ({hint})")
+        self.name, self.cfg.common.seed = existing["name"], existing["common.seed"]
         if not given:
-            self.recipe.average = there["recipe.average"]
-        elif self.recipe.average != there["recipe.average"]:
-            self.last = f".last{self.recipe.average}"
+            self.recipe.average = existing["recipe.average"]
+        elif self.recipe.average != existing["recipe.average"]:
+            self.suffix = f".last{self.recipe.average}"
 
     # --- training ----------------------------------------------------------------------------------------------------
 
     def command(self, updates: int) -> List[str]:
-        """What trains this run up to so many updates, as it could be typed."""
+        """The command that trains this run up to an update, as it could be typed."""
         cfg = self.cfg.copy()
         cfg.optimization.max_update = updates
         cfg.checkpoint.save_dir = str(self.checkpoints)
@@ -151,89 +201,129 @@ class Run:
         words = [word for section in TRAINING for word in flags(cfg, section)]
         launch, machine = self.machine.launch(), self.machine
         # fairseq's own model, which comes without our --user-dir, is to survive a kill as well
-        told = [f"OMP_NUM_THREADS={machine.threads_each}"]
-        told += [f"FAIRSEQ_MODERN_SURVIVAL={os.environ.get('FAIRSEQ_MODERN_SURVIVAL', 1)}"]
+        environment = [f"OMP_NUM_THREADS={machine.threads_each}"]
+        environment += [f"FAIRSEQ_MODERN_SURVIVAL={os.environ.get('FAIRSEQ_MODERN_SURVIVAL', 1)}"]
         if launch:
-            told += [f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={os.environ.get('TORCH_ELASTIC_SHUTDOWN_TIMEOUT', 100)}"]
+            timeout = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 100)
+            environment += [f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={timeout}"]
         train = [tool("fairseq-train"), str(self.data / "data-bin")]
-        return ["env", *told, *launch, *train, *words, *machine.training_flags()]
+        return ["env", *environment, *launch, *train, *words, *machine.training_flags()]
 
-    def newest(self) -> Tuple[str, int]:
-        """The undamaged checkpoint that the training is resumed from, and its updates; nothing where there is none."""
-        found = newest_whole(str(self.checkpoints)) if self.checkpoints.is_dir() else None
-        return (os.path.basename(found.path), found.updates) if found else ("", 0)
+    def newest(self) -> Optional[Checkpoint]:
+        """The undamaged checkpoint that training resumes from."""
+        return newest_whole(str(self.checkpoints)) if self.checkpoints.is_dir() else None
 
     def train(self) -> None:
-        """In its stages, each averaged before the next one removes its checkpoints."""
+        """Train in stages, each averaged before the next one removes its checkpoints."""
         for end in self.ends:
-            self.train_stage(end)
-            if self.at(end):
-                self.average(self.at(end))
+            average = self.average_at(end)
+            if self.averaged(average).exists():
+                logger.info("training: done before%s", average.stage and f", up to update {end}")
+                continue
+            self.train_stage(average)
+            if average.stage:
+                self.average(average)
 
-    def train_stage(self, end: int) -> None:
-        """Up to so many updates, from the newest checkpoint where there is one."""
-        at, log, usage = self.at(end), self.output / "train.log", self.output / "train.usage.jsonl"
-        if self.averaged(at).exists():
-            logger.info("training: done before%s", at and f", up to update {end}")
-            return
+    def train_stage(self, average: Average) -> None:
+        """Train up to the end of a stage, from the newest checkpoint if there is one."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        newest, updates = self.newest()
-        if updates >= end:  # fairseq-train would make one update more where a run was ended after its last checkpoint
-            logger.info("training: %s is complete", newest)
-            usage.touch()  # a killed run has no line in it
+        log, usage = self.output / "train.log", self.output / "train.usage.jsonl"
+        newest = self.newest()
+        if newest and newest.updates >= average.end:  # fairseq-train would make one update more
+            logger.info("training: %s is complete", os.path.basename(newest.path))
+            usage.touch()
         else:
-            logger.info("training%s", newest and f": resuming from {newest}")
-            measure = [PYTHON, "-m", "collab_fairseq.records.measure", usage]
-            if attend([*measure, *self.command(end)], log):
+            logger.info("training%s", f": resuming from {os.path.basename(newest.path)}" if newest else "")
+            if run_logged(self.command(average.end), log, usage):
                 raise RecipeError(f"training failed, see {log}; the same command resumes it once the cause is removed")
-        if at:  # what its record is made of is kept as it is now
+        if average.stage:  # its record is made from them
             for file in (log, usage):
-                shutil.copy(file, self.output / file.name.replace("train", f"train{at}", 1))
+                shutil.copy(file, self.output / file.name.replace("train", f"train{average.stage}", 1))
 
     def train_as_other_node(self) -> None:
-        """On a node that is not the first, which does everything else."""
+        """Train on a node that is not the first, which does everything else."""
         self.output.mkdir(parents=True, exist_ok=True)
         for end in self.ends:
-            if self.newest()[1] < end and attend(
-                self.command(end), self.output / f"train.node{self.machine.node_rank}.log"
-            ):
+            newest = self.newest()
+            if newest and newest.updates >= end:
+                continue
+            if run_logged(self.command(end), self.output / f"train.node{self.machine.node_rank}.log"):
                 raise RecipeError("training failed on this node")
 
     # --- averaging ---------------------------------------------------------------------------------------------------
 
-    def averaged(self, name: str) -> Path:
-        """The average with this mark."""
-        return self.output / f"averaged{name}.pt"
+    def averaged(self, average: Average) -> Path:
+        """The file of an average."""
+        return self.output / f"averaged{average.suffix}.pt"
 
-    def average(self, at: str) -> None:
-        """The last checkpoints → averaged.pt, and those of the last epochs → averaged.epochsN.pt."""
-        wanted = {at: ("update", self.recipe.average)}
-        if self.epochs and not self.last:
-            there = len(list(self.checkpoints.glob("checkpoint[0-9]*.pt")))
-            if there >= self.epochs:
-                wanted = {f"{at}.epochs{self.epochs}": ("epoch", self.epochs), **wanted}
+    def of_epochs(self, average: Average) -> Average:
+        """The average of the last epochs' checkpoints at the same point of training."""
+        return average._replace(number=self.epochs, kind="epoch", suffix=f"{average.stage}.epochs{self.epochs}")
+
+    def average(self, average: Average) -> None:
+        """Write an average, and that of the last epochs if the run keeps their checkpoints."""
+        wanted = [average]
+        if self.epochs and not self.suffix:
+            existing = len(list(self.checkpoints.glob("checkpoint[0-9]*.pt")))
+            if existing >= self.epochs:
+                wanted.insert(0, self.of_epochs(average))
             else:
-                logger.info("averaging: %d epochs so far, %d are needed for an average of theirs", there, self.epochs)
-        for name, (kind, number) in wanted.items():
-            if self.averaged(name).exists():
-                logger.info("averaging%s: done before", name and f" ({name})")
+                logger.info("averaging: %d epochs so far, their average needs %d", existing, self.epochs)
+        for each in wanted:
+            marked = each.suffix and f" ({each.suffix})"
+            if self.averaged(each).exists():
+                logger.info("averaging%s: done before", marked)
                 continue
-            logger.info("averaging the last %d checkpoints%s", number, name and f" ({name})")
-            words = ["--inputs", self.checkpoints, f"--num-{kind}-checkpoints", number, "--output", self.averaged(name)]
-            with contextlib.redirect_stdout(sys.stderr):
-                collab("average", *words)
+            logger.info("averaging the last %d checkpoints%s", each.number, marked)
+            try:
+                state, _ = checkpoints.average(self.inputs(each))
+            except CheckpointError as error:
+                raise RecipeError(f"{error}; {self.recovery(each)}") from error
+            checkpoints.save(state, self.averaged(each))
 
-    def averages(self) -> List[str]:
-        """The averages to translate: those of stages and epochs that are there, then the run's own."""
-        if self.last:
-            return [self.last]
-        names = [name for end in self.ends for name in (self.at(end), f"{self.at(end)}.epochs{self.epochs}")]
-        return [*(name for name in names if name and self.averaged(name).exists()), ""]
+    def inputs(self, average: Average) -> List[str]:
+        """The checkpoints to average, newest first.
+
+        Raises:
+            CheckpointError: one is missing; its update is named.
+        """
+        if average.kind == "epoch":
+            return checkpoints.select_checkpoints(self.checkpoints, "epoch", average.number)
+        existing = {int(path.stem.split("_")[2]): path for path in self.checkpoints.glob("checkpoint_*_*.pt")}
+        missing = [update for update in self.updates_of(average) if update not in existing]
+        if missing:
+            raise CheckpointError(f"{self.checkpoints} lacks the checkpoint of update {missing[0]}")
+        return [str(existing[update]) for update in self.updates_of(average)]
+
+    def updates_of(self, average: Average) -> List[int]:
+        """The updates whose checkpoints are averaged, newest first."""
+        last = average.end // self.interval
+        return [self.interval * number for number in range(last, last - average.number, -1)]
+
+    def recovery(self, average: Average) -> str:
+        """How to repeat the part of training whose checkpoints cannot be averaged: a sentence with a command."""
+        usable: List[str] = []
+        for update in reversed(self.updates_of(average)):
+            files = [str(path) for path in self.checkpoints.glob(f"checkpoint_*_{update}.pt")]
+            if not files or not is_whole(files[0]) or read(files[0]) is None:
+                break
+            usable += files
+        others = [str(path) for path in sorted(self.checkpoints.glob("checkpoint*.pt")) if str(path) not in usable]
+        return f"to train this part again, run: rm {' '.join(others)} and then the same command"
+
+    def averages(self) -> List[Average]:
+        """The averages to translate with: those of stages and epochs that exist, then the run's own."""
+        own = self.average_at(self.updates)
+        if self.suffix:
+            return [own]
+        stages = [self.average_at(end) for end in self.ends]
+        candidates = [each for stage in stages for each in (stage, self.of_epochs(stage))]
+        return [*(each for each in candidates if each != own and self.averaged(each).exists()), own]
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     @property
     def sets(self) -> Dict[str, str]:
         """Split of the data-bin → name of the test set."""
-        given = self.recipe.valid_tests if self.valid else self.recipe.tests
-        return {split: name for split, name in (given or {}).items() if name}
+        chosen = self.recipe.valid_tests if self.valid else self.recipe.tests
+        return {split: name for split, name in (chosen or {}).items() if name}

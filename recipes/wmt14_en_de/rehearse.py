@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, List
 
 from runner.cli import Parser
-from runner.folder import attend, start
+from runner.process import run_logged, start
 from runner.settings import PYTHON, ROOT, RecipeError
 
 from collab_fairseq.cli.options import positive
@@ -31,7 +31,7 @@ logger = logging.getLogger("recipe")
 
 def run(*command: Any, **options: Any) -> None:
     """Run one of the scripts; its own words say what went wrong."""
-    if status := attend(command, **options):
+    if status := run_logged(command, **options):
         raise SystemExit(status)
 
 

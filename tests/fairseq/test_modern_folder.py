@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from fairseq_modern import files
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import whole_or_not_at_all
 from fairseq_modern.survival import folder, position
@@ -18,15 +19,14 @@ from tests.fairseq import forked
 
 
 def test_left_overs_are_removed_and_nothing_else(tmp_path):
-    left_over = ["checkpoint_1_10.pt.tmp", "checkpoint_last.pt.tmp", "crash.pt.tmp"]
-    for name in [*left_over, "thesis.tmp", "checkpoint_last.pt"]:
+    for name in ["thesis.tmp", "checkpoint_last.pt"]:
         (tmp_path / name).write_bytes(b"x")
     pid = os.fork()
     if pid == 0:  # a training that is killed while it writes
         with whole_or_not_at_all(str(tmp_path / "checkpoint_1_20.pt")):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert len(list(tmp_path.iterdir())) == 6
+    assert len(list(tmp_path.iterdir())) == 3
     folder.remove_left_overs(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "thesis.tmp"]
 
@@ -36,16 +36,14 @@ def other_program(code, *arguments):
 
 
 def test_one_training_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "PATIENCE", 0.3)
-    (tmp_path / ".lock").touch()
-    # what NFS keeps: a lock of fcntl on a file open for writing
-    wait = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.3)
+    wait = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]): print(flush=True); input()"
     with other_program(wait, tmp_path / ".lock") as other:
         other.stdout.readline()
-        with pytest.raises(UserError, match="another training is at work in"):
+        with pytest.raises(UserError, match="another training run is active in"):
             folder.lock(str(tmp_path))
         other.kill()
-    folder.lock(str(tmp_path))  # gone with the process that held it
+    folder.lock(str(tmp_path))  # released with the process that held it
     with other_program(wait, tmp_path / ".lock") as other:
         assert not select.select([other.stdout], [], [], 0.5)[0]
         folder.unlock()

@@ -1,17 +1,21 @@
 """What the runner of the recipes plans for any number of cards, what a folder holds, how signals are handed on."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from runner import machine, sweep
-from runner.folder import keep_settings, kept_settings
+from runner.folder import keep_settings, kept_settings, locked
 from runner.machine import Cards, Machine
+from runner.process import run_logged
 from runner.settings import RecipeError
 
-from fairseq_modern import processor
+from fairseq_modern import files, processor
 from tests.common import ROOT
 
 # --- the batch and the precision -------------------------------------------------------------------------------------
@@ -109,28 +113,80 @@ def test_a_cpu_trains_in_bf16_where_it_has_units_for_it(plan, units, monkeypatch
 # --- the folder of a run ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_names_the_settings_that_differ_and_refuses_old_runs(tmp_path):
+def test_a_folder_names_the_settings_that_differ(tmp_path):
     folder = tmp_path / "run"
     wanted = {"common.seed": 1, "optimization.lr": [0.005], "name": "toy"}
     keep_settings(folder, wanted)
     keep_settings(folder, wanted)
     with pytest.raises(RecipeError) as refused:
         keep_settings(folder, {**wanted, "common.seed": 2, "model.dropout": 0.1})
-    assert "holds a run with other settings: common.seed is 1, not 2, model.dropout is None, not 0.1;" in str(
-        refused.value
-    )
+    assert "common.seed 1 (requested: 2), model.dropout None (requested: 0.1);" in str(refused.value)
     assert kept_settings(folder) == wanted
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "settings.txt").write_text("name toy\n")
-    with pytest.raises(RecipeError, match=r"a run of an earlier release, which cannot be continued; choose another"):
-        keep_settings(tmp_path / "old", wanted)
+
+
+@pytest.mark.parametrize("content", [None, "", "[", "a", b"\xff"])
+def test_results_without_readable_settings_are_not_taken_for_a_new_run(content, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    assert kept_settings(folder) == {}
+    (folder / "checkpoints" / "checkpoint_1_10.pt").touch()
+    if content is not None:
+        (folder / "settings.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RecipeError, match=r"settings.yaml is (damaged or empty|missing next to checkpoints/).*: mv "):
+        keep_settings(folder, {"common.seed": 1})
+
+
+def test_one_run_at_a_time_works_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.3)
+    stale = tmp_path / f"scores.json.{16 * 'a'}.tmp"
+    stale.touch()
+    program = "import sys; from pathlib import Path; from runner.folder import locked\n"
+    program += f"with locked(Path({str(tmp_path)!r})): print('locked', flush=True); sys.stdin.read()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "locked\n"
+        assert not stale.exists()
+        with pytest.raises(RecipeError, match="another run is active in"), locked(tmp_path):
+            pass
+        other.kill()  # which leaves the file, but not the lock
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
+def test_what_a_killed_runner_has_started_dies_with_it():
+    program = "import sys, time; from runner.process import start; print(start(['sleep', '100']).pid, flush=True)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{program}; time.sleep(100)"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as runner:
+        child = int(runner.stdout.readline())
+        os.kill(child, 0)  # it is there
+        runner.kill()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_command_is_measured_and_its_output_kept(tmp_path):
+    script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
+    for _ in range(2):
+        assert run_logged([sys.executable, "-c", script], tmp_path / "log", tmp_path / "usage") == 3
+    assert (tmp_path / "log").read_text() == "hello\nhello\n"
+    lines = [json.loads(line) for line in (tmp_path / "usage").read_text().splitlines()]
+    assert [line["log_from"] for line in lines[::2]] == [0, 6]
+    assert [line["exit_status"] for line in lines[1::2]] == [3, 3]
+    assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines[1::2])
 
 
 @pytest.mark.parametrize(("program", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
 def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, tmp_path):
     told = "import sys; print('begun'); sys.stdout.flush()"
-    text = "from pathlib import Path; from runner.folder import attend; import sys\n"
-    text += f"sys.exit(attend([sys.executable, '-c', {f'{told}; {program}'!r}], Path({str(tmp_path / 'log')!r})))"
+    text = "from pathlib import Path; from runner.process import run_logged; import sys\n"
+    text += f"sys.exit(run_logged([sys.executable, '-c', {f'{told}; {program}'!r}], Path({str(tmp_path / 'log')!r})))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
     process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
@@ -159,7 +215,8 @@ def test_runs_at_a_time_have_cards_of_their_own_as_far_as_there_are(tmp_path, mo
 def test_a_sweep_that_is_stopped_waits_until_its_runs_have_saved(tmp_path):
     run = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), open({!r}, 'w'), sys.exit(75)))"
     run += "; sys.stdout.write('begun\\n'); sys.stdout.flush(); time.sleep(100)"
-    text = "import sys; from runner.folder import handing_on, start; from runner.sweep import wait_for; running = {}\n"
+    text = "import sys; from runner.process import forward_signals, start; from runner.sweep import wait_for\n"
+    text += "running = {}\n"
     for name in ("a", "b"):
         program = run.format(str(tmp_path / name))
         text += f"running[{name!r}] = start([sys.executable, '-c', {program!r}])\n"
@@ -171,8 +228,8 @@ def tell():
     sys.stdout.write("waiting\\n")
     sys.stdout.flush()
 threading.Thread(target=tell).start()
-with handing_on(running.values()) as came:
-    wait_for(running, 1, came)
+with forward_signals(running.values()) as received:
+    wait_for(running, 1, received)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
     process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)

@@ -45,12 +45,14 @@ def test_curves_and_speed_of_a_training_log(train_log):
     ]
     assert log["curves"]["valid"] == [{"updates": 10, "loss": 8.5, "nll_loss": 8.0}]
     assert log["words_per_second"] == 200.5
-    assert log["train_seconds"] == 45
+    assert log["part_seconds"] == [45]
     assert log["gb_free"] is None
+    second = LOG.encode().index(b"00:03")  # three parts, of which the last was killed before its first line
+    assert read_train_log(train_log, [0, second, len(LOG)])["part_seconds"] == [20, 45, 0]
     # too short for training lines: the speed of its epochs
     write_text("\n".join(line for line in LOG.split("\n") if "| train |" in line), train_log)
     log = read_train_log(train_log)
-    assert (log["words_per_second"], log["train_seconds"], log["curves"]) == (9, 45, {"train": [], "valid": []})
+    assert (log["words_per_second"], log["part_seconds"], log["curves"]) == (9, [45], {"train": [], "valid": []})
 
 
 @pytest.fixture
@@ -70,8 +72,9 @@ def record(tmp_path, train_log):
         "optimizer_history": [{"num_updates": 20}],
         "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
     }
-    write_text('{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 1}\n'
-               '{"wall_seconds": 12.0, "peak_memory_bytes": 90, "exit_status": 0}\n', tmp_path / "usage")  # fmt: skip
+    second = LOG.encode().index(b"00:03")  # the first part was killed, and of the third the file has half a line
+    usage = [{"log_from": 0}, {"log_from": second}, {"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 0}]
+    write_text("\n".join([*map(json.dumps, usage), '{"log_fr']), tmp_path / "usage")
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
     write_json({"scores": [{"metric": "sacreBLEU", "score": 38.7, "of": "/home/me/x"}]}, tmp_path / "scores.json")
     return make_record(
@@ -83,7 +86,9 @@ def record(tmp_path, train_log):
 def test_a_record_gathers_everything_and_is_json(record):
     settings, parts = record["settings"], record["parts"]
     assert record["command"] == "run.sh --data .../data --seed 1"
-    assert (parts["training"]["wall_seconds"], parts["training"]["peak_memory_bytes"]) == (42.5, 100)
+    assert (parts["training"]["wall_seconds"], parts["training"]["peak_memory_bytes"]) == (20 + 30.5, 100)
+    assert parts["training"]["train_seconds"] == 20 + 45
+    assert [part["exit_status"] for part in parts["training"]["parts"]] == [None, 0]
     assert (settings["seed"], parts["training"]["updates"], parts["parameters"]) == (1, 20, 23)
     assert settings["averaged_from"][0]["file"] == "a.pt"
     assert settings["config"] == {  # without repetition and paths
@@ -148,16 +153,3 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
 def test_absolute_paths_are_shortened(before, after):
     assert without_paths(before) == after
     assert plain(({before: before}, 1.5, None)) == [{after: after}, 1.5, None]
-
-
-def test_measure_passes_output_and_status_on(tmp_path):
-    script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
-    command = [sys.executable, "-m", "collab_fairseq.records.measure", tmp_path / "usage"]
-    for _ in range(2):
-        done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (3, "hello\n")
-    missing = subprocess.run([*command, "no-such"], capture_output=True, text=True, check=False)
-    assert (missing.returncode, missing.stderr[:20]) == (127, "cannot start no-such")
-    lines = [json.loads(line) for line in (tmp_path / "usage").read_text().splitlines()]
-    assert [line["exit_status"] for line in lines] == [3] * 2
-    assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines)
