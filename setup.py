@@ -79,6 +79,7 @@ setup(
         "cffi",
         "cython",
         "packaging",
+        "filelock",
         "tensorboardX",
     ],
     extras_require={

@@ -5,14 +5,15 @@ hands their arguments to recipes/run.py. A script is a step of a recipe by its n
 sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a program of its own name beside it
 (wmt14_en_de/rehearse.sh, rehearse.py) has that one run instead, with this package within reach:
 
-    settings     YAML and what is laid over it: `load("multi30k", "table")`, `lay_over(cfg, ["model.dropout=0.1"])`,
-                 `check(cfg)`; fairseq's flags: `flags(cfg, "model", "optimizer")`; `ROOT`, `PYTHON`, `RecipeError` (one
-                 sentence, no traceback)
-    machine      `choose_device(name, cards().number)`; `Machine`: precision, batch on any number of cards, launching
-    folder       a folder holds one run: `keep_settings(folder, {…})`, and a step whose file is there is finished;
-                 `attend(command, log)` runs a process that signals are handed on to, and ends with status 75
-                 (`STOPPED`) where it was stopped as asked
-    training     `Run`; `collab("average", …)`: what `collab` does, in this process; `tool("fairseq-train")`
+    settings     YAML and overrides: `load("multi30k", "table")`, `lay_over(cfg, ["model.dropout=0.1"])`, `check(cfg)`;
+                 fairseq's flags: `flags(cfg, "model", "optimizer")`; `ROOT`, `PYTHON`, `RecipeError` (one sentence, no
+                 traceback)
+    machine      `choose_device(name, cards().number)`; `Machine`: precision, batch on any number of GPUs, launching
+    process      `run_logged(command, log)` runs a process that signals are forwarded to and that dies with the runner;
+                 it ends with status 75 (`STOPPED`) if the process was asked to stop
+    folder       a folder holds one run: `locked(folder)`, `keep_settings(folder, {…})`
+    training     `RecipeRun`: what is finished and what comes next; `collab("score", …)`: what `collab` does, in this
+                 process; `tool("fairseq-train")`
     evaluation   `evaluate(run)`: translations, scores, record, model folder
     sweep        several runs and their table; `run_name`
     cli          `main(script, arguments)`: a step of a recipe; `Parser`, whose errors are one sentence;
