@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""The convergence study from its records: convergence.py PART RECORD ... (the protocol is in convergence.md)
+
+PART is one of
+
+    selection   validation NLL of all settings tried with seeds 1 and 2, and the selected setting of each row
+    tests       primary and secondary tests of the selected settings, and the outcome
+    pairs       C − F and C − S for every fixed pair of learning rates, seeds 1 and 2
+    masked      design B: the share of the gain that needs no sharing
+    figure      C − F, S − F and C − S during training (--figure FILE)
+
+F: standard heads at the full key dimension, S: standard heads at 32, C: collaborative heads at 32, B: as C, with a
+masked mixing matrix. NLL is in bits per token, of the averaged checkpoint; test NLL covers all test sets.
+"""
+
+import argparse
+import logging
+import sys
+from typing import Dict, Sequence
+
+from convergence_rows import (
+    ALPHA,
+    SELECTION_SEEDS,
+    Setting,
+    Settings,
+    by_setting,
+    common_seeds,
+    contrast,
+    differences,
+    fieller,
+    length_of,
+    losses,
+    outcome,
+    select,
+    shown,
+    spread,
+    valid_nll,
+)
+from scipy import stats
+
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import add_page, check_page, publish
+from collab_fairseq.records import pages
+from collab_fairseq.records.drawing import COLOURS, drawing
+from collab_fairseq.records.record import RecordError
+from collab_fairseq.records.rows import Run, load_run
+from collab_fairseq.scoring.significance import Interval
+
+
+def selection_page(settings: Settings) -> str:
+    """All settings with their validation NLL, and the selected ones."""
+    selected = set(select(settings).values())
+    table = [["setting", *(f"seed {seed}" for seed in SELECTION_SEEDS), "mean", "selected"]]
+    for setting, runs in settings.items():
+        values = [valid_nll(runs[seed]) if seed in runs else None for seed in SELECTION_SEEDS]
+        cells = ["–" if value is None else f"{value:.4f}" for value in values]
+        complete = [value for value in values if value is not None]
+        mean = f"{sum(complete) / len(complete):.4f}" if len(complete) == len(values) else "–"
+        table.append([str(setting), *cells, mean, "yes" if setting in selected else ""])
+    return pages.table(table, numbers=True)
+
+
+def tests_page(settings: Settings) -> str:
+    """Primary and secondary tests, for all seeds and for those that took no part in the selection."""
+    selected = select(settings)
+    runs = {row: settings[setting] for row, setting in selected.items()}
+    seeds = common_seeds(runs)
+    fresh = [seed for seed in seeds if seed not in SELECTION_SEEDS]
+    nll = losses(runs, seeds)
+    by_seed = [["seed", *nll], *([str(seed), *(f"{nll[row][i]:.4f}" for row in nll)] for i, seed in enumerate(seeds))]
+    primary = stats.ttest_1samp(contrast(nll), 0.0, alternative="less")
+    later = contrast(losses(runs, fresh)) if fresh else []
+    claim = bool(primary.pvalue < ALPHA and later and sum(later) / len(later) < 0)
+    of_later = f"mean {sum(later) / len(later):+.4f}" if later else "not run"
+    table = [["difference", f"seeds {_listed(seeds)}", f"seeds {_listed(fresh)}"]]
+    for name, pair in (("C − F", ("C", "F")), ("C − S", ("C", "S")), ("S − F", ("S", "F"))):
+        cells = [difference(runs, some, *pair) for some in (seeds, fresh)]
+        table.append([name, *cells])
+    return "\n\n".join([
+        f"Selected: {'; '.join(map(str, selected.values()))}.",
+        pages.table(by_seed, numbers=True),
+        f"Primary test, C − ¾F − ¼S: {shown(spread(contrast(nll)))}, one-sided p = {primary.pvalue:.2g}, "
+        f"n = {len(seeds)}; seeds {_listed(fresh)} alone: {of_later}. The claim {'holds' if claim else 'fails'}.",
+        pages.table(table, numbers=True),
+        f"Outcome: **{'; '.join(outcome(nll, selected['F'], claim))}**.",
+    ])  # fmt: skip
+
+
+def difference(runs: Dict[str, Dict[int, Run]], seeds: Sequence[int], one: str, other: str) -> str:
+    """The difference of two rows in test NLL with its 95 % interval; a dash for fewer than two seeds."""
+    return shown(spread(differences(losses(runs, seeds), one, other))) if len(seeds) > 1 else "–"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) or "none"
+
+
+def pairs_page(settings: Settings) -> str:
+    """C − F and C − S for every pair of settings that have both selection seeds."""
+    complete = {s: runs for s, runs in settings.items() if all(seed in runs for seed in SELECTION_SEEDS)}
+    table = [["C", "compared with", "difference in test NLL, seeds 1 and 2"]]
+    for c in (setting for setting in complete if setting.row == "C"):
+        for other in (setting for setting in complete if setting.row in "FS"):
+            nll = losses({"C": complete[c], "other": complete[other]}, SELECTION_SEEDS)
+            table.append([str(c), str(other), shown(spread(differences(nll, "C", "other")))])
+    return pages.table(table, numbers=True)
+
+
+def masked_page(settings: Settings) -> str:
+    """Design B: rows S, B and C, and g."""
+    runs: Dict[str, Dict[int, Run]] = {}
+    for setting, of_setting in settings.items():
+        if setting.row in runs:
+            raise RecordError(f"row {setting.row} must have one setting; got a second, {setting}")
+        runs[setting.row] = of_setting
+    if not {"S", "B", "C"} <= runs.keys():
+        raise RecordError(f"records of rows S, B and C are needed; got {', '.join(runs) or 'none'}")
+    runs = {row: runs[row] for row in ("S", "B", "C")}
+    seeds = common_seeds(runs)
+    nll = losses(runs, seeds)
+    gain = fieller(differences(nll, "S", "B"), differences(nll, "S", "C"))
+    if gain.low > 0.75:
+        verdict = "learned gains explain the gain"
+    elif gain.high < 0.25:
+        verdict = "sharing explains the gain"
+    else:
+        verdict = "both contribute, or the data cannot tell"
+    table = [["seed", *nll], *([str(seed), *(f"{nll[row][i]:.4f}" for row in nll)] for i, seed in enumerate(seeds))]
+    lines = [f"S − B: {shown(spread(differences(nll, 'S', 'B')))}; B − C: {shown(spread(differences(nll, 'B', 'C')))}."]
+    lines += [f"g = (S − B)/(S − C) = {gain.mean:.2f} [{gain.low:.2f}, {gain.high:.2f}]: **{verdict}**."]
+    return "\n\n".join([pages.table(table, numbers=True), *lines])
+
+
+def during_training(settings: Settings, rows: Dict[str, Setting]) -> Dict[str, Dict[int, Interval]]:
+    """Difference → update → mean and interval over seeds of the validation NLL of the running model."""
+    runs = {row: settings[setting] for row, setting in rows.items()}
+    seeds = common_seeds(runs)
+    curves = {
+        row: [{p["updates"]: p["nll_loss"] for p in of_row[seed]["curves"]["valid"]} for seed in seeds]
+        for row, of_row in runs.items()
+    }
+    common = sorted(set.intersection(*(set(points) for of_row in curves.values() for points in of_row)))
+    found: Dict[str, Dict[int, Interval]] = {}
+    for one, other in (("C", "F"), ("S", "F"), ("C", "S")):
+        values = {
+            update: spread([x[update] - y[update] for x, y in zip(curves[one], curves[other], strict=True)])
+            for update in common
+        }
+        found[f"{one} − {other}"] = values
+    return found
+
+
+def draw(long: Settings, short: Settings, path: str) -> None:
+    """The differences during training; runs of another schedule, if given, as dashed lines without intervals."""
+    with drawing(path, (7.0, 3.6)) as figure:
+        axis = figure.subplots()
+        for settings, style, band in ((long, "-", True), (short, "--", False)):
+            if not settings:
+                continue
+            selected = select(settings)
+            length = length_of(next(iter(next(iter(settings.values())).values())))
+            for number, (name, points) in enumerate(during_training(settings, selected).items()):
+                updates, colour = list(points), COLOURS[number]
+                label = f"{name}, {length:,} updates"
+                axis.plot(updates, [points[u].mean for u in updates], style, color=colour, label=label)
+                if band:
+                    limits = [points[u].low for u in updates], [points[u].high for u in updates]
+                    axis.fill_between(updates, *limits, color=colour, alpha=0.15, linewidth=0)
+        axis.axhline(0, color="#888888", linewidth=0.8)
+        label = "difference in validation NLL,\nbits per token (below 0: the first is better)"
+        axis.set(xlabel="updates", ylabel=label)
+        axis.set_ylim(-0.2, 0.2)
+        figure.legend(loc="outside right upper")
+
+
+PAGES = {"selection": selection_page, "tests": tests_page, "pairs": pairs_page, "masked": masked_page}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=[*PAGES, "figure"], metavar="PART")
+    parser.add_argument("records", nargs="+", metavar="RECORD")
+    parser.add_argument("--figure", metavar="FILE", help="with figure: a .png or .svg file")
+    add_page(parser)
+    parser.set_defaults(parser=parser)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="convergence.py: %(message)s", stream=sys.stderr)
+    if (args.part == "figure") != bool(args.figure):
+        parser.error("figure needs --figure FILE, the other parts do not take it")
+    check_page(args)
+    runs = [load_run(path) for path in args.records]
+    if args.part == "figure":
+        lengths = sorted({length_of(run) for run in runs}, reverse=True)
+        of_length = [by_setting([run for run in runs if length_of(run) == length]) for length in lengths]
+        draw(of_length[0], of_length[1] if len(of_length) > 1 else {}, args.figure)
+    else:
+        publish(args, PAGES[args.part](by_setting(runs)) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("convergence.py", main))

@@ -1,0 +1,176 @@
+"""Rows, settings, selection and statistics of the convergence study; convergence.py prints them."""
+
+import math
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy
+from scipy import stats
+
+from collab_fairseq.records import curve
+from collab_fairseq.records.record import RecordError
+from collab_fairseq.records.rows import Run, key_dim, lookup
+from collab_fairseq.scoring.significance import Interval, interval
+
+FULL, SMALL = 256, 32
+ROWS = {
+    ("standard", FULL): "F", ("standard", SMALL): "S", ("collaborative", SMALL): "C", ("masked", SMALL): "B",
+}  # fmt: skip
+SELECTION_SEEDS = (1, 2)
+MARGIN = 0.25  # the claim: at most this share of what the reduced key dimension costs standard heads
+ALPHA = 0.05
+
+
+class Setting(NamedTuple):
+    """A row with its learning rate and the factor on the default scale of its attention logits."""
+
+    row: str
+    lr: float
+    factor: float
+
+    def __str__(self) -> str:
+        scaled = "" if self.factor == 1 else f", logits × {self.factor:g}"
+        return f"{self.row}, lr {self.lr:g}{scaled}"
+
+
+Settings = Dict[Setting, Dict[int, Run]]
+
+
+def setting_of(run: Run) -> Setting:
+    """The setting that a run belongs to.
+
+    Raises:
+        RecordError: it is no run of the study.
+    """
+    model = run["config"]["model"]
+    heads = "standard" if lookup(run, "config.model.collaborative_heads") in (None, "none") else "collaborative"
+    if "recipe.training_module" in run.get("files", {}):
+        heads = "masked"
+    row = ROWS.get((heads, key_dim(model, "encoder")))
+    if row is None:
+        raise RecordError(f"{run['name']} must be of heads and key dimension {', '.join(map(str, ROWS))}")
+    default = (model["encoder_embed_dim"] / model["encoder_attention_heads"]) ** -0.5
+    scales = {shape["scale"] for shape in (model.get("attention_shapes") or {}).values()} or {default}
+    return Setting(row, run["config"]["optimization"]["lr"][0], round(scales.pop() / default, 6))
+
+
+def by_setting(runs: Sequence[Run]) -> Settings:
+    """Setting → seed → run.
+
+    Raises:
+        RecordError: two runs of one setting and seed, or runs of different lengths.
+    """
+    settings: Settings = {}
+    for run in runs:
+        seeds = settings.setdefault(setting_of(run), {})
+        if run["seed"] in seeds:
+            raise RecordError(f"{run['name']} is the second run of {setting_of(run)} with seed {run['seed']}")
+        seeds[run["seed"]] = run
+    lengths = sorted({length_of(run) for run in runs})
+    if len(lengths) != 1:
+        raise RecordError(f"all runs must have the same length; got {lengths} updates")
+    return {setting: dict(sorted(settings[setting].items())) for setting in sorted(settings)}
+
+
+def length_of(run: Run) -> int:
+    """The updates of its schedule."""
+    return int(run["config"]["optimization"]["max_update"])
+
+
+def valid_nll(run: Run) -> float:
+    return float(run["losses"]["valid"]["nll_loss"])
+
+
+def select(settings: Settings) -> Dict[str, Setting]:
+    """Row → the setting with the lowest mean validation NLL over the selection seeds, of those that have all of them.
+
+    Raises:
+        RecordError: no setting of a row has all selection seeds.
+    """
+    means: Dict[str, List[Tuple[float, Setting]]] = {"F": [], "S": [], "C": []}
+    for setting, runs in settings.items():
+        if setting.row in means and all(seed in runs for seed in SELECTION_SEEDS):
+            mean = sum(valid_nll(runs[seed]) for seed in SELECTION_SEEDS) / len(SELECTION_SEEDS)
+            means[setting.row].append((mean, setting))
+    missing = [row for row, candidates in means.items() if not candidates]
+    if missing:
+        raise RecordError(f"row {missing[0]} has no setting with seeds {SELECTION_SEEDS}")
+    return {row: min(candidates)[1] for row, candidates in means.items()}
+
+
+def fieller(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:
+    """A ratio of two means over the same seeds, with Fieller's interval.
+
+    E. C. Fieller (1954), "Some problems in interval estimation", JRSS B 16(2). The limits r solve
+    (a − r b)² = t² (v_aa − 2 r v_ab + r² v_bb), v being variances and covariance of the means. They are infinite if the
+    denominator is not distinguishable from 0.
+    """
+    n = len(numerators)
+    a, b = sum(numerators) / n, sum(denominators) / n
+    pairs = [(x - a, y - b) for x, y in zip(numerators, denominators, strict=True)]
+    v_aa, v_ab, v_bb = (
+        sum(pair[i] * pair[j] for pair in pairs) / (n - 1) / n for i, j in ((0, 0), (0, 1), (1, 1))
+    )  # fmt: skip
+    t2 = float(stats.t.ppf((1 + level) / 2, n - 1)) ** 2
+    squared, linear, constant = b * b - t2 * v_bb, a * b - t2 * v_ab, a * a - t2 * v_aa
+    if squared <= 0:
+        return Interval(a / b, -math.inf, math.inf)
+    root = math.sqrt(max(0.0, linear * linear - squared * constant))
+    return Interval(a / b, (linear - root) / squared, (linear + root) / squared)
+
+
+def spread(values: Sequence[float]) -> Interval:
+    """Mean and 95 % t-interval over seeds."""
+    return interval(numpy.array(values))
+
+
+def shown(found: Interval) -> str:
+    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def losses(runs: Dict[str, Dict[int, Run]], seeds: Sequence[int]) -> Dict[str, List[float]]:
+    """Row → test NLL of each seed."""
+    return {row: [curve.loss(of_row[seed]) for seed in seeds] for row, of_row in runs.items()}
+
+
+def differences(nll: Dict[str, List[float]], one: str, other: str) -> List[float]:
+    return [x - y for x, y in zip(nll[one], nll[other], strict=True)]
+
+
+def contrast(nll: Dict[str, List[float]]) -> List[float]:
+    """C − ¾F − ¼S of each seed."""
+    return [c - (1 - MARGIN) * f - MARGIN * s for f, s, c in zip(nll["F"], nll["S"], nll["C"], strict=True)]
+
+
+def common_seeds(rows: Dict[str, Dict[int, Run]]) -> List[int]:
+    """The seeds that all rows have.
+
+    Raises:
+        RecordError: fewer than two.
+    """
+    seeds = sorted(set.intersection(*(set(of_row) for of_row in rows.values())))
+    if len(seeds) < 2:
+        raise RecordError(f"rows {', '.join(rows)} must have two common seeds; got {seeds}")
+    return seeds
+
+
+def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List[str]:
+    """The sentences of the protocol's table that apply."""
+    c_f, c_s, s_f = (spread(differences(nll, *pair)) for pair in (("C", "F"), ("C", "S"), ("S", "F")))
+    if s_f.low <= 0:
+        return ["this corpus cannot tell: S − F is not above 0"]
+    sentences = []
+    if selected.factor != 1:
+        sentences.append("a smaller scale of the initial logits explains at least part of the faster learning")
+    if claim and c_f.high < 0:
+        sentences.append("1/8 of the key dimension is better than the tuned full key dimension")
+    elif claim and c_f.low <= 0:
+        sentences.append(f"1/8 of the key dimension costs nothing measurable: C − F {shown(c_f)}")
+    elif claim:
+        sentences.append("nearly free: at most a quarter of the cost; the earlier lead was speed of learning")
+    elif c_s.high < 0:
+        share = fieller(differences(nll, "S", "C"), differences(nll, "S", "F"))
+        limits = f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
+        sentences.append(f"collaborative heads recover {limits} of what a reduced key dimension costs")
+    else:
+        sentences.append("the gain was speed of learning; the claim is limited to short runs")
+    return sentences

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Standard deviation of the attention logits when training begins, for rows of the key-dimension studies.
+
+Queries and keys are projections of independent Gaussian inputs. Logits are computed in float64 by each layer's own
+query and key maps and scale, over all heads, several layers and positions.
+"""
+
+import argparse
+import sys
+
+import torch
+
+from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, StandardAttention
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import positive
+from collab_fairseq.records import pages
+
+EMBED_DIM, HEADS = 256, 8
+KEY_DIMS = {"standard": (256, 64, 32, 16), "collaborative": (64, 32)}
+
+
+def build(heads: str, key_dim: int) -> AttentionLayer:
+    """A new layer as the studies train it."""
+    if heads == "standard":
+        return StandardAttention(EMBED_DIM, HEADS, key_dim)
+    return CollaborativeAttention(EMBED_DIM, HEADS, key_dim, mixing="blocks", mixing_lr_multiplier=8)
+
+
+def logits(layer: AttentionLayer, positions: int) -> torch.Tensor:
+    """(H, T, T) logits of T query and T key positions; H: heads."""
+    maps = layer.head_maps()
+    ones = torch.ones(positions, 1, dtype=torch.float64)
+    queries, keys = (torch.cat([torch.randn(positions, EMBED_DIM, dtype=torch.float64), ones], dim=1) for _ in range(2))
+    return layer.scale * torch.einsum("te,hwe,hwf,sf->hts", queries, maps.query, maps.key, keys)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=positive, default=50, metavar="N", help="new layers (default: %(default)s)")
+    parser.add_argument("--positions", type=positive, default=100, metavar="T", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    table = [["heads", "key dimension", "standard deviation of the logits"]]
+    with torch.no_grad():
+        for heads, key_dims in KEY_DIMS.items():
+            for key_dim in key_dims:
+                values = torch.stack([logits(build(heads, key_dim), args.positions) for _ in range(args.layers)])
+                table.append([heads, str(key_dim), f"{float(values.std()):.2f}"])
+    sys.stdout.write(pages.table(table, numbers=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("logits.py", main))
