@@ -47,8 +47,8 @@ class CollaborativeAttention(AttentionLayer):
             steps do not depend on the size of gradients, so that they are c times as large for what is c times smaller
             (equalised learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's ε acts
             as ε/c there, weight decay is not multiplied, and ``mixing`` has c² of its share in the norm of gradients.
-        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which torch's
-            fused attention (``sdpa``, on a GPU also ``auto``) lacks.
+        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives:
+            ``head_loop`` has none and raises an error, as torch's fused attention (``sdpa``) does.
         device, dtype: of the parameters.
         options: ``kdim``, ``vdim``, ``head_dim``, ``value_heads``, ``dropout``, ``scale``, ``bias``, ``query_bias``,
             ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.

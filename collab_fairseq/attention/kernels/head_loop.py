@@ -11,8 +11,8 @@ the processor's cache; the backward pass mixes them again. Saved for it are Q, M
     ∂Q  += (∂S_h K) ⊙ m_h · scale            ∂K += ∂S_hᵀ (Q ⊙ m_h) · scale
     ∂m_h = Σ_nt (∂S_h K) ⊙ Q · scale         ∂c_h = Σ_t ∂S_h · scale
 
-Dropout draws the random numbers that :mod:`.packed_bmm` draws, so one seed gives one mask. Second derivatives are left
-to autograd.
+Dropout draws the random numbers that :mod:`.packed_bmm` draws, so one seed gives one mask. There is no second
+derivative: asking for one (``create_graph=True``) raises an error. :mod:`.packed_bmm` has it.
 """
 
 from typing import Any, Iterator, NamedTuple, Optional, Tuple
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..cache import Attended, KeyValue, repeat_kv
-from . import packed_bmm
 
 #: bytes of buffers of one group of sentences for each thread: the size of a core's L2 cache
 GROUP_BYTES = 1 << 20
@@ -76,7 +75,11 @@ def unsupported_reason(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Opt
 
 
 class HeadLoop(torch.autograd.Function):
-    """The formulas at the top of this file."""
+    """The formulas at the top of this file.
+
+    Raises:
+        RuntimeError: in the backward pass, a second derivative is asked for.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Attended:
@@ -88,13 +91,16 @@ class HeadLoop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Optional[Tensor]) -> Gradients:
+        # Checked here and not by torch's once_differentiable: where the incoming gradient is a constant, as that of
+        # a sum, it lets the second derivative be zero without a word.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph must be False with the kernel head_loop, which has no second derivative; got True: "
+                "use kernel='bmm' (--attention-kernel bmm)"
+            )
         *saved, weights = ctx.saved_tensors
-        inputs = Inputs(*saved)
-        if torch.is_grad_enabled():  # with create_graph
-            found = differentiable_backward(inputs, gradients, ctx.setting)
-        else:
-            found = backward(inputs, weights, gradients, ctx.setting)
-        return (*found, None, None, None)  # mask, keep, setting
+        input_gradients = backward(Inputs(*saved), weights, gradients, ctx.setting)
+        return (*input_gradients, None, None, None)  # mask, keep, setting
 
 
 class Group(NamedTuple):
@@ -192,23 +198,3 @@ def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, setting: Set
             if d_content is not None:
                 torch.sum(d_scores, 1, out=d_content[n, h]).mul_(setting.scale)
     return d_query, d_mixing, d_key, d_value, d_content
-
-
-def differentiable_backward(inputs: Inputs, gradients: Gradients, setting: Setting) -> Gradients:
-    """What :func:`backward` returns, as a function that autograd can differentiate again."""
-    with torch.enable_grad():
-        # aliases: the derivative is a partial one, even where one of these was computed from another
-        aliases = Inputs(*(None if x is None else x.view_as(x) for x in inputs))  # type: ignore[arg-type]
-        query, mixing, key, value, content, mask, keep = aliases
-        scaled = None if content is None else content * setting.scale
-        mixed = packed_bmm.mix(query, mixing, setting.scale)
-        weights = packed_bmm.weigh(mixed, key.unsqueeze(1), scaled, mask)
-        dropped = weights if keep is None else weights * keep / (1.0 - setting.dropout)
-        results = [dropped.matmul(value), weights]
-        given = [i for i in range(2) if gradients[i] is not None]
-        wanted = [x for x in aliases[:5] if x is not None and x.requires_grad]
-        found = iter(
-            torch.autograd.grad([results[i] for i in given], wanted, [gradients[i] for i in given], create_graph=True,
-                                allow_unused=True)
-        )  # fmt: skip
-        return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases[:5])
