@@ -26,7 +26,7 @@ import sys
 import warnings
 from dataclasses import fields
 
-from .options import Gone, Renamed, add_machine, add_page, check_page, choose_device, command, positive, publish
+from .options import add_machine, add_page, check_page, choose_device, command, positive, publish
 
 HELP = "measure speed and memory beside the baselines"
 
@@ -35,12 +35,6 @@ _WHAT = {
     "layer": ("one attention layer", 20.0),
     "decode": ("decoding steps and whole translation", 60.0),
     "train": ("training steps of whole models", 120.0),
-}
-_GONE = {
-    "--sentences": "rows decode/translate are of 1,000; --rounds 1 is the least",
-    "--figure": "collab bench table shows the ratios of a record",
-    "--list": "a --rows that matches none names them",
-    "--seed": "parameters, inputs and turns are those of seed 1",
 }
 
 
@@ -65,9 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 help="layers through torch.compile, fairseq's own too (rows .../compiled)")  # fmt: skip
         add("--quick", action="store_true", help="miniatures, to see that everything runs")
         add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
-        add("--output", action=Renamed, const="--json")
-        for flag, instead in _GONE.items():
-            add(flag, action=Gone, const=instead)
     table = commands.add_parser("table", help="ratios from records", description="The ratios of records, in Markdown.")
     table.set_defaults(run=_table, parser=table)
     table.add_argument("records", nargs="+", metavar="RECORD", help="of collab bench")

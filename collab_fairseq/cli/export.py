@@ -31,7 +31,7 @@ _UNITS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq, or a model folder")
-    add("--to", required=True, type=_target, choices=TARGETS, help="what for")
+    add("--to", required=True, choices=TARGETS, help="what for")
     add("--output", required=True, metavar="DIR", help="a new or empty folder; whole or not at all")
     add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
     add("--half", action="store_true", help="folder, fairseq: weights in half precision")
@@ -46,12 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bpe-codes", metavar="FILE", help="codes of subword-nmt")
     add("--moses", action="store_true", help="the text was tokenised with Moses before")
     add("--lowercase", action="store_true", help="and lower-cased")
-
-
-def _target(name: str) -> str:
-    if name == "onnx":
-        raise argparse.ArgumentTypeError("ONNX is no longer written; take ctranslate2")
-    return name
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_sites(parser)
     add = parser.add_argument
     add("--mode", choices=("without", "only", "both"), default="both", help="mask the head, or all others of its layer")
-    add("--samples", action=options.Gone, const="the bootstrap takes 1,000 samples, as that of collab score does")
     shared.add_output(parser, "draw the differences as heat maps")
     shared.add_text(parser)
 

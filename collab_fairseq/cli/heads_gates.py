@@ -21,7 +21,6 @@ HELP = "show what gates have closed, and remove it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates")
     shared.add_output(parser, "draw P(open) as heat maps", "where the checkpoint without gates and closed heads goes")
-    parser.add_argument("--finalise", action=options.Renamed, const="--output")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_targets
 
-from .options import Renamed, UsageError, add_machine, check_distinct, choose_device, command, pair, positive, refuse
+from .options import UsageError, add_machine, check_distinct, choose_device, command, pair, positive, refuse
 
 #: flags that mean nothing for a Hugging Face model's folder, and those that mean nothing for anything else
 _FAIRSEQ_ONLY = ("data", "split", "reference", "form", "max_tokens", "seed")
@@ -21,8 +21,6 @@ def add_output(parser: argparse.ArgumentParser, figure: str, checkpoint: str = "
     if checkpoint:
         add("--output", metavar="FILE.pt", help=checkpoint)
         add("--empty-layers", action="store_true", help="with --output: layers may lose all their heads")
-    else:
-        add("--output", action=Renamed, const="--json")
     add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
     add("--figure", metavar="FILE", help=f"{figure}: FILE.svg or FILE.png")
 
@@ -78,7 +76,6 @@ def add_tests(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
     add = parser.add_argument
     text = "a test split of the data-bin and its raw references, one a line, such as test=test.de; repeatable"
     add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
-    add("--test", action=Renamed, const="--reference")
     if sentences:
         add("--sentences", type=positive, metavar="N", help="only the first N of each (default: all)")
     add("--beam", type=positive, default=5, metavar="N", help="of the search (default: 5)")

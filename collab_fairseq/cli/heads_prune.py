@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranking", choices=("normalised", "raw"), default="normalised", help=ranking)
     add("--by-site", action="store_true", help="also prune each of the --sites alone")
     add("--remove", metavar="PERCENT|HEADS", help="cut these heads out instead")
-    add("--pruned", action=options.Renamed, const="--output")
     shared.add_output(parser, "draw the curves", "where --remove writes the smaller checkpoint")
 
 

@@ -11,7 +11,6 @@ import argparse
 import os
 
 from . import heads_options as shared
-from . import options
 
 HELP = "what heads share"
 
@@ -19,8 +18,6 @@ HELP = "what heads share"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="of fairseq, or a Hugging Face model's folder")
     shared.add_output(parser, "draw the captured energy")
-    text = "the cosines of collaborative heads' mixing vectors are in the record, as `overlap` of each layer"
-    parser.add_argument("--overlap", action=options.Gone, const=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,9 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--parses", metavar="FILE", help="CoNLL-U of the first sentences, for syntactic heads")
     add("--importance", metavar="FILE", help="result of collab heads importance, for the table")
     add("--relevance-sentences", type=int, default=100, metavar="N", help="0: no relevance (default: 100)")
-    add("--epsilon", action=options.Gone, const="relevance is conserved, as it was with --epsilon 0")
-    text = "collab_fairseq.heads.taps.attention gives the weights of all heads for a batch"
-    add("--maps", "--maps-folder", action=options.Gone, const=text)
     shared.add_output(parser, "draw confidence as heat maps")
 
 

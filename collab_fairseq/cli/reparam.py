@@ -54,13 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
-    text = "train on from the result with --attention-from and --finetune-from-model (see --help)"
-    add("--keep-progress", action=options.Gone, const=text)
     add("--evaluate", action="store_true", help="loss on `valid` and BLEU on every test split, before and after")
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
     add("--json", metavar="FILE", help="where the record of the conversion goes")
-    add("--report", action=options.Renamed, const="--json")
     add("--seed", type=int, default=1, help="of random starts and batches (default: 1)")
     options.add_machine(parser)
     add("--max-tokens", type=options.positive, default=4000, metavar="N", help="per batch (default: 4000)")

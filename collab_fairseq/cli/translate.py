@@ -35,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nbest", type=options.positive, metavar="N", help="so many translations of each line")
     add("--scores", action="store_true", help="with their scores")
     add("--max-length", type=options.positive, default=200, metavar="N", help="tokens of a translation (default: 200)")
-    text = "the folder says what computes it; for CTranslate2 give one of `collab export DIR --to ctranslate2`"
-    add("--engine", action=options.Gone, const=text)
     options.add_machine(parser)
     add("--precision", default="float32", metavar="NAME", help="float32, float16, bfloat16; of ctranslate2 also int8")
     text = "lines read, translated and written at a time (default: 256; 1 at a terminal)"

@@ -85,8 +85,7 @@ def check_language(*names: Any) -> None:
 def _check_card(card: Card) -> None:
     """See that a card names nothing but what an exported folder holds: it may come from anywhere."""
     if card.engine not in ENGINES:
-        instead = ": export the model to ctranslate2 in its place" if card.engine == "onnx" else ""
-        raise TranslationError(f"the engine must be one of {', '.join(ENGINES)}, but is {card.engine!r}{instead}")
+        raise TranslationError(f"the engine must be one of {', '.join(ENGINES)}; got {card.engine!r}")
     check_language(card.source_lang, card.target_lang)
     if card.subwords is not None and card.subwords not in tuple(SUBWORD_FILES):
         raise TranslationError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null, but is {card.subwords!r}")

@@ -223,9 +223,6 @@ def test_a_model_folder_is_exported_again_for_ctranslate2(models, tmp_path, monk
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert main.main(argv) == 1
     assert "): pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
-    with pytest.raises(SystemExit):
-        main.main(["translate", "DIR", "--engine", "ctranslate2"])
-    assert "--engine is gone: the folder says what computes it; for CTranslate2 give one of" in capfd.readouterr().err
 
 
 #: those of MODELS whose heads fit into fairseq's, 8 dimensions each

@@ -187,9 +187,6 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(models, tmp_path, capfd
         assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / name)]) == 1
         assert "there is already something" in capfdbinary.readouterr().err.decode()
     assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
-    with pytest.raises(SystemExit):
-        refused(good, to="onnx")
-    assert "ONNX is no longer written; take ctranslate2" in capfdbinary.readouterr().err.decode()
 
 
 def test_folders_that_are_not_whole(exported, tmp_path):
@@ -222,7 +219,6 @@ HOSTILE = {
     "a language above": ({"target_lang": ".."}, "a language must be a name such as en or zh-CN, but is '..'"),
     "unknown subwords": ({"subwords": "unigram"}, "subwords must be one of sentencepiece, subword_nmt, or null, but"),
     "an engine": ({"engine": "../victim"}, "the engine must be one of torch, ctranslate2, huggingface"),
-    "one that is gone": ({"engine": "onnx"}, "but is 'onnx': export the model to ctranslate2 in its place"),
     "a wrong kind": ({"longest": "1024"}, "the longest sentences must have at least 2 tokens"),
 }
 
