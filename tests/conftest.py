@@ -9,6 +9,7 @@ import shlex
 import sys
 
 import pytest
+import torch
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json
@@ -29,10 +30,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """The tier of a test is that of its folder, unless it is marked slow."""
+    """The tier of a test is that of its folder, unless it is marked slow; tests for a GPU are skipped without one."""
+    without_gpu = not torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("slow") is None:
             item.add_marker("unit" if "unit" in item.path.relative_to(ROOT).parts else "integration")
+        if without_gpu and item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 def pytest_addoption(parser):
@@ -68,8 +72,6 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     file = config.getoption("--record")
     if not file or hasattr(config, "workerinput"):
         return
-    import torch
-
     found = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "error", "skipped", "xfailed")}
     record = {
         "command": without_paths(f"pytest {shlex.join(sys.argv[1:])}"),

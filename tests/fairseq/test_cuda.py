@@ -22,7 +22,7 @@ from tests.fairseq.test_chunked_loss import sample_of as loss_sample
 from tests.fairseq.test_faster_steps import start, updates
 
 CARD = "cuda"
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 
 def moved(sample):

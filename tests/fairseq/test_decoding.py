@@ -185,7 +185,7 @@ def test_rows_of_the_source_that_an_order_reads():
         assert (found if found is None else (found[0].tolist(), found[1])) == expected
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_cuda_is_waited_for_twice_a_step():
     with torch.no_grad():
         model, encoder_out, state = beam_search_of("content", "cuda")

@@ -133,7 +133,7 @@ def flags_of_training():
 def test_flags_are_known():
     tools = [["fairseq-generate"], ["fairseq-hydra-train"]]
     tools += [["bash", ROOT / "recipes/multi30k" / s] for s in ("run.sh", "sweep.sh")]
-    for command in ("average", "score", "doctor", "reparam", "export", "translate", "heads prune"):
+    for command in ("average", "score", "doctor", "reparam", "export", "translate", "heads prune", "bench train"):
         tools.append(["collab", *command.split()])
     helps = [
         flags_of_training(),

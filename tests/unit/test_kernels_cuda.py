@@ -150,7 +150,7 @@ def test_the_fused_way_is_at_most_twice_as_wrong_as_the_plain_one(fill, key_dim,
         assert errors(everything("sdpa", there, None), truth)[0] > 0.1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE])
 def test_cuda_never_takes_the_plain_formula_in_silence(dtype, monkeypatch):
     monkeypatch.setattr(sdpa, "BACKENDS", [SDPBackend.EFFICIENT_ATTENTION])

@@ -138,7 +138,7 @@ def test_products_of_low_precision_change_nothing():
     assert inside.trace == decompose(standard(), 8).trace
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_cuda_agrees_with_the_cpu():
     source = standard(dtype=torch.float32)
     here = decompose(source, 8)
