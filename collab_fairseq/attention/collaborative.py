@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
 from .kernels import COLLABORATIVE, attend_collaborative
-from .kind import Flag, quarter
+from .kind import Flag
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, initial_mixing
 
@@ -68,7 +68,7 @@ class CollaborativeAttention(AttentionLayer):
             "value_heads", "value_heads",
             "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
             "fewer numbers (default: every head has values of its own)",
-            words="{} value head{s}", example=quarter,
+            words="{} value head{s}",
         ),
         Flag(
             "mixing_init", "mixing", "initial mixing matrix of collaborative heads",

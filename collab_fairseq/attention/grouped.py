@@ -5,7 +5,7 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; one group: Shazeer (201
 
 from typing import Any, Optional
 
-from .kind import Flag, check_groups, quarter
+from .kind import Flag, check_groups
 from .standard import StandardAttention
 
 
@@ -31,7 +31,7 @@ class GroupedAttention(StandardAttention):
             "kv_heads", "kv_heads",
             "standard heads share keys and values in this many groups of neighbouring heads: grouped-query attention; "
             "1: multi-query attention (default: every head has its own)",
-            words="{} key and value head{s}", example=quarter,
+            words="{} key and value head{s}",
         ),
     )  # fmt: skip
 

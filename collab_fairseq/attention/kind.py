@@ -1,6 +1,6 @@
-"""What a kind of heads declares of itself, for flags, checks, tables, benchmarks, conversion and exports to read."""
+"""What a kind of heads declares of itself, for flags, checks, tables, conversion and exports to read."""
 
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ class Flag(NamedTuple):
         own: whether a single layer may have another value (``attention_shapes``).
         lasting: whether a trained layer depends on it, and not only how training starts.
         words: for tables, with ``{}`` for the value and ``{s}`` for the s of a plural.
-        example: (heads, key dim) → the value that benchmarks time.
     """
 
     name: str
@@ -30,17 +29,11 @@ class Flag(NamedTuple):
     own: bool = True
     lasting: bool = True
     words: Optional[str] = None
-    example: Optional[Callable[[int, int], Any]] = None
 
     def of(self, settings: Any) -> Any:
         """The value in the settings of a model, a mapping by name."""
         value = settings.get(self.name, self.default)
         return str(value) if self.choices else value
-
-
-def quarter(num_heads: int, key_dim: int = 0) -> int:
-    """Groups of heads, as an example: a quarter of the heads or the next smaller divisor."""
-    return max(number for number in range(1, max(1, num_heads // 4) + 1) if num_heads % number == 0)
 
 
 def check_groups(name: str, number: int, num_heads: int) -> None:

@@ -42,7 +42,7 @@ class LatentAttention(StandardAttention):
             "kv_latent_dim", "kv_latent_dim",
             "standard heads make keys and values from a latent of this width for each position, which is all that "
             "decoding caches: multi-head latent attention (default: no latents)",
-            words="latent {}", example=lambda num_heads, key_dim: key_dim,
+            words="latent {}",
         ),
     )  # fmt: skip
 

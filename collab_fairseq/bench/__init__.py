@@ -1,6 +1,7 @@
-"""Speed and memory of attention layers, translation and training, side by side with their baselines.
+"""Speed and memory of attention layers, translation and training compared with their baselines.
 
-All contestants run in one process in interleaved rounds, after those that compute the same have been compared. ``collab
-bench`` is the command, :func:`.runner.run` the function. Rows are in :mod:`.layers` and :mod:`.programs`, contestants
-in :mod:`.baselines` and :mod:`.models`. A new row is an id and a function of the options that gives its steps.
+Four implementations: fairseq's multi-head attention, standard heads through torch's fused attention, collaborative
+heads as the paper's authors compute them, and ours. All run in one process in interleaved rounds, after those that
+compute the same function have been compared. ``collab bench`` is the command, :func:`.runner.run` the function; rows
+are in :mod:`.layers` and :mod:`.programs`, implementations in :mod:`.implementations` and :mod:`.models`.
 """

@@ -1,12 +1,11 @@
 """One attention layer, projections and masks included, as it stands in a model: trained, and decoding.
 
 A decoding step is what fairseq's search does with a layer: reorder its cache as the hypotheses were reordered, then
-attend from one new position per hypothesis. The cache before the step has been filled by the contestant itself.
+attend from one new position per hypothesis. The cache before the step has been filled by the implementation itself.
 """
 
 import copy
 import functools
-import logging
 from typing import Any, Dict, Tuple
 
 import torch
@@ -16,34 +15,22 @@ from torch import Tensor
 from collab_fairseq.attention.beams import moved
 from collab_fairseq.modules.attention import IncrementalAttention
 
-from .baselines import Contestant, contestants
+from .implementations import SAME_FUNCTION, Implementation, implementations
 from .measure import SEED, Options, Parts, Row, Step, compare
 from .models import draw
 
-logger = logging.getLogger(__name__)
 
-
-def agree(found: Dict[str, Contestant], steps: Dict[str, Step]) -> None:
-    """See that the steps of contestants of one function give the same output and, in training, input gradient.
-
-    Steps of kernels that cannot compute it (``ours-KERNEL``) are removed, which the log says.
+def check_agreement(steps: Dict[str, Step]) -> None:
+    """Compare the outputs, and in training the input gradients, of implementations of one function.
 
     Raises:
-        BenchError: one of them differs from the first of its function.
+        BenchError: two of them differ.
     """
-    first: Dict[str, Tuple[str, Tuple[Tensor, ...]]] = {}
-    for name, contestant in found.items():
-        try:
-            results = steps[name]()
-        except ValueError as error:
-            if not name.startswith("ours-"):
-                raise
-            logger.info("left out: %s: %s", name, error)
-            del steps[name]
-            continue
-        reference, expected = first.setdefault(contestant.function, (name, results))
-        for part, got, wanted in zip(("output", "input gradient"), results, expected, strict=False):
-            compare(f"{part} of {name}, compared with {reference},", got, wanted, got.dtype)
+    for name, reference in SAME_FUNCTION.items():
+        results, expected = steps[name](), steps[reference]()
+        compare(f"output of {name}, compared with {reference},", results[0], expected[0], results[0].dtype)
+        if len(results) > 1:
+            compare(f"input gradient of {name}, compared with {reference},", results[1], expected[1], results[1].dtype)
 
 
 def padding_mask(sentences: int, longest: int, device: str) -> Tensor:
@@ -64,23 +51,26 @@ def train(sentences: int, length: int, key_dim: int, embed_dim: int, num_heads: 
     query, gradient = (tensor.to(**where).requires_grad_() for tensor in drawn)
     padding = padding_mask(sentences, length, options.device)
 
-    def step_of(contestant: Contestant) -> Step:
-        leaves = [query, *contestant.module.to(**where).parameters()]
+    def step_of(implementation: Implementation) -> Step:
+        module = implementation.module.to(**where)
+        leaves = [query, *module.parameters()]
 
         def step() -> Tuple[Tensor, Tensor]:
-            output: Tensor = contestant.module(query, query, query, padding, None, False, contestant.static)[0]
+            # as fairseq's encoder layers call it
+            output: Tensor = module(query, query, query, key_padding_mask=padding, need_weights=False)[0]
             output.backward(gradient)
-            found = query.grad
+            query_gradient = query.grad
             for leaf in leaves:
                 leaf.grad = None
-            return output, found  # type: ignore[return-value]
+            return output, query_gradient  # type: ignore[return-value]
 
         return step
 
-    found = contestants(embed_dim, num_heads, key_dim, cross=False)
-    steps = {name: step_of(contestant) for name, contestant in found.items()}
-    agree(found, steps)
-    return [steps]
+    measured = implementations(embed_dim, num_heads, key_dim, cross=False)
+    steps = {name: step_of(implementation) for name, implementation in measured.items()}
+    check_agreement(steps)
+    # fairseq calls torch's multi_head_attention_forward there; records have its own batched products as "fairseq"
+    return [{"fairseq-self" if name == "fairseq" else name: step for name, step in steps.items()}]
 
 
 def decode(
@@ -105,13 +95,14 @@ def decode(
     find = functools.cache(moved)  # for ours the host looks at the order in the first step alone
 
     @torch.no_grad()
-    def step_of(contestant: Contestant) -> Step:
-        module, beams = contestant.module.to(*where).eval(), contestant.beams
+    def step_of(implementation: Implementation) -> Step:
+        module = implementation.module.to(*where).eval()
+        every = implementation.hypotheses_per_row
         filled: Dict[str, Any] = {}
 
         def attend(query: Tensor, state: Dict[str, Any]) -> Tensor:
-            seen, hidden = (query, None) if key is None else (key[:, ::beams], padding[::beams])
-            output: Tensor = module(query, seen, seen, hidden, state, False, cross)[0]
+            source, source_padding = (query, None) if key is None else (key[:, ::every], padding[::every])
+            output: Tensor = module(query, source, source, source_padding, state, False, cross)[0]
             return output
 
         for query in queries.split(1)[: None if cross else -1]:
@@ -126,9 +117,9 @@ def decode(
 
         return step
 
-    found = contestants(embed_dim, num_heads, key_dim, cross=cross, beams=beams)
-    steps = {name: step_of(contestant) for name, contestant in found.items()}
-    agree(found, steps)
+    measured = implementations(embed_dim, num_heads, key_dim, cross=cross, beams=beams)
+    steps = {name: step_of(implementation) for name, implementation in measured.items()}
+    check_agreement(steps)
     return [steps]
 
 

@@ -1,7 +1,7 @@
-"""Seconds and peak memory of steps, and whether contestants compute the same, which is asked before.
+"""Seconds and peak memory of steps, and a check that implementations compute the same, which runs first.
 
-Every round runs every contestant once, in a new random order, so that a machine that slows down slows all of them.
-The ratio of two contestants is that of their medians; its quartiles are those of the ratios within the rounds.
+Every round runs every implementation once, in a new random order, so that a machine that slows down slows all of them.
+The ratio of two implementations is that of their medians; its quartiles are those of the ratios within the rounds.
 """
 
 import random
@@ -21,11 +21,11 @@ WARMUP = 2
 #: the fewest rounds that are
 LEAST = 3
 #: largest difference relative to the largest number
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-2}
 
 
 class BenchError(RuntimeError):
-    """Something that the benchmark cannot do, or a contestant that does not compute what it is timed for."""
+    """Something that the benchmark cannot do, or an implementation that computes something else."""
 
     user_error = True
 
@@ -36,10 +36,9 @@ class Options:
 
     Attributes:
         device, dtype: of all tensors, by name. threads: of the CPU.
-        clock: ``wall``, or ``processor`` for the processor time of this process, on a CPU that others use as well.
-        rounds: at most so many per row. seconds: no new round after so many, once there are :data:`LEAST`.
+        clock: ``wall``, or ``processor`` for the CPU time of this process, on a CPU that others use as well.
+        rounds: at most N per row. seconds: no new round after them, once there are :data:`LEAST` rounds.
         quick: miniatures that show that everything runs.
-        compile: time training steps through ``torch.compile``.
     """
 
     device: str = "cpu"
@@ -49,7 +48,6 @@ class Options:
     rounds: int = 200
     seconds: float = 20.0
     quick: bool = False
-    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
@@ -63,9 +61,9 @@ class Options:
 
 
 Step = Callable[[], Any]
-#: what each contestant does, in one part or several (the batches of a corpus); ``ours`` is among them
+#: what each implementation does, in one part or several (the batches of a corpus); ``ours`` is among them
 Parts = Sequence[Mapping[str, Step]]
-#: compares the contestants (:class:`BenchError`: one computes something else), then gives their steps
+#: compares the implementations (:class:`BenchError`: two of one function differ), then gives their steps
 Row = Callable[[Options], Parts]
 
 
@@ -91,15 +89,15 @@ def spread(values: Sequence[float]) -> Dict[str, float]:
 
 
 def ratio(of: Sequence[float], to: Sequence[float]) -> Dict[str, float]:
-    """Ratio of the medians of two contestants; quartiles of their ratios round by round."""
+    """Ratio of the medians of two implementations; quartiles of their ratios round by round."""
     return {**spread(np.divide(of, to)), "median": float(np.median(of) / np.median(to))}  # type: ignore[arg-type]
 
 
 def interleave(parts: Parts, options: Options) -> Dict[str, List[float]]:
-    """Seconds of every contestant in every round, after :data:`WARMUP` rounds of the first part.
+    """Seconds of every implementation in every round, after :data:`WARMUP` rounds of the first part.
 
-    Within every part all contestants take turns; the times of the parts are added up. A step leaves everything ready
-    for the next. On a GPU the time ends when its work is done; that of launching it is included.
+    Within every part all implementations take turns; the times of the parts are added up. A step leaves everything
+    ready for the next. On a GPU the time ends when its work is done; that of launching it is included.
     """
     order, clock = list(parts[0]), CLOCKS[options.clock]
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None

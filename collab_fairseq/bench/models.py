@@ -1,4 +1,4 @@
-"""Whole translation models of one size, and made-up sentences as long as those of real corpora.
+"""Whole translation models of one size, and synthetic sentences as long as those of real corpora.
 
 The models are fairseq's transformer, ours with standard heads, ours, and the authors' way.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 
-from .baselines import AuthorsAttention
+from .implementations import AuthorsAttention
 from .measure import SEED, Options
 
 #: our preset of a size; fairseq's transformer is built with the same sizes

@@ -7,20 +7,18 @@ fairseq's transformer with its own loss and Adam in float32; rows ``fast-bf16`` 
 by length, and padding, which the chunked loss leaves out, would flatter it.
 
 Every model translates as in fairseq-generate: ours over shortlists (:mod:`collab_fairseq.search.shortlist`). Untrained,
-it would not stop by itself: a batch is translated into as many tokens as its longest source has, by all contestants, so
+it would not stop by itself: all implementations translate a batch into as many tokens as its longest source has, so
 that all take the same number of steps.
 """
 
-import contextlib
 from functools import partial
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.optim.adam import Adam
 from torch import nn
 
-from collab_fairseq.modules.compiled import allow_graphs
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
 from collab_fairseq.training.fused_adam import FusedAdam
@@ -28,25 +26,27 @@ from collab_fairseq.training.fused_adam import FusedAdam
 from .measure import SEED, BenchError, Options, Parts, Row, Step
 from .models import Task, build, draw, make_batch
 
-#: kind of a training row → its contestants
+#: kind of a training row → its implementations
 KINDS = {
-    "": ("fairseq", "none", "ours", "authors"), "compiled": ("fairseq", "none", "ours", "authors"),
-    "fast": ("fairseq", "ours"), "fast-bf16": ("fairseq", "fairseq-bf16", "ours"), "fast-memory": ("fairseq", "ours"),
-}  # fmt: skip
+    "": ("fairseq", "none", "ours", "authors"),
+    "fast": ("fairseq", "ours"),
+    "fast-bf16": ("fairseq", "fairseq-bf16", "ours"),
+    "fast-memory": ("fairseq", "ours"),
+}
 
 
 def train(size: str, sentences: int, length: int, key_dim: int, kind: str, options: Options) -> Parts:
     """A step of all models of a kind of row.
 
-    In half precision parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
+    In bfloat16 parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
 
     Args:
         size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest. kind: of
-            :data:`KINDS`. ``compiled``: layers of all contestants, also of fairseq's own, through ``torch.compile``.
+            :data:`KINDS`.
     """
-    fast, compiled = kind.startswith("fast"), kind == "compiled"
+    fast = kind.startswith("fast")
     task = Task(options, size)
-    found = build(size, task, key_dim, KINDS[kind], options, fast_dropout=fast, compile=compiled)
+    models = build(size, task, key_dim, KINDS[kind], options, fast_dropout=fast)
     theirs, chunked = (
         criterion(task, sentence_avg=False, label_smoothing=0.1)
         for criterion in (LabelSmoothedCrossEntropyCriterion, ChunkedLabelSmoothedCrossEntropy)
@@ -54,27 +54,26 @@ def train(size: str, sentences: int, length: int, key_dim: int, kind: str, optio
     lengths = [length] * sentences if fast else draw(sentences, longest=length)
     sources, targets = (task.sentences(lengths, SEED + side) for side in (0, 1))
     batch = make_batch(sources, targets, task, options.device)
-    if compiled:
-        allow_graphs()
-        for layer in [*found["fairseq"].encoder.layers, *found["fairseq"].decoder.layers]:  # type: ignore[union-attr,misc]
-            layer.compile(dynamic=True)
+    if kind == "fast-bf16":
+        in_bfloat16 = {"fairseq-bf16", "ours"}
+    elif fast or options.torch_dtype == torch.float32:
+        in_bfloat16 = set()
+    else:
+        in_bfloat16 = set(models)
     steps = {}
-    for name, model in found.items():
-        half = options.torch_dtype if options.torch_dtype.itemsize < 4 and not fast else None
-        if kind == "fast-bf16" and name != "fairseq":
-            half = torch.bfloat16
+    for name, model in models.items():
         criterion, optimizer = (chunked, FusedAdam) if fast and name == "ours" else (theirs, Adam)
-        steps[name] = _step(model.train(), criterion, optimizer, batch, half)
+        steps[name] = _step(model.train(), criterion, optimizer, batch, autocast=name in in_bfloat16)
     return [steps]
 
 
-def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any], half: Optional[torch.dtype]) -> Step:
-    """A whole step as fairseq's trainer makes it; ``half``: the type of autocast."""
+def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any], autocast: bool) -> Step:
+    """A whole step as fairseq's trainer makes it; ``autocast``: in bfloat16."""
     made = optimizer(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
     device = batch["target"].device.type
 
     def step() -> None:
-        with torch.autocast(device, half) if half else contextlib.nullcontext():
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
             loss = criterion(model, batch)[0]
         loss.backward()
         for parameter in model.parameters():
@@ -111,24 +110,26 @@ def _search(search: Any, batch: Dict[str, Any]) -> None:
         raise BenchError(f"a translation of a batch has not the {length} tokens that all must have")
 
 
-def train_rows(quick: bool, compiled: bool) -> Dict[str, Row]:
+def train_rows(quick: bool) -> Dict[str, Row]:
     """The rows of ``collab bench train``; the tiny batch has the 4,096 tokens of recipes/multi30k, nearly."""
     sizes = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
-    sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)] if quick else sizes
-    cases = [(case, "compiled" if compiled else "") for case in sizes]
-    cases += [(case, kind) for case in (sizes[0], sizes[-1]) for kind in KINDS if kind.startswith("fast")]
-    return {
-        f"train/{size}/{number}x{length}/dk{dim}" + (f"/{kind}" if kind else ""):
-            partial(train, size, number, length, dim, kind)
-        for (size, number, length, dim), kind in cases
-    }  # fmt: skip
+    if quick:
+        sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)]
+    cases = [(case, "") for case in sizes]
+    cases += [(case, kind) for case in (sizes[0], sizes[-1]) for kind in KINDS if kind]
+    rows: Dict[str, Row] = {}
+    for (size, number, length, key_dim), kind in cases:
+        name = f"train/{size}/{number}x{length}/dk{key_dim}"
+        rows[f"{name}/{kind}" if kind else name] = partial(train, size, number, length, key_dim, kind)
+    return rows
 
 
 def translate_rows(quick: bool, halves: bool) -> Dict[str, Row]:
     """The rows of whole models in ``collab bench decode``; ``halves``: in bfloat16, too."""
     sizes = [("tiny", 4, 6)] if quick else [("tiny", 32, 1000), ("base", 128, 1000)]
-    return {
-        f"decode/translate/{size}/{number}/dk{dim}" + ("/bf16" if half else ""):
-            partial(translate, size, number, dim, half)
-        for half in (False, True)[: 1 + halves] for size, dim, number in sizes
-    }  # fmt: skip
+    rows: Dict[str, Row] = {}
+    for half in (False, True) if halves else (False,):
+        for size, key_dim, number in sizes:
+            name = f"decode/translate/{size}/{number}/dk{key_dim}"
+            rows[f"{name}/bf16" if half else name] = partial(translate, size, number, key_dim, half)
+    return rows

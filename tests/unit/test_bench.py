@@ -1,4 +1,4 @@
-"""Benchmarks: counting memory, taking turns, statistics, agreement of contestants, growing records, tables."""
+"""Benchmarks: counting memory, taking turns, statistics, agreement of implementations, growing records, tables."""
 
 import json
 import random
@@ -9,9 +9,10 @@ import torch
 pytest.importorskip("fairseq")
 
 from collab_fairseq.bench import layers, measure, models, programs, runner
-from collab_fairseq.bench.baselines import contestants
+from collab_fairseq.bench.implementations import implementations
 from collab_fairseq.bench.measure import BenchError, Options, interleave, peak_bytes, ratio, spread
 from collab_fairseq.bench.models import LENGTHS, draw
+from collab_fairseq.bench.table import table
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import RecordError, load
 from tests.common import Waiting
@@ -43,10 +44,10 @@ def clock(monkeypatch):
     return now
 
 
-def test_contestants_take_turns_in_shuffled_rounds_and_warm_up(clock):
+def test_implementations_take_turns_in_shuffled_rounds_and_warm_up(clock):
     calls, chance, speed = [], random.Random(0), {"a": 2.0, "b": 1.0, "c": 4.0}
 
-    def contestant(name):
+    def step_of(name):
         def step():
             calls.append(name)
             clock[0] += speed[name] * chance.choice([1.0, 1.0, 3.0])
@@ -54,7 +55,7 @@ def test_contestants_take_turns_in_shuffled_rounds_and_warm_up(clock):
         return step
 
     options = Options(rounds=40, seconds=1e9)
-    times = interleave([{name: contestant(name) for name in speed}] * 2, options)
+    times = interleave([{name: step_of(name) for name in speed}] * 2, options)
     assert {name: len(values) for name, values in times.items()} == dict.fromkeys(speed, 40)
     warmup, timed = calls[:6], calls[6:]
     rounds = [timed[n : n + 3] for n in range(0, len(timed), 3)]
@@ -81,20 +82,19 @@ def test_statistics():
     assert ratio([2.0, 4.0, 6.0], [1.0, 4.0, 12.0]) == {"median": 1.0, "q1": 0.75, "q3": 1.5, "rounds": 3}
 
 
-def test_a_contestant_that_computes_something_else_is_noticed(monkeypatch):
+def test_an_implementation_that_computes_something_else_is_noticed(monkeypatch):
     """What each should compute is held to the reference in the tests of attention; here they are held to each other."""
     spoil = {}
 
     def spoilt(*args, **kwargs):
-        found = contestants(*args, **kwargs)
+        modules = implementations(*args, **kwargs)
         for name, change in spoil.items():
-            change(found[name].module)
-        return found
+            change(modules[name].module)
+        return modules
 
-    monkeypatch.setattr(layers, "contestants", spoilt)
+    monkeypatch.setattr(layers, "implementations", spoilt)
     sizes = (3, 6, 8, 16, 2)
-    names = {"fairseq", "standard-sdpa", "standard", "authors", "authors-bmm", "ours", "ours-bmm"}
-    assert names <= set(layers.train(*sizes, QUICK)[0])
+    assert set(layers.train(*sizes, QUICK)[0]) == {"fairseq-self", "standard-sdpa", "authors", "ours"}
 
     @torch.no_grad()
     def other_values(module):
@@ -103,7 +103,7 @@ def test_a_contestant_that_computes_something_else_is_noticed(monkeypatch):
     def half_gradient(module):
         module.register_forward_hook(lambda module, args, out: ((out[0].detach() + out[0]) / 2, None))
 
-    for name in names - {"fairseq", "standard"}:  # the module of another, too, and at this key dim alone
+    for name in ("fairseq", "standard-sdpa", "authors", "ours"):
         spoil = {name: other_values}
         with pytest.raises(BenchError, match=r"differs by .* of the largest value"):
             layers.train(*sizes, QUICK)
@@ -134,9 +134,8 @@ def test_models_have_the_parameters_of_their_like():
 
 
 def test_rows_are_of_every_kind():
-    rows = programs.train_rows(quick=False, compiled=False)
+    rows = programs.train_rows(quick=False)
     assert {row.split("/")[4] for row in rows if row.count("/") == 4} == {"fast", "fast-bf16", "fast-memory"}
-    assert [row for row in programs.train_rows(quick=False, compiled=True) if row.endswith("compiled")]
     (steps,) = programs.train("base", 3, 6, 4, "fast-bf16", QUICK)
     assert list(steps) == ["fairseq", "fairseq-bf16", "ours"]
     assert sum(map(len, (runner.rows(what, Options()) for what in ("layer", "decode", "train")))) == 24 + 12 + 9
@@ -204,23 +203,28 @@ def test_a_row_that_fails_is_missing_and_the_others_are_measured(error, caplog, 
     record = runner.run("layer", QUICK)
     assert record["parts"]["layer/broken"] == {"missing": "no luck"}
     assert "layer/broken is missing: no luck" in caplog.text
-    assert "| layer/whole | " in runner.table([record])
-    assert "broken" not in runner.table([record])
+    assert "| layer/whole | " in table([record])
+    assert "broken" not in table([record])
 
 
 def test_tables_show_ratios():
-    found = {"fairseq": {**spread([0.7, 0.8, 1.0]), "rounds": 3}, "authors": spread([0.5]), "ours-bmm": spread([1.0])}
+    ratios = {
+        "fairseq": {**spread([0.7, 0.8, 1.0]), "rounds": 3},
+        "authors": spread([0.5]),
+        "authors-bmm": spread([0.6]),  # measured by an earlier version
+        "ours-bmm": spread([1.0]),  # another kernel of ours: no baseline
+    }
     parts = {
         "peaks": {"copy": 1e9, "matmul": 1e12},  # of older records, as are limits
-        "layer/a/train": {"unit": "s", "values": {}, "ratios": found, "limits": {"ours": 0.5}},
+        "layer/a/train": {"unit": "s", "values": {}, "ratios": ratios, "limits": {"ours": 0.5}},
         "layer/a/memory": {"unit": "bytes", "values": {}, "ratios": {"authors": spread([0.25])}},
         "layer/a/graph": None,
     }
     settings = {"clock": "processor", "dtype": "float32", "quick": False}
     hardware = {"device": "cpu", "cpu": "a CPU", "threads": 1, "gpus": []}
     record = {"name": "layer", "settings": settings, "hardware": hardware, "versions": {"torch": "2"}, "parts": parts}
-    lines = runner.table([record], paths=["a/b/x.json"], folder="a").splitlines()
-    assert lines[0] == "| ours, compared with | (a) fairseq | (d) authors, einsum |"
-    assert lines[2:4] == ["| layer/a/train | 0.800 ± 0.100 | 0.500 |", "| layer/a/memory | – | 0.250 |"]
+    lines = table([record], paths=["a/b/x.json"], folder="a").splitlines()
+    assert lines[0] == "| ours, compared with | (a) fairseq | (d) authors, einsum | (d) authors, bmm |"
+    assert lines[2:4] == ["| layer/a/train | 0.800 ± 0.100 | 0.500 | 0.600 |", "| layer/a/memory | – | 0.250 | – |"]
     assert "float32, a CPU, 1 thread(s), torch 2." in lines[5]
     assert lines[-1] == "Records: [layer](b/x.json)."

@@ -1,0 +1,73 @@
+"""Tables of the records of ``collab bench``."""
+
+import os
+from typing import Any, Dict, Optional, Sequence
+
+from collab_fairseq.records import pages
+from collab_fairseq.records.files import PathLike
+
+from .runner import choose
+
+#: implementation → its column; the records in results/bench have more of them than are measured now
+LABELS = {
+    # standard heads, fairseq's MultiheadAttention: its own batched products, as in cross-attention and decoding
+    "fairseq": "(a) fairseq",
+    # the same module as fairseq's encoder calls it: torch's multi_head_attention_forward
+    "fairseq-self": "(a) fairseq's self-attention call",
+    "fairseq-sentence": "(a') fairseq per sentence",  # in records only: one row of keys and values per sentence
+    "fairseq-bf16": "(a) fairseq in bf16",
+    "none": "ours with `none`",  # of whole models: standard heads in our layers
+    "standard-sdpa": "(b) standard, SDPA",  # standard heads through torch's scaled_dot_product_attention
+    "standard": "(c) standard at the key dim",  # in records only: standard heads at the key dim of ours
+    # collaborative heads as the paper's authors compute them: the key mixed for every head and cached so
+    "authors": "(d) authors, einsum",
+    "authors-bmm": "(d) authors, bmm",  # in records only: the same as a batched product
+}
+
+
+def table(
+    records: Sequence[Dict[str, Any]], patterns: Sequence[str] = (), paths: Sequence[PathLike] = (), folder: str = "."
+) -> str:
+    """Ratios of ours to the baselines as Markdown.
+
+    Args:
+        patterns: see :func:`choose`. paths: of the records, which links from ``folder`` name.
+
+    Raises:
+        BenchError: a pattern that matches no row.
+    """
+    parts = {name: part for record in records for name, part in record["parts"].items() if part and "ratios" in part}
+    parts = {name: parts[name] for name in choose(parts, patterns)}
+    present = {implementation for part in parts.values() for implementation in part["ratios"]}
+    columns = [name for name in LABELS if name in present]
+    lines = [[name, *(_ratio(part["ratios"].get(column)) for column in columns)] for name, part in parts.items()]
+    text = [pages.table([["ours, compared with", *(LABELS[name] for name in columns)], *lines]), _about(records)]
+    links = [
+        f"[{record['name']}]({os.path.relpath(path, folder).replace(os.sep, '/')})"
+        for record, path in zip(records, paths, strict=False)
+    ]
+    return "\n\n".join([*text, *([f"Records: {', '.join(links)}."] if links else [])]) + "\n"
+
+
+def _ratio(ratio: Optional[Dict[str, Any]]) -> str:
+    if ratio is None:
+        return "–"
+    distance = max(ratio["q3"] - ratio["median"], ratio["median"] - ratio["q1"])
+    return f"{ratio['median']:.3f}" + (f" ± {distance:.3f}" if ratio["rounds"] > 1 else "")
+
+
+def _about(records: Sequence[Dict[str, Any]]) -> str:
+    """What was measured on what, one line per machine and setting."""
+    lines: Dict[str, None] = {}
+    for record in records:
+        hardware, settings = record["hardware"], record["settings"]
+        machine = ", ".join(gpu["name"] for gpu in hardware["gpus"])
+        if hardware["device"] == "cpu":
+            machine = f"{hardware['cpu']}, {hardware['threads']} thread(s)"
+        quick = "; a miniature, no measurement" if settings["quick"] else ""
+        lines[
+            f"Ratios of medians of {settings['clock']} time, ± the distance of the quartiles within the rounds, or of "
+            f"peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, "
+            f"torch {record['versions']['torch']}{quick}."
+        ] = None
+    return "  \n".join(lines)
