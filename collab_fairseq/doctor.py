@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from fairseq_modern import processor
-from fairseq_modern.files import sha256
+from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 
 FAIRSEQ = "0.12.2"
 #: free bytes below which the disk is a warning: what one run of recipes/wmt14_en_de keeps
@@ -153,14 +153,12 @@ def data(data_bin: Path) -> Finding:
     dictionary = next(iter(sorted(data_bin.glob("dict.*.txt"))), None)
     if dictionary is None:
         return Finding("data", "fail", f"{data_bin} has no dict.LANG.txt", "name a folder of fairseq-preprocess")
-    candidates = [data_bin / "SHA256SUMS", data_bin.absolute().parent / "SHA256SUMS"]
+    candidates = [data_bin / CHECKSUMS, data_bin.absolute().parent / CHECKSUMS]
     listing = next((path for path in candidates if path.is_file()), None)
     if listing is None:
-        return Finding("data", "warn", "there is no SHA256SUMS to check against", "sha256sum can make one")
-    # 64 digits, two characters, a name
-    checksums = {line[66:]: line[:64] for line in listing.read_text(encoding="utf-8").splitlines()}
-    files = {name: listing.parent / name for name in checksums}
-    wrong = [name for name, file in files.items() if not file.is_file() or sha256(file) != checksums[name]]
+        return Finding("data", "warn", f"there is no {CHECKSUMS} to check against", "sha256sum can make one")
+    checksums = read_checksums(listing.parent)
+    wrong = damaged_files(listing.parent)
     if wrong or not checksums:
         text = f"{', '.join(wrong[:3])}: not as in {listing}" if wrong else f"{listing} has no checksums"
         return Finding("data", "fail", text, "prepare the data again (data_prep)")

@@ -24,7 +24,6 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from collab_fairseq.modules.settings import ConfigurationError
 
@@ -157,8 +156,13 @@ class ChunkedLoss(torch.autograd.Function):
         return loss, nll, correct
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+        # torch's once_differentiable lets the second derivative be zero if the incoming gradient is a constant
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"create_graph must be False with --criterion {CRITERION}, which has no second derivative; got True: "
+                "use label_smoothed_cross_entropy"
+            )
         features, weight, bias, target = ctx.saved_tensors
         found, ctx.found = ctx.found, None  # given away: a second backward pass, with retain_graph, computes it again
         if found is not None:

@@ -224,3 +224,10 @@ def test_a_training_with_all_fast_ways_tells_what_fairseqs_tells(tiny_data, tmp_
         found.append([float(number) for number in re.findall(r"(?:loss|accuracy|ppl) ([\d.]+)", log)])
     assert found[0] == pytest.approx(found[1], rel=1e-3)
     assert len(found[0]) > 6
+
+
+def test_a_second_derivative_is_an_error_and_never_zero():
+    features, weight = torch.randn(5, 4, requires_grad=True), torch.randn(6, 4)
+    result = chunked_loss.label_smoothed(features, weight, None, torch.tensor([0, 1, 2, 3, 4]), 0.1)
+    with pytest.raises(RuntimeError, match="create_graph must be False"):
+        torch.autograd.grad(result.loss, features, create_graph=True)
