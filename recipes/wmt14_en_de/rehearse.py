@@ -6,12 +6,9 @@ recipes/wmt14_en_de/rehearsal.yaml. The text is made up: its BLEU means nothing 
 continues what was interrupted; finished steps are skipped.
 """
 
-import contextlib
 import logging
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,19 +32,8 @@ def run(*command: Any, **options: Any) -> None:
         raise SystemExit(status)
 
 
-def kill_all(process: int) -> None:
-    """Kill a process and all that it has started, at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGSTOP)  # it starts nothing any more
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True, check=True).stdout
-        for child, parent in (map(int, line.split()) for line in listed.splitlines()):
-            if parent == process:
-                kill_all(child)
-        os.kill(process, signal.SIGKILL)
-
-
 def train_and_kill(folder: Path, words: List[Any], updates: int) -> None:
-    """Train until there is the checkpoint of so many updates, then kill it."""
+    """Train until the checkpoint of an update is written, then kill the runner, with which all that it started dies."""
     logger.info("training the first model, to be killed after %d updates", updates)
     folder.mkdir(parents=True, exist_ok=True)
     told = folder / "first_part.txt"
@@ -60,7 +46,7 @@ def train_and_kill(folder: Path, words: List[Any], updates: int) -> None:
                 raise RecipeError("the training ended too early")
             time.sleep(0.1)
     finally:
-        kill_all(training.pid)
+        training.kill()
         training.wait()
     (folder / "killed").touch()
     logger.info("killed (SIGKILL); the same command resumes it")
