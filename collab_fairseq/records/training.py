@@ -106,8 +106,8 @@ def make_record(
         "parameters": num_parameters(checkpoint),
         "training": {
             "updates": num_updates(checkpoint),
-            "wall_seconds": sum(part["wall_seconds"] or part["train_seconds"] for part in parts),
-            "train_seconds": sum(part["train_seconds"] for part in parts),
+            "wall_seconds": sum(part["wall_seconds"] or part["train_seconds"] for part in parts) or None,
+            "train_seconds": sum(part["train_seconds"] for part in parts) or None,
             "words_per_second": log["words_per_second"],
             "peak_memory_bytes": max((part["peak_memory_bytes"] or 0 for part in parts), default=0) or None,
             "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,

@@ -172,12 +172,17 @@ class RecipeRun:
         keep_settings(self.output, {"name": self.name, "data": data, **identity(self.cfg)})
 
     def join(self, given: bool) -> None:
-        """Take name, seed and, unless given, average of the run in the folder. Another average has its own files."""
+        """Take name, seed, length and, unless given, average of the run in the folder.
+
+        Another average has its own files.
+        """
         existing = kept_settings(self.output)
         if not existing:
             hint = "train.sh makes it; the same options name the same run"
             raise RecipeError(f"there is no run in {self.output} ({hint})")
         self.name, self.cfg.common.seed = existing["name"], existing["common.seed"]
+        self.updates = existing["optimization.max_update"]
+        self.interval = existing["checkpoint.save_interval_updates"]
         if not given:
             self.recipe.average = existing["recipe.average"]
         elif self.recipe.average != existing["recipe.average"]:
