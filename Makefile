@@ -56,12 +56,13 @@ TABLE = @$(COLLAB) table $(CHECK)
 RUNS := results/runs
 CURVE := $(RUNS)/curve-*-u2000.json
 CHECKED := $(RUNS)/curve_check-*-u2000.json
+AT_32 := $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 
-# $(COLLAB:collab=python): the Python beside it
+# $(COLLAB:collab=python): the Python next to it
 tables:
-	$(TABLE) $(CURVE) --output README.md --marker results --group-by heads,key_dim \
-	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu'
+	$(TABLE) $(CHECKED) $(AT_32) --output README.md --marker results --group-by heads,key_dim \
+	    --columns 'heads,key_dim,parameters,nll all tests,sacrebleu'
 	$(TABLE) $(RUNS)/multi30k-*-u4000.json --output recipes/multi30k/README.md --marker table --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,cache,valid_loss,sacrebleu,chrf \
 	    --baseline multi30k-none-dk128-s1-u4000 --baseline multi30k-none-dk32-s1-u4000
@@ -84,6 +85,8 @@ tables:
 	$(TABLE) $(CURVE) $(CHECKED) --output recipes/curve/README.md --marker check \
 	    --group-by heads,key_dim,config.optimization.lr --baseline curve-none-dk256-lr4-s1-u2000 \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,nll all tests,sacrebleu'
+	$(TABLE) $(AT_32) --output recipes/curve/README.md --marker same_size --group-by heads,key_dim \
+	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu' --baseline curve-none-dk32-lr4-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CHECKED) $(RUNS)/curve-*-dk32-*-u2000.json \
 	    --output recipes/curve/README.md --marker check_claim $(CHECK)
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
