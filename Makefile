@@ -1,10 +1,10 @@
-# make setup   a virtual environment in .venv with everything, versions of constraints.txt; a torch that is in it stays
-# make test    setup, then lint, types and the tests that are not slow
-# make test-all   the same with the slow ones
-# make demo    setup, then three small models on a generated corpus, compared; SEED=2 for another corpus and training
-# make tables  every table of the pages, from the records; CHECK=--check only sees whether they are up to date
+# make setup   a virtual environment in .venv with the versions of constraints.txt; keeps an installed torch
+# make test    setup, then linters, type checks and all tests that are not slow
+# make test-all   the same with slow tests
+# make demo    setup, then a comparison of three small models on a synthetic corpus; SEED=2 for other data and weights
+# make tables  every table of the pages, from the records; CHECK=--check only reports whether they are up to date
 # make figures    every figure in results/
-# make clean   remove what the two made
+# make clean   remove the environment and caches
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,9 +18,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 setup: $(VENV)/ready
 
-# A torch that is there stays, whatever constraints.txt says: cards may need another (docs/install.md).
+# An installed torch is kept, whatever constraints.txt says: GPUs may need another build (docs/install.md).
 # The order matters: torch first, or its default build would be pulled in by others; fairseq without its dependencies,
-# whose old pins cannot be installed any more, and in an isolated build, since it must not see torch while it is built.
+# whose old pins cannot be installed, and in an isolated build, because it must not see torch while it is built.
 $(VENV)/ready: setup.py pyproject.toml constraints.txt fairseq_modern/fairseq_modern.pth
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
 	    "Python 3.10 to 3.13 is needed, but $(PYTHON) is %d.%d; name another one: make $(MAKECMDGOALS) PYTHON=…" % v)'

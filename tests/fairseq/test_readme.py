@@ -116,9 +116,12 @@ def test_hydra(tiny_data, tmp_path):
 def test_paths_and_links_exist(page):
     named = re.findall(rf"`((?:{FOLDERS})/[\w/.-]+)`", PAGES[page])
     files = re.findall(r"`([\w.]+\.(?:txt|py|md|toml))`", PAGES[page])
-    linked = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
-    for path in [*(ROOT / name for name in [*named, *files]), *(page.parent / link for link in linked)]:
+    linked = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
+    for path in [*(ROOT / name for name in [*named, *files]), *(page.parent / link for link, _, _ in linked)]:
         assert path.exists(), path
+    for link, _, anchor in linked:
+        headings = re.findall(r"^#+ (.*)$", (page.parent / link).read_text(encoding="utf-8"), re.M) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], anchor
     assert named or linked
 
 
