@@ -1,4 +1,4 @@
-"""Models with a SentencePiece vocabulary, as trainings leave them, that the tests of export and translation share."""
+"""Models with a SentencePiece vocabulary, as training leaves them, that the tests of export and translation share."""
 
 from types import SimpleNamespace
 
@@ -21,10 +21,9 @@ def write_data(folder):
     data = folder / "data-bin"
     data.mkdir(parents=True)
     pairs = sentence_pairs(200, 0)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for pair in pairs for text in pair]), model_prefix=str(folder / "sentencepiece"),
-        model_type="bpe", vocab_size=80, character_coverage=1.0, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+    text = iter([sentence for pair in pairs for sentence in pair])
+    options = {"model_type": "bpe", "vocab_size": 80, "character_coverage": 1.0, "num_threads": 1, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_prefix=folder / "sentencepiece", **options)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
     lines = "".join(f"{pieces.id_to_piece(n)} 1\n" for n in range(3, pieces.get_piece_size()))
     for lang in ("src", "tgt"):

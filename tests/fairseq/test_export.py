@@ -26,18 +26,16 @@ pytest.importorskip("ctranslate2")
 
 SEARCH = {"beam": 3, "lenpen": 0.6, "max_length": 60}
 
-#: name → kind of model and flags; what converted and pruned models have is added below
+#: name → one of KINDS and flags
 MODELS = {
     "collaborative": ("collaborative", {}),
     "wide key dim": ("collaborative", {"key_dim": 12}),
     "content bias": ("content", {}),
     "content bias, wide": ("content", {"key_dim": 8}),
     "mixed sites": ("mixed", {}),
-    "key dims of sites": ("per-site", {}),
     "standard": ("standard", {}),
     "standard, small keys": ("standard", {"key_dim": 8}),
     "shared values": ("content", {"value_heads": 1}),
-    "shared keys and values": ("collaborative", {"key_dim": 8, "value_heads": 1}),
     "grouped keys": ("standard", {"kv_heads": 1}),
     "groups of two": ("standard", {"kv_heads": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}),
     "latents": ("standard", {"kv_latent_dim": 5}),
@@ -46,10 +44,13 @@ MODELS = {
     "shapes": ("content", {"attention_shapes": {
         "encoder.0": {"key_dim": 3, "scale": 0.3, "query_bias": False}, "cross.1": {"key_dim": 11, "key_bias": False},
         "decoder.0": {"collaborative": False, "key_dim": 10, "content_bias": False}}}),
+    "tied": ("collaborative", {"share_all_embeddings": True}),
+    "quantised": ("collaborative", {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),
 }  # fmt: skip
-
-
-QUANTISED = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
+SHAPES = [*MODELS, "pruned"]
+#: those whose heads fit into fairseq's, 8 dimensions each
+FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned",
+           "shared values", "grouped keys", "latents", "tied"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def source(models):
 
     def read(name):
         if name != "pruned":
-            kind, flags = {**MODELS, "quantised": ("collaborative", QUANTISED)}[name]
+            kind, flags = MODELS[name]
             return read_source(models.checkpoint(kind, **flags))
         path = models.data.parent / "pruned.pt"
         if not path.exists():
@@ -80,7 +81,7 @@ def logits(model):
         return model(tokens, lengths, target)[0]
 
 
-@pytest.mark.parametrize("name", [*MODELS, "pruned"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_standard_heads_compute_the_same(source, name):
     """In float64, against the layers' own way, which the tests of attention hold to the reference."""
     model = source(name).model.double()
@@ -101,24 +102,17 @@ def test_standard_heads_compute_the_same(source, name):
 @pytest.mark.parametrize(
     ("target", "kind", "flags", "match"),
     [
-        ("fairseq", "collaborative", {"key_dim": 12},
-         "^encoder.0: heads of 12 .* for its key dim 12, but they have 8; take --to folder or ctranslate2$"),
-        ("huggingface", "content", {"key_dim": 8},
-         "^encoder.0: heads of 9 .* its key dim 8 and its content bias, but .*; take --to folder or ctranslate2$"),
-        ("huggingface", "collaborative", {"activation_fn": "relu_squared"},
-         "gelu_fast, tanh, linear, but is relu_squared; take --to folder or fairseq$"),
-        ("huggingface", "collaborative", QUANTISED, "the model has --quant-noise-pq, which FSMT of .* lacks"),
-        ("fairseq", "collaborative", {"quant_noise_scalar": 0.1}, "the model has --quant-noise-scalar, .*--to folder$"),
-        ("ctranslate2", "collaborative", QUANTISED,
-         "^the model has --quant-noise-pq, which CTranslate2 lacks; take --to folder or fairseq$"),
-        ("ctranslate2", "pre-norm", {"encoder_normalize_before": True, "no_decoder_final_norm": True},
-         "^the model has --no-decoder-final-norm, which CTranslate2 lacks; take --to folder or fairseq$"),
-        ("ctranslate2", "collaborative", {"decoder_normalize_before": True},
-         "before alone, which CTranslate2 lacks; take --to folder or fairseq$"),
-        ("ctranslate2", "collaborative", {"activation_fn": "tanh"},
-         "must be one of relu, gelu, but is tanh; take --to folder or fairseq or huggingface$"),
+        ("fairseq", "collaborative", {"key_dim": 12}, "heads of 12 .*; take --to folder or ctranslate2$"),
+        ("fairseq", "collaborative", {"quant_noise_scalar": 0.1}, "--quant-noise-scalar"),
+        ("huggingface", "content", {"key_dim": 8}, "heads of 9 .* its content bias"),
+        ("huggingface", "collaborative", {"activation_fn": "relu_squared"}, "relu_squared"),
+        ("huggingface", *MODELS["quantised"], "--quant-noise-pq"),
+        ("ctranslate2", *MODELS["quantised"], "--quant-noise-pq"),
+        ("ctranslate2", "pre-norm", {"encoder_normalize_before": True, "no_decoder_final_norm": True}, "final-norm"),
+        ("ctranslate2", "collaborative", {"decoder_normalize_before": True}, "CTranslate2 lacks"),
+        ("ctranslate2", "collaborative", {"activation_fn": "tanh"}, "tanh"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_named(models, target, kind, flags, match, tmp_path):
     if target == "huggingface":
         pytest.importorskip("transformers")
@@ -127,38 +121,42 @@ def test_what_does_not_fit_is_named(models, target, kind, flags, match, tmp_path
     assert not os.listdir(tmp_path)
 
 
+def two_engines(given, folder):
+    """The model as it translates with torch and with CTranslate2."""
+    for target in ("folder", "ctranslate2"):
+        write(given, target, folder / target)
+    return [collab_fairseq.load(folder / target) for target in ("folder", "ctranslate2")]
+
+
+def same_translations(ours, theirs):
+    """Of a beam of one: in larger ones the engines weigh a </s> in the first place differently."""
+    for (one,), (other,) in zip(ours, theirs, strict=True):
+        assert one.target == other.target
+        assert other.score == pytest.approx(one.score, abs=1e-4)
+
+
 def test_a_translation_ends_at_the_positions_of_the_decoder(models, tmp_path):
     """With either engine, whatever length is asked for."""
     given = read_source(models.checkpoint("collaborative", max_target_positions=9))
     with torch.no_grad():  # no sentence ends before it has to
         given.model.decoder.output_projection.weight[2] = -given.model.decoder.output_projection.weight[5]
-    folder.export(given, tmp_path / "torch")
-    ctranslate2.export(given, tmp_path / "ctranslate2")
-    engines = [collab_fairseq.load(tmp_path / name) for name in ("torch", "ctranslate2")]
+    engines = two_engines(given, tmp_path)
     for asked, longest in ((200, 8), (9, 8), (8, 8), (3, 3)):
         ours, theirs = (engine.search(SOURCES[:3], beam=1, max_length=asked) for engine in engines)
         assert {len(best.target) for (best,) in ours} == {longest}
-        for (one,), (other,) in zip(ours, theirs, strict=True):
-            assert one.target == other.target
-            assert other.score == pytest.approx(one.score, abs=1e-4)
+        same_translations(ours, theirs)
 
 
 def test_padding_is_never_a_translation(models, tmp_path):
     """fairseq leaves it out of the search, and so does CTranslate2, which calls it <blank>."""
     given = read_source(models.checkpoint("collaborative"))
-    folder.export(given, tmp_path / "before")
+    write(given, "folder", tmp_path / "before")
     common = collab_fairseq.load(tmp_path / "before").search(SOURCES, max_length=20)[0][0].target[0]
     with torch.no_grad():  # now padding is more probable than what begins a translation
         weight = given.model.decoder.output_projection.weight
         weight[1] = 1.5 * weight[given.trained.task.target_dictionary.index(common)]
-    folder.export(given, tmp_path / "torch")
-    ctranslate2.export(given, tmp_path / "ctranslate2")
-    ours, theirs = (
-        collab_fairseq.load(tmp_path / name).search(SOURCES, beam=1, max_length=20) for name in ("torch", "ctranslate2")
-    )
-    assert [best.target for (best,) in theirs] == [best.target for (best,) in ours]
-    for (one,), (other,) in zip(ours, theirs, strict=True):
-        assert other.score == pytest.approx(one.score, abs=1e-4)
+    ours, theirs = (engine.search(SOURCES, beam=1, max_length=20) for engine in two_engines(given, tmp_path))
+    same_translations(ours, theirs)
     assert ours[0][0].score < -1
 
 
@@ -172,21 +170,17 @@ def log_probability(trained, source, target):
     return float(found.gather(2, prefix[:, 1:, None]).sum()), prefix.size(1) - 1
 
 
-@pytest.mark.parametrize("name", [*MODELS, "pruned"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_ctranslate2_translates_the_same(source, name, tmp_path):
     given = source(name)
-    ctranslate2.export(given, tmp_path / "out")
-    folder.export(given, tmp_path / "torch")
-    own, translator = collab_fairseq.load(tmp_path / "torch"), collab_fairseq.load(tmp_path / "out")
-    for engine in (own, translator):
-        found = engine.search(SOURCES, **SEARCH)
-        for (best,) in found:
-            total, length = log_probability(given.trained, best.source, best.target)
-            assert best.score == pytest.approx(total / math.log(2) / length**0.6, abs=1e-4)
-        assert len({best.score for (best,) in found}) > 6
-    # greedy: in a beam the two weigh </s> differently where it is probable in the first place, as in no trained model
-    ours, theirs = (each.search(SOURCES, beam=1, max_length=60) for each in (own, translator))
-    assert [best.target for (best,) in ours] == [best.target for (best,) in theirs]
+    engines = two_engines(given, tmp_path)
+    for engine in engines:
+        best = [best for (best,) in engine.search(SOURCES, **SEARCH)]
+        for one in best:
+            total, length = log_probability(given.trained, one.source, one.target)
+            assert one.score == pytest.approx(total / math.log(2) / length**0.6, abs=1e-4)
+        assert len({one.score for one in best}) > 6
+    same_translations(*(engine.search(SOURCES, beam=1, max_length=60) for engine in engines))
 
 
 def test_precision_of_ctranslate2(source, tmp_path):
@@ -198,7 +192,7 @@ def test_precision_of_ctranslate2(source, tmp_path):
         found[name] = collab_fairseq.load(tmp_path / name, precision=name, threads=1).search(SOURCES, max_length=60)
     assert sizes["int8"] < 0.8 * sizes["float32"]
     assert found["int8"] != found["float32"]
-    with pytest.raises(TranslationError, match=r"CTranslate2 computes in float32, .* but int4 was asked for"):
+    with pytest.raises(TranslationError, match="int4"):
         collab_fairseq.load(tmp_path / "int8", precision="int4")
     (tmp_path / "int8" / "model.bin").write_bytes(b"damaged")
     with pytest.raises(TranslationError, match="CTranslate2 cannot use"):
@@ -225,20 +219,14 @@ def test_a_model_folder_is_exported_again_for_ctranslate2(models, tmp_path, monk
     assert "): pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
 
 
-#: those of MODELS whose heads fit into fairseq's, 8 dimensions each
-FITTING = ["collaborative", "content bias", "mixed sites", "standard", "standard, small keys", "masks", "pruned",
-           "shared values", "grouped keys", "latents"]  # fmt: skip
-
-
 @pytest.mark.parametrize("name", [*FITTING, "pre-norm", "quantised"])
 def test_a_plain_transformer_computes_the_same(source, name, tmp_path):
     given = source(name)
     expected = logits(given.model)
     fairseq.export(given, tmp_path / "out")
     hub = TransformerModel.from_pretrained(str(tmp_path / "out"))
-    (model,) = hub.models
-    assert type(model) is TransformerModel
-    torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=0)
+    assert type(hub.models[0]) is TransformerModel
+    torch.testing.assert_close(logits(hub.models[0]), expected, atol=1e-4, rtol=0)
     folder.export(given, tmp_path / "own")
     found = collab_fairseq.load(tmp_path / "own").translate(SOURCES, **SEARCH)
     assert collab_fairseq.load(tmp_path / "out").translate(SOURCES, **SEARCH) == found
@@ -246,11 +234,10 @@ def test_a_plain_transformer_computes_the_same(source, name, tmp_path):
     assert "--user-dir" not in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", [*FITTING, "tied"])
-def test_transformers_computes_the_same(models, source, name, tmp_path):
+@pytest.mark.parametrize("name", FITTING)
+def test_transformers_computes_the_same(source, name, tmp_path):
     transformers = pytest.importorskip("transformers")
-    tied = {"share_all_embeddings": True, "key_dim": 6}
-    given = read_source(models.checkpoint("collaborative", **tied)) if name == "tied" else source(name)
+    given = source(name)
     huggingface.export(given, tmp_path / "out")
     model = transformers.FSMTForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
     tokens, _, target = batch()

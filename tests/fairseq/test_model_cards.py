@@ -1,4 +1,4 @@
-"""The README of an exported folder: what it says of a model, and that its own lines translate."""
+"""The README of an exported folder: what it states about a model, and that its commands translate."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def models(tmp_path_factory):
 
 
 def export(checkpoint, target, output, *flags):
-    """As the command line does; what the card says."""
+    """Export on the command line; the text of the model card."""
     argv = ["export", checkpoint, "--to", target, "--output", output, *flags]
     assert main.main(list(map(str, argv))) == 0
     return (output / "README.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def blocks(card, language):
     return [found.strip("\n") for found in re.findall(rf"^```{language}\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)]
 
 
-def test_the_card_says_what_the_record_says(models, tmp_path):
+def test_the_card_has_the_numbers_of_the_record(models, tmp_path):
     checkpoint = models.checkpoint("collaborative")
     licence = "CC BY-NC 4.0, as the images' captions"
     card = export(checkpoint, "folder", tmp_path / "one", "--record", TRAINING, "--licence", licence)
@@ -54,24 +54,30 @@ def test_the_card_says_what_the_record_says(models, tmp_path):
     assert f"- licence: {licence}\n" in other
 
 
-def test_losses_and_what_a_conversion_changed(models, tmp_path):
-    record = json.loads(TRAINING.read_text())
-    record["parts"] = {"evaluation": {
-        "valid loss": {"before": 2.49713, "after": 2.51},
-        "BLEU test": {"before": 38.716, "after": 38.9, "signature": "nrefs:1", "references": "test.de"},
-    }}  # fmt: skip
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (
+            {
+                "evaluation": {
+                    "valid loss": {"before": 2.49713, "after": 2.51},
+                    "BLEU test": {"before": 38.716, "after": 38.9, "signature": "nrefs:1", "references": "test.de"},
+                }
+            },
+            ["| test | 38.72 → 38.90 |\n\nSignature: `nrefs:1`\n", "| valid loss | 2.4971 → 2.5100 | – |\n"],
+        ),
+        ({"losses": {"valid": {"loss": 3.5, "nll_loss": 2.25, "tokens": 9}}}, ["| valid | 3.5000 | 2.2500 |\n"]),
+    ],
+)
+def test_losses_and_what_a_conversion_changed(models, tmp_path, parts, lines):
+    record = {**json.loads(TRAINING.read_text()), "parts": parts}
     (tmp_path / "record.json").write_text(json.dumps(record))
     flags = ["--record", tmp_path / "record.json"]
     card = export(models.checkpoint("collaborative"), "folder", tmp_path / "out", *flags)
-    assert "| test | 38.72 → 38.90 |\n\nSignature: `nrefs:1`\n" in card
-    assert "| valid loss | 2.4971 → 2.5100 | – |\n" in card
-    record["parts"] = {"losses": {"valid": {"loss": 3.5, "nll_loss": 2.25, "tokens": 9}}}
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    card = export(models.checkpoint("collaborative"), "folder", tmp_path / "new", *flags)
-    assert "| valid | 3.5000 | 2.2500 |\n" in card
+    assert all(line in card for line in lines)
 
 
-def test_a_card_leaves_out_what_it_does_not_know(models, tmp_path, capsys):
+def test_a_card_leaves_out_what_it_does_not_know(models, tmp_path):
     checkpoint = models.checkpoint("mixed", kv_heads=1)
     card = export(checkpoint, "folder", tmp_path / "out")
     assert "- licence: not stated: ask those who trained the model" in card
@@ -79,17 +85,15 @@ def test_a_card_leaves_out_what_it_does_not_know(models, tmp_path, capsys):
     assert f"- attention of encoder, decoder: {standard}\n" in card
     assert "- attention of cross: 2 collaborative heads" in card
     assert not re.search("## (Scores|Origin)|SHA-256|None", card)
-    for content in ("{}", "not JSON", "[]", '{"parts": {"scores": 3}}'):
+    for content in ("not JSON", '{"parts": {"scores": 3}}'):
         (tmp_path / "other.json").write_text(content)
         with pytest.raises(ExportError, match=r"other\.json is not a record of this project"):
             write(read_source(checkpoint, record=tmp_path / "other.json"), "folder", tmp_path / "new")
-    with pytest.raises(ExportError, match=r"cannot write .*new: .*No such file or directory: '.*missing\.json'"):
-        write(read_source(checkpoint, record=tmp_path / "missing.json"), "folder", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "out"]
 
 
 @pytest.mark.parametrize("target", ["folder", "fairseq"])
-def test_the_lines_of_a_folder_translate(models, target, tmp_path):
+def test_the_commands_of_a_card_translate(models, target, tmp_path):
     card = export(models.checkpoint("collaborative"), target, tmp_path / "model")
     expected = collab_fairseq.load(tmp_path / "model").translate(SOURCES[:2])
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in SOURCES[:2]))
@@ -97,12 +101,12 @@ def test_the_lines_of_a_folder_translate(models, target, tmp_path):
     command, python, interactive, hub = (line.replace("…", SOURCES[0]) for line in lines)
     assert run("bash", "-c", command, cwd=tmp_path).stdout.splitlines() == expected
     assert run("bash", "-c", python, cwd=tmp_path).stdout == f"[{expected[0]!r}]\n"
-    told = run("bash", "-c", f"{interactive} --cpu < text", cwd=tmp_path).stdout
-    assert re.findall(r"^D-\d+\t\S+\t(.*)$", told, re.MULTILINE) == expected
+    printed = run("bash", "-c", f"{interactive} --cpu < text", cwd=tmp_path).stdout
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", printed, re.MULTILINE) == expected
     assert run("bash", "-c", hub, cwd=tmp_path).stdout == f"[{expected[0]!r}]\n"
 
 
-def test_the_lines_for_transformers_translate_without_this_package(models, tmp_path, monkeypatch, capsys):
+def test_the_code_for_transformers_translates_without_this_package(models, tmp_path, monkeypatch, capsys):
     pytest.importorskip("transformers")
     source = read_source(models.checkpoint("collaborative"))
     with torch.no_grad():  # sentences end soon; often </s> is the most probable in the first place, where it may not be

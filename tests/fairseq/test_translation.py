@@ -1,4 +1,4 @@
-"""Trained models run on text: against fairseq-validate and fairseq-generate, from checkpoints of every kind."""
+"""Trained models run on text: against fairseq-validate and fairseq-generate, from checkpoints of every format."""
 
 import copy
 import json
@@ -57,14 +57,12 @@ def test_settings_of_hydra_and_of_old_fairseq_become_flat(trained, checkpoint, t
 
 
 def test_loss_is_that_of_fairseq_validate(trained, checkpoint, tiny_data):
-    log = run(
-        "fairseq-validate", tiny_data, "--task", "translation", "--path", checkpoint, "--max-tokens", 300, "--cpu",
-        "--log-format", "json",
-    ).stdout  # fmt: skip
-    told = json.loads(re.findall(r"\{.*\"valid_loss\".*\}", log)[-1])
+    flags = ["--task", "translation", "--max-tokens", "300", "--cpu", "--log-format", "json"]
+    log = run("fairseq-validate", tiny_data, "--path", checkpoint, *flags).stdout
+    logged = json.loads(re.findall(r"\{.*\"valid_loss\".*\}", log)[-1])
     found = loss(trained, "valid", max_tokens=300)
-    assert found.loss == pytest.approx(float(told["valid_loss"]), abs=6e-4)
-    assert found.nll_loss == pytest.approx(float(told["valid_nll_loss"]), abs=6e-4)
+    assert found.loss == pytest.approx(float(logged["valid_loss"]), abs=6e-4)
+    assert found.nll_loss == pytest.approx(float(logged["valid_nll_loss"]), abs=6e-4)
     assert abs(found.loss - found.nll_loss) > 0.1  # label smoothing counts
     # the batches do not matter, the text does
     sums = statistics_of(sentence_losses(trained, "valid", max_tokens=300), "nll")
@@ -78,28 +76,24 @@ def test_loss_is_that_of_fairseq_validate(trained, checkpoint, tiny_data):
 
 def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_data, tmp_path):
     log = tmp_path / "generate.log"
-    log.write_text(
-        run(
-            "fairseq-generate", tiny_data, "--path", checkpoint, "--beam", 3, "--lenpen", 0.6, "--max-len-b", 12,
-            "--max-len-a", 0, "--max-tokens", 300, "--cpu",
-        ).stdout, encoding="utf-8",
-    )  # fmt: skip
-    told = read_generate_log([log])
+    flags = ["--beam", "3", "--lenpen", "0.6", "--max-len-b", "12", "--max-len-a", "0", "--max-tokens", "300", "--cpu"]
+    log.write_text(run("fairseq-generate", tiny_data, "--path", checkpoint, *flags).stdout, encoding="utf-8")
+    expected = read_generate_log([log])
     options = {"beam": 3, "lenpen": 0.6, "max_len_b": 12, "max_len_a": 0}
     found = translate(trained, "test", max_tokens=300, **options)
-    assert found == told.hypotheses
+    assert found == expected.hypotheses
     assert translate(trained, "test", sentences=4, **options) == found[:4]
     references = tmp_path / "references"
-    references.write_text("".join(f"{line}\n" for line in told.references), encoding="utf-8")
+    references.write_text("".join(f"{line}\n" for line in expected.references), encoding="utf-8")
     scored = score(trained, "test", references, max_tokens=300, **options)
     assert scored.hypotheses == found
-    assert 0 <= scored.bleu.score == score_raw(found, told.references, "tgt").bleu.score < 90
+    assert 0 <= scored.bleu.score == score_raw(found, expected.references, "tgt").bleu.score < 90
     whole = evaluate(trained, {"test": references}, max_tokens=300)
     assert whole["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
     assert whole["bleu"]["test"]["references"] == "references"
 
 
-#: ways to the model, each in a Python of its own
+#: ways to import the model, each in a Python of its own
 ORDERS = {
     "the package first, as in a notebook": """
         import collab_fairseq
@@ -141,29 +135,25 @@ def test_importing_in_any_order_translates(order, trained, tiny_data, tmp_path):
     assert run("python", "-c", code).stdout.splitlines() == expected
 
 
-def test_errors_name_what_is_wrong(trained, checkpoint, tiny_data, tmp_path):
-    def refused(error, match, function, *arguments, **options):
-        with pytest.raises(error, match=match):
-            function(*arguments, **options)
-
-    refused(TranslationError, r"no split 'dev'; there are train, valid, test$", loss, trained, "dev")
-    refused(TranslationError, "has no dictionaries", load_model, checkpoint, tmp_path)
+def test_models_and_data_that_do_not_fit(trained, checkpoint, tiny_data, tmp_path):
+    with pytest.raises(TranslationError, match=r"no split 'dev'"):
+        loss(trained, "dev")
     state = {**checkpoints.load(checkpoint), "last_optimizer_state": None}
     lstm, language_model = copy.deepcopy(state), copy.deepcopy(state)
     lstm["cfg"]["model"].arch = lstm["cfg"]["model"]._name = "lstm"
     language_model["cfg"]["task"]["_name"] = "language_modeling"
     lacking = {**state, "model": {k: v for k, v in state["model"].items() if not k.endswith("fc1.bias")}}
-    expected = r"expected .* transformer_collab, got one of lstm"
-    refused(ConfigurationError, expected, run_state, lstm, "lstm.pt", tiny_data)
-    refused(TranslationError, r"lm.pt .* is one of language_modeling", run_state, language_model, "lm.pt", tiny_data)
-    refused(TranslationError, r"does not fit its own settings.*fc1\.bias", run_state, lacking, "lacking.pt", tiny_data)
+    for wrong, match in ((lstm, "lstm"), (language_model, "language_modeling"), (lacking, r"fc1\.bias")):
+        with pytest.raises((ConfigurationError, TranslationError), match=match):
+            run_state(wrong, "model.pt", tiny_data)
     smaller = shutil.copytree(tiny_data, tmp_path / "smaller")
     for file in smaller.glob("dict.*"):
         file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
-    refused(TranslationError, "the data of another model", load_model, checkpoint, smaller)
+    with pytest.raises(TranslationError, match="the data of another model"):
+        load_model(checkpoint, smaller)
 
 
-def test_files_that_a_training_began_with_are_not_read(trained, tiny_data):
+def test_files_that_training_started_from_are_not_read(trained, tiny_data):
     """Their weights are in the checkpoint; a checkpoint from elsewhere may name any file."""
     state = copy.deepcopy({**trained.state, "last_optimizer_state": None})
     for name in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
@@ -173,7 +163,7 @@ def test_files_that_a_training_began_with_are_not_read(trained, tiny_data):
     assert same_model(found.model.state_dict(), trained.model.state_dict())
 
 
-def test_text_in_other_units_is_refused_with_the_share_that_is_unknown(checkpoint, tiny_data, tmp_path, caplog):
+def test_text_in_other_units_is_rejected_with_the_share_that_is_unknown(checkpoint, tiny_data, tmp_path, caplog):
     caplog.set_level("INFO")
     trained = load_model(checkpoint, tiny_data)
     known, unknown = ["the red dog sees the old cat ."] * 3, ["Der Hund. Die Katze. Das Haus. Ein Baum"] * 3
