@@ -19,15 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 STARTING = ("PYTHON", "FAIRSEQ_MODERN")
 
 # The smallest useful model, and how to train it on the CPU: data, length and --save-dir are to be added.
-TINY_MODEL = [
-    "--arch", "transformer_tiny", "--encoder-layers", "1", "--decoder-layers", "1", "--share-all-embeddings",
-    "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",
-    "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2",
-]  # fmt: skip
+SIZES = "--{0}-layers 1 --{0}-embed-dim 16 --{0}-ffn-embed-dim 32 --{0}-attention-heads 2"
+TINY_MODEL = ["--arch", "transformer_tiny", "--share-all-embeddings"]
+TINY_MODEL += [word for side in ("encoder", "decoder") for word in SIZES.format(side).split()]
 TINY_TRAINING = [
-    "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.005", "--max-tokens", "400",
-    "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--cpu", "--no-progress-bar",
-]  # fmt: skip
+    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.005", "--max-tokens", "400"),
+    *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--cpu", "--no-progress-bar"),
+]
 
 
 def run(
@@ -38,7 +36,7 @@ def run(
     fresh: bool = False,
     **options,
 ) -> subprocess.CompletedProcess:
-    """Run a console script that sits beside the running Python, or a shell script, and return what it did.
+    """Run a console script of the running Python's environment, or a shell script, and return what it did.
 
     Tools, and those that a shell script starts, are forked from a process that has imported torch and fairseq.
 
@@ -58,7 +56,7 @@ def run(
     folder = BIN if fresh else warm.start()
     tool, *arguments = [str(folder / "python") if a == sys.executable else str(a) for a in argv]
     command = [str(folder / tool) if (folder / tool).exists() else tool, *arguments]
-    # So that a tool finds the tools that it starts itself beside the same interpreter.
+    # for the tools that a tool starts itself
     path = os.pathsep.join([str(folder), str(BIN), os.environ.get("PATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": str(folder / "python"), "PATH": path, **(env or {})}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tiers, the warm parent, what tests cost, and `pytest --record FILE`: what was run, on what, and how it ended."""
+"""Tiers, the server of warm.py, CPU time of tests, and `pytest --record FILE`: what was run, on what, its results."""
 
 import os
 
@@ -24,7 +24,7 @@ os.environ["PYTHON"] = sys.executable
 
 
 def pytest_configure(config):
-    """The processes of a parallel run share one warm parent."""
+    """The processes of a parallel run share one server."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         warm.start()
 
@@ -40,13 +40,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slowest", type=int, default=10, metavar="N", help="list the N tests with most processor time")
-    parser.addoption("--record", metavar="FILE", help="write what was run, on what and how it ended to a JSON file")
+    parser.addoption("--slowest", type=int, default=10, metavar="N", help="list the N tests with most CPU time")
+    parser.addoption("--record", metavar="FILE", help="write what was run, on what, and its results to a JSON file")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Note the processor time of each test and fixture; these machines are too busy for a clock to tell."""
+    """Note the CPU time of each test and fixture; on busy machines a clock shows something else."""
     report = yield
     now = warm.seconds()
     report.user_properties.append(("seconds", now - item.config.stash.get(SPENT, now)))
@@ -61,7 +61,7 @@ def print_slowest(terminalreporter):
         for report in reports
         for name, seconds in getattr(report, "user_properties", ())[-1:]
     ]
-    terminalreporter.section(f"processor time of all tests: {sum(seconds for seconds, _ in spent) / 60:.1f} minutes")
+    terminalreporter.section(f"CPU time of all tests: {sum(seconds for seconds, _ in spent) / 60:.1f} minutes")
     for seconds, name in sorted(spent, reverse=True)[: terminalreporter.config.getoption("slowest")]:
         terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 

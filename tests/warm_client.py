@@ -1,5 +1,5 @@
 #!SHEBANG
-# Stands for `python` and for each console script while the tests run: has the server of tests/warm.py run the tool, with
+# Stands for `python` and each console script while the tests run: has the server of tests/warm.py run the tool, with
 # these arguments, environment, folder and streams, forwards signals, and exits as the tool does. The first line is
 # filled in by tests/warm.py: an interpreter that imports nothing but modules in C, so that it starts in 10 ms.
 import _signal as signal

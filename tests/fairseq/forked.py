@@ -1,4 +1,4 @@
-"""Trainings of one or several processes, each forked from the warm parent: as from the command line, but quick."""
+"""Training runs of one or several processes, forked by the server of warm.py: as from the command line, but quick."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def train(
 
     Args:
         folder: where checkpoints go. flags: of fairseq-train. processes: how many.
-        env: more variables of each process, which has THIS_RANK besides.
+        env: more variables of each process, which also has THIS_RANK.
         copy: a folder that `folder` begins as a copy of.
 
     Returns:
@@ -40,17 +40,16 @@ def train(
         common.update(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     ranks = []
     for rank in range(processes):
-        own = {"THIS_RANK": str(rank), **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {})}
+        names = ("THIS_RANK", "RANK", "LOCAL_RANK") if processes > 1 else ("THIS_RANK",)
+        environment = {**common, **dict.fromkeys(names, str(rank))}
         with open(folder / f"log.{rank}", "w") as log:
-            ranks.append(
-                subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env={**common, **own}, cwd=ROOT)
-            )
+            ranks.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=environment, cwd=ROOT))
     statuses = [process.wait(300) for process in ranks]
     return {"statuses": statuses, "outputs": [(folder / f"log.{rank}").read_text() for rank in range(processes)]}
 
 
 def wait_for(found: Callable[[], Any], process: subprocess.Popen, log: Optional[Path] = None) -> None:
-    """Wait until something is found; fail, with the end of the log, where the process ends before or takes too long."""
+    """Wait until something is found; fail, with the end of the log, if the process ends before or takes too long."""
     end = time.monotonic() + 300
     while not found():
         assert process.poll() is None and time.monotonic() < end, log and log.read_text()[-3000:]  # noqa: PT018
@@ -58,9 +57,8 @@ def wait_for(found: Callable[[], Any], process: subprocess.Popen, log: Optional[
 
 
 def descendants(parent: int) -> Dict[int, int]:
-    """Process id → process group of all at work that a process, or one of those that it has started, has started."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in listed.stdout.splitlines()]
+    """Process id → process group of the running processes below a process."""
+    rows = map(str.split, subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], text=True).splitlines())
     running = [(int(pid), int(ppid), int(pgid)) for pid, ppid, pgid, state in rows if not state.startswith("Z")]
     found = {parent: 0}
     while new := {pid: pgid for pid, ppid, pgid in running if ppid in found and pid not in found}:

@@ -1,4 +1,4 @@
-"""Beam search: over shortlists against fairseq's own, with caches against without."""
+"""Beam search: over shortlists compared with fairseq's own, with caches compared with none."""
 
 from types import SimpleNamespace
 
@@ -113,7 +113,7 @@ def test_ensembles_other_layers_and_attention(used):
     assert len(used) == 4
 
 
-def test_hypotheses_that_are_no_numbers_any_more_are_given_up(monkeypatch, used):
+def test_hypotheses_with_nan_scores_are_dropped(monkeypatch, used):
     model = model_of("collaborative")
     whole = model.decoder.forward
 

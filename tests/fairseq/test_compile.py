@@ -128,7 +128,7 @@ def test_compiled_layers_give_the_same_numbers(kind, compiler):
     assert len(compiler.batches) == made
 
 
-def test_the_flag_reaches_the_layers_and_is_refused_where_they_are_wrapped():
+def test_the_flag_reaches_the_layers_and_is_rejected_if_they_are_wrapped():
     layers = [*(model := build(**SMALL, key_dim=6, compile=True)).encoder.layers, *model.decoder.layers]
     assert {type(layer).__name__ for layer in layers} == {"CompiledEncoderLayer", "CompiledDecoderLayer"}
     assert compiled.BACKEND == "inductor"
@@ -148,16 +148,13 @@ def test_without_a_compiler_training_ends_in_one_sentence(tiny_data, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_and_without_the_flag(tiny_data, tmp_path):
-    """Without dropout the losses are those of a training without it; a CPU is warned of."""
-    options = {
-        "key_dim": 8, "dropout": 0.0, "save_interval_updates": 3, "log_format": "json", "log_interval": 1,
-        "no_epoch_checkpoints": True, "disable_validation": True, **ONE,
-    }  # fmt: skip
+def test_training_continues_with_and_without_the_flag(tiny_data, tmp_path):
+    """Without dropout the losses are those of a run without it; on a CPU there is a warning."""
+    options = {"key_dim": 8, "dropout": 0.0, "save_interval_updates": 3, "log_format": "json", "log_interval": 1, **ONE}
+    options.update(no_epoch_checkpoints=True, disable_validation=True)
     logs, states = {}, {}
-    for name, before, compiled_too, updates in (
-        ("plain", None, False, 6), ("fast", None, True, 3), ("fast on", "fast", True, 6), ("off", "fast", False, 6)
-    ):  # fmt: skip
+    runs = {"plain": (None, False, 6), "fast": (None, True, 3), "fast on": ("fast", True, 6), "off": ("fast", False, 6)}
+    for name, (before, compiled_too, updates) in runs.items():
         folder = tmp_path / name
         if before:
             shutil.copytree(tmp_path / before, folder)

@@ -1,4 +1,4 @@
-"""What makes training and search fast, on a card, beside fairseq's own on the CPU in float64 or float32."""
+"""What makes training and search fast, on a GPU, compared with fairseq's own on the CPU in float64 or float32."""
 
 import json
 import re
@@ -21,14 +21,14 @@ from tests.fairseq.test_chunked_loss import outcome
 from tests.fairseq.test_chunked_loss import sample_of as loss_sample
 from tests.fairseq.test_faster_steps import start, updates
 
-CARD = "cuda"
+GPU = "cuda"
 pytestmark = pytest.mark.gpu
 
 
 def moved(sample):
-    """A batch on the card."""
+    """A batch on the GPU."""
     if torch.is_tensor(sample):
-        return sample.to(CARD)
+        return sample.to(GPU)
     return {name: moved(x) for name, x in sample.items()} if isinstance(sample, dict) else sample
 
 
@@ -43,7 +43,7 @@ def off(ours, theirs):
 def test_the_chunked_loss(dtype, bound, chunk, monkeypatch):
     monkeypatch.setattr(chunked_loss, "GPU_CHUNK_BYTES", chunk)
     exact = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().double()
-    there = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().to(CARD, dtype)
+    there = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().to(GPU, dtype)
     truth = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample())
     found = outcome(ChunkedLabelSmoothedCrossEntropy, there, moved(loss_sample()))
     assert off([found[0]], [truth[0]]) < bound
@@ -57,12 +57,12 @@ def test_the_chunked_loss(dtype, bound, chunk, monkeypatch):
 def test_fused_adam(dtype):
     options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3, "weight_decay": 0.1}
     theirs, before = start(), start()
-    ours = [torch.nn.Parameter(p.detach().to(CARD, dtype)) for p in start()]
+    ours = [torch.nn.Parameter(p.detach().to(GPU, dtype)) for p in start()]
     updates(Adam(theirs, **options), theirs, 5)
     optimizer, random = FusedAdam(ours, **options), torch.Generator().manual_seed(0)
     for n in range(5):
         for p in ours:
-            p.grad = (torch.randn(p.shape, generator=random, dtype=torch.float64) * 10.0 ** (-n)).to(CARD, dtype)
+            p.grad = (torch.randn(p.shape, generator=random, dtype=torch.float64) * 10.0 ** (-n)).to(GPU, dtype)
         optimizer.step()
     assert off(ours, theirs) < (1e-12 if dtype == torch.float64 else 1e-5)
     assert off(before, theirs) > 0.1  # the control
@@ -71,7 +71,7 @@ def test_fused_adam(dtype):
 @pytest.mark.parametrize("kind", ["collaborative", "standard"])
 def test_the_search_over_shortlists(kind):
     theirs = hypotheses(SequenceGenerator, [model_of(kind)], sample_of())
-    ours = hypotheses(ShortlistGenerator, [model_of(kind).to(CARD)], moved(sample_of()))
+    ours = hypotheses(ShortlistGenerator, [model_of(kind).to(GPU)], moved(sample_of()))
     other = hypotheses(SequenceGenerator, [model_of(kind, seed=1)], sample_of())
     best, expected, control = ([s[0]["tokens"].tolist() for s in found] for found in (ours, theirs, other))
     assert best == expected != control
@@ -82,9 +82,9 @@ def test_the_search_over_shortlists(kind):
 @pytest.mark.parametrize("kind", [{}, {"collaborative_heads": "none"}])
 def test_compiled_layers(kind):
     flags = {**SMALL, "key_dim": 8, "dropout": 0.0, **kind}
-    plain, fast = build(**flags).train().double(), build(**flags, compile=True).train().to(CARD)
+    plain, fast = build(**flags).train().double(), build(**flags, compile=True).train().to(GPU)
     results = []
-    for model, given in ((plain, batch()), (fast, [x.to(CARD) for x in batch()])):
+    for model, given in ((plain, batch()), (fast, [x.to(GPU) for x in batch()])):
         logits = model(*given)[0]
         logits.logsumexp(-1).mean().backward()
         results.append([logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])])
@@ -92,14 +92,14 @@ def test_compiled_layers(kind):
 
 
 @pytest.mark.parametrize("precision", [[], ["--bf16"], ["--fp16"], ["--amp"], ["--bf16", "--fp16-no-flatten-grads"]])
-def test_trainings_learn_what_they_learn_on_the_cpu(precision, tiny_data, tmp_path):
-    options = {"key_dim": 8, "dropout": 0.0, "max_update": 8, "log_format": "json", "log_interval": 1, "no_save": True,
-               "disable_validation": True, "clip_norm": 1.0, **SMALL}  # fmt: skip
+def test_training_learns_what_it_learns_on_the_cpu(precision, tiny_data, tmp_path):
+    options = {"key_dim": 8, "dropout": 0.0, "max_update": 8, "log_format": "json", "log_interval": 1, **SMALL}
+    options.update(no_save=True, disable_validation=True, clip_norm=1.0)
     fast = {"criterion": "label_smoothed_cross_entropy_chunked", "optimizer": "fused_adam"}
     theirs = train_command(tiny_data, tmp_path / "cpu", **options)
-    ours = [*train_command(tiny_data, tmp_path / "card", **{**options, **fast}), *precision]
+    ours = [*train_command(tiny_data, tmp_path / "gpu", **{**options, **fast}), *precision]
     losses = []
-    for command in (theirs, [word for word in ours if word != "--cpu"] if CARD == "cuda" else ours):
+    for command in (theirs, [word for word in ours if word != "--cpu"] if GPU == "cuda" else ours):
         done = run(*command)
         losses.append([float(json.loads(x)["loss"]) for x in re.findall(r"train_inner \| (\{.*\})", done.stdout)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3 if not precision else 0.03)

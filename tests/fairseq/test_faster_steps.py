@@ -1,4 +1,4 @@
-"""What `--optimizer fused_adam` and `--fast-dropout` compute, beside fairseq's own."""
+"""What `--optimizer fused_adam` and `--fast-dropout` compute, compared with fairseq's own."""
 
 import copy
 import itertools
@@ -45,8 +45,10 @@ def test_fused_adam_makes_fairseqs_updates(eps):
 
 
 LAYOUTS = {
-    "rows": lambda x: x.clone(), "columns": lambda x: x.t().contiguous().t(), "gaps": lambda x: x.repeat(1, 2)[:, :3],
-}  # fmt: skip
+    "rows": lambda x: x.clone(),
+    "columns": lambda x: x.t().contiguous().t(),
+    "gaps": lambda x: x.repeat(1, 2)[:, :3],
+}
 
 
 @pytest.mark.parametrize(("of_parameter", "of_gradient", "of_moments"), [*itertools.product(LAYOUTS, repeat=3)])
@@ -70,7 +72,7 @@ def test_fused_adam_minds_how_tensors_lie_in_memory(of_parameter, of_gradient, o
 
 
 @pytest.mark.parametrize(("first", "second"), [(Adam, FusedAdam), (FusedAdam, Adam), (FusedAdam, FusedAdam)])
-def test_a_checkpoint_of_either_goes_on_with_the_other(first, second):
+def test_a_checkpoint_of_either_continues_with_the_other(first, second):
     options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3}
     whole, parts = start(), start()
     optimizer = Adam(whole, **options)

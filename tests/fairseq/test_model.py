@@ -59,7 +59,7 @@ def test_presets_have_their_sizes_but_for_what_flags_change(arch, way, flags):
 @pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])
 @pytest.mark.parametrize("key_dim", [512, 256, 128, 64])
 def test_parameter_counts_of_the_papers_models(key_dim, heads):
-    """Counted by hand: a shared vocabulary of 32,768 types; query and key biases are kept."""
+    """Counted by hand: a shared vocabulary of 32,768 entries; query and key biases are kept."""
     width, inner = 512, 2048
     mixing = 0 if heads == "none" else 8 * key_dim
     attention = 2 * (width + 1) * key_dim + 2 * (width + 1) * width + mixing
@@ -144,7 +144,7 @@ def test_every_kernel_gives_the_same_model(kernel, heads):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_gets_a_gradient(kind):
-    """Data-parallel training stops at its second step otherwise."""
+    """Otherwise data-parallel training fails at its second step."""
     model = build(**SMALL, **KINDS[kind])
     assert set(gradients(model)) == {name for name, _ in model.named_parameters()}
 
@@ -183,12 +183,12 @@ def test_retained_dropout_reaches_attention():
     assert torch.equal(plain(*batch())[0], plain(*batch())[0])
 
 
-def test_an_unpatched_encoder_layer_is_refused(monkeypatch):
+def test_an_unpatched_encoder_layer_is_rejected(monkeypatch):
     """It would translate with weights that were never trained."""
 
     def published(self, cfg, return_fc=False):
         self.load_to_BT = False
 
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", published)
-    with pytest.raises(ImportError, match="start-up hook fairseq_modern is not at work"):
+    with pytest.raises(ImportError, match="start-up hook fairseq_modern is not"):
         importlib.reload(layers)

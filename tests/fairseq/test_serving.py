@@ -181,23 +181,16 @@ def test_an_export_that_fails_leaves_nothing(models, tmp_path, capfdbinary):
     assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
 
 
-def remove_dictionary(folder):
-    os.remove(folder / "dict.tgt.txt")
+DAMAGE = {
+    "no dictionary": lambda path: os.remove(path / "dict.tgt.txt"),
+    "another dictionary": lambda path: (path / "dict.src.txt").write_text("other 1\n"),
+    "no card": lambda path: os.remove(path / "translation.json"),
+    "a card too deep": lambda path: (path / "translation.json").write_text("[" * 99999),
+    "no folder": shutil.rmtree,
+}
 
 
-def change_dictionary(folder):
-    (folder / "dict.src.txt").write_text("other 1\n")
-
-
-def remove_card(folder):
-    os.remove(folder / "translation.json")
-
-
-def nest_card(folder):
-    (folder / "translation.json").write_text("[" * 99999)
-
-
-@pytest.mark.parametrize("damage", [remove_dictionary, change_dictionary, remove_card, nest_card, shutil.rmtree])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_incomplete_folders(exported, tmp_path, damage):
     damage(shutil.copytree(exported, tmp_path / "copy"))
     with pytest.raises(TranslationError, match=r"dict\.tgt|dict\.src|translation\.json|copy") as caught:
@@ -239,13 +232,8 @@ def test_a_model_card_names_nothing_outside(exported, name, tmp_path, capfdbinar
         with pytest.raises(TranslationError, match=match):
             read(folder)
     assert main.main(["translate", str(folder), str(tmp_path / "text")]) == 1
-    commands = [
-        ["export", "--to", "ctranslate2"],
-        ["reparam", "--key-dim", "4"],
-        ["heads", "prune", "--remove", "E:1:1"],
-    ]
-    for command in [*commands, ["average", "--inputs"]]:
-        assert main.main([*command, str(folder), "--output", str(tmp_path / "out")]) == 1
+    for command in ("export --to ctranslate2", "reparam --key-dim 4", "heads prune --remove E:1:1", "average --inputs"):
+        assert main.main([*command.split(), str(folder), "--output", str(tmp_path / "out")]) == 1
     assert len(capfdbinary.readouterr().err.decode().splitlines()) == 5
     assert content(tmp_path) == before
 

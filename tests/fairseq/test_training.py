@@ -93,7 +93,7 @@ def faster(tiny_data, tmp_path_factory):
 @pytest.mark.parametrize(
     ("start", "multiplier"), [("finetune_from_model", {}), ("restore_file", {"mixing_lr_multiplier": 3.0})]
 )
-def test_training_on_with_another_multiplier_keeps_the_function(faster, tiny_data, tmp_path, start, multiplier):
+def test_continued_training_with_another_multiplier_keeps_the_function(faster, tiny_data, tmp_path, start, multiplier):
     source = faster / "checkpoint_last.pt"
     given = options(attention_content_bias=True, lr=1e-30, max_update=31, **{start: source}, **multiplier)
     if start == "restore_file":
@@ -108,12 +108,12 @@ def test_training_on_with_another_multiplier_keeps_the_function(faster, tiny_dat
     assert abs(loss(load_model(tmp_path / "forgotten.pt", tiny_data), "valid").loss - expected) > 0.01  # the control
 
 
-def test_shapes_without_weights_are_told(faster, tiny_data, tmp_path):
+def test_shapes_without_weights_give_a_warning(faster, tiny_data, tmp_path):
     given = options(attention_content_bias=True, attention_from=faster / "checkpoint_last.pt", max_update=1)
-    told = r"--attention-from takes shapes, not weights: .* --finetune-from-model \S+/checkpoint_last\.pt, too"
+    warning = r"--attention-from takes shapes, not weights: .* --finetune-from-model \S+/checkpoint_last\.pt, too"
     for more in ({}, {"finetune_from_model": faster / "checkpoint_last.pt"}):
         done = run(*train_command(tiny_data, tmp_path / f"run{len(more)}", **given, **more))
-        assert bool(re.search(told, done.stderr + done.stdout)) is not bool(more)
+        assert bool(re.search(warning, done.stderr + done.stdout)) is not bool(more)
 
 
 FIRST_PART = "checkpoint_1_10.pt"
@@ -124,7 +124,7 @@ OURS = {"optimizer": "fused_adam", "criterion": "label_smoothed_cross_entropy_ch
 @pytest.mark.parametrize(
     ("first", "second", "arch"), [(PLAIN, OURS, "transformer_collab"), (OURS, PLAIN, "transformer")]
 )
-def test_optimizers_and_criteria_of_either_kind_take_over_from_the_other(tiny_data, tmp_path, first, second, arch):
+def test_ours_and_fairseqs_optimizers_and_criteria_continue_from_each_other(tiny_data, tmp_path, first, second, arch):
     """Parameters and moments end as without the change; those of the first part alone are the control."""
     given = {**SMALL, "arch": arch, "dropout": 0}
     run(*train_command(tiny_data, tmp_path / "whole", **given, **first, max_update=20, save_interval_updates=10))
@@ -135,12 +135,11 @@ def test_optimizers_and_criteria_of_either_kind_take_over_from_the_other(tiny_da
 
     def numbers(name):
         state = checkpoints.load(tmp_path / name)
-        moments = [state["last_optimizer_state"]["state"][i] for i in sorted(state["last_optimizer_state"]["state"])]
+        moments = [moments for _, moments in sorted(state["last_optimizer_state"]["state"].items())]
         assert len(moments) > 20
         parameters = [tensor for key, tensor in state["model"].items() if not key.endswith("_float_tensor")]
-        return [torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (
-            parameters, [one["exp_avg"] for one in moments], [one["exp_avg_sq"].sqrt() for one in moments]
-        )]  # fmt: skip
+        lists = parameters, [one["exp_avg"] for one in moments], [one["exp_avg_sq"].sqrt() for one in moments]
+        return [torch.cat([tensor.flatten() for tensor in tensors]) for tensors in lists]
 
     whole, parts, early = map(numbers, ("whole/checkpoint_last.pt", "parts/checkpoint_last.pt", f"whole/{FIRST_PART}"))
     for expected, found, before in zip(whole, parts, early, strict=True):
@@ -150,18 +149,19 @@ def test_optimizers_and_criteria_of_either_kind_take_over_from_the_other(tiny_da
 
 @pytest.mark.slow
 def test_a_sweep_through_submitit(tiny_data, tmp_path):
-    """The config of the WMT14 recipe, two runs as jobs of submitit's, on this machine in place of Slurm."""
+    """The config of the WMT14 recipe, two runs as jobs of submitit's, on this machine instead of Slurm."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
     small = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 16, "attention_heads": 2}
+    sizes = [f"++model.{side}_{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()]
     run(
-        "fairseq-hydra-train", "--multirun", "--config-dir", ROOT / "recipes/wmt14_en_de", "--config-name",
-        "wmt14_en_de", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", f"hydra.sweep.dir={tmp_path}",
-        f"common.user_dir={ROOT / 'collab_fairseq'}", f"task.data={tiny_data}", "task.source_lang=src",
-        "task.target_lang=tgt", "model.collaborative_heads=none,encoder_cross_decoder", "model.key_dim=6",
-        *(f"++model.{side}_{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()),
-        "common.cpu=true", "common.fp16=false", "distributed_training.distributed_world_size=1",
-        "optimization.update_freq=[1]", "optimization.max_update=2", "dataset.max_tokens=200", "dataset.num_workers=0",
-    )  # fmt: skip
+        *("fairseq-hydra-train", "--multirun", "--config-dir", ROOT / "recipes/wmt14_en_de"),
+        *("--config-name", "wmt14_en_de", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"),
+        *(f"hydra.sweep.dir={tmp_path}", f"common.user_dir={ROOT / 'collab_fairseq'}", f"task.data={tiny_data}"),
+        *("task.source_lang=src", "task.target_lang=tgt", "model.collaborative_heads=none,encoder_cross_decoder"),
+        *("model.key_dim=6", *sizes, "common.cpu=true", "common.fp16=false", "dataset.num_workers=0"),
+        *("distributed_training.distributed_world_size=1", "optimization.update_freq=[1]"),
+        *("optimization.max_update=2", "dataset.max_tokens=200"),
+    )
     for heads in ("none", "encoder_cross_decoder"):
         state = checkpoints.load(tmp_path / f"{heads}-dk6-s1" / "checkpoints" / "checkpoint_last.pt")
         assert state["cfg"]["model"]["collaborative_heads"] == heads

@@ -1,4 +1,4 @@
-"""From the public sources of micro-WMT to a data-bin, in miniature, and the training that its recipe asks for."""
+"""From the public sources of micro-WMT to a data-bin, in miniature, and a run of its recipe."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ def pairs(word, number):
 
 @pytest.fixture
 def sources(tmp_path):
-    """An archive and a checkout whose texts are known; the held-out sums and the sums of the texts beside them."""
+    """An archive and a checkout whose texts are known; the checksums of the held-out sentences and of the texts."""
     tatoeba, test = pairs("dog", 30), pairs("bird", 6)
     leaks = [(test[0][0], "Etwas anderes."), ("", "Leer."), tatoeba[0], ("Something else.", test[1][1])]
     with zipfile.ZipFile(tmp_path / "deu-eng.zip", "w") as archive:
@@ -54,35 +54,30 @@ def sources(tmp_path):
 
 
 def make(folder, check=True):
-    return run(
-        sys.executable, ROOT / "data_prep" / "micro_wmt_corpus.py", "--tatoeba", folder / "deu-eng.zip",
-        "--testsets", folder / "checkout", "--output", folder / "corpus", "--sums", folder / "sums.tsv",
-        "--held-out", folder / "held_out.tsv", check=check,
-    )  # fmt: skip
+    sources = ["--tatoeba", folder / "deu-eng.zip", "--testsets", folder / "checkout", "--output", folder / "corpus"]
+    checksums = ["--sums", folder / "sums.tsv", "--held-out", folder / "held_out.tsv"]
+    return run(sys.executable, ROOT / "data_prep" / "micro_wmt_corpus.py", *sources, *checksums, check=check)
 
 
-def test_the_corpus_is_made_by_its_rules_prepared_and_trained_on_by_any_cpu(sources):
+def test_the_corpus_is_made_by_its_rules_and_prepared_and_any_cpu_trains_on_it(sources):
     folder, expected = sources
     make(folder)
     for base, wanted in expected.items():
         for lang, side in (("en", 0), ("de", 1)):
             text = gzip.decompress((folder / "corpus" / f"{base}.{lang}.gz").read_bytes()).decode("utf-8")
             assert text.split("\n")[:-1] == [pair[side] for pair in wanted]
-    run(
-        "bash", ROOT / "data_prep" / "micro_wmt.sh", "--source", folder / "corpus", "--output", folder / "data",
-        "--manifest", folder / "corpus" / "manifest.tsv", "--vocab-size", "80", "--python", sys.executable,
-    )  # fmt: skip
+    source = ["--source", folder / "corpus", "--manifest", folder / "corpus" / "manifest.tsv"]
+    more = ["--output", folder / "data", "--vocab-size", "80", "--python", sys.executable]
+    run("bash", ROOT / "data_prep" / "micro_wmt.sh", *source, *more)
     assert (folder / "data" / "data-bin" / "valid1.en-de.de.bin").stat().st_size > 0
     assert (folder / "data" / "raw" / "newstest2013.de").read_text() == "".join(
         d + "\n" for _, d in expected["newstest2013"]
     )
+    small = ["--updates", 2, "--average", 1, "--threads", 1, "--device", "cpu", "--python", sys.executable]
+    recipe = ["bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--data", folder / "data", *small]
     for units in ("none", "some"):
         output = folder / units
-        run(
-            "bash", ROOT / "recipes" / "micro_wmt" / "run.sh", "--data", folder / "data", "--output", output,
-            "--updates", 2, "--average", 1, "--threads", 1, "--device", "cpu", "--python", sys.executable,
-            "lr_scheduler.warmup_updates=1", env={processor.ASSUMED: units},
-        )  # fmt: skip
+        run(*recipe, "--output", output, "lr_scheduler.warmup_updates=1", env={processor.ASSUMED: units})
         record = json.loads((output / "record.json").read_text())
         assert record["settings"]["config"]["common"]["amp"] == (units == "some")
         found = record["parts"]
@@ -122,7 +117,6 @@ def test_a_sweep_names_runs_by_their_flags():
     done = run("bash", iwslt, "--variant", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
     assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout
     other = run("bash", multi30k / "sweep.sh", "model.key_dim=8", "--dry-run", check=False)
-    assert "model.key_dim is what each run of a sweep has of its own; give --runs" in other.stderr
+    assert "give --runs" in other.stderr
     wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
-    assert "expected a variant of this recipe" in wrong.stderr
-    assert "got 'keys9'" in wrong.stderr
+    assert "keys9" in wrong.stderr

@@ -1,4 +1,4 @@
-"""What cannot be loaded is named, saving is whole or not at all, averaging equals NumPy's in float64."""
+"""Damaged checkpoints are named, saving is atomic, averaging equals NumPy's in float64."""
 
 import argparse
 import os
@@ -153,7 +153,7 @@ def test_the_result_is_the_newest_state_with_its_inputs_recorded(tmp_path, caplo
         ({"a": 3, "b": 2}, r"a has shape \(3,\) in .*other\.pt, but \(2,\) in .*one\.pt"),
     ],
 )
-def test_inputs_of_different_models_are_refused_by_name(tmp_path, sizes, message):
+def test_inputs_of_different_models_are_rejected_by_name(tmp_path, sizes, message):
     one = write(tmp_path / "one.pt", {"a": torch.ones(2), "b": torch.ones(2)})
     other = write(tmp_path / "other.pt", {name: torch.ones(size) for name, size in sizes.items()})
     with pytest.raises(CheckpointError, match=message):
@@ -163,7 +163,7 @@ def test_inputs_of_different_models_are_refused_by_name(tmp_path, sizes, message
 @pytest.mark.parametrize(
     "settings", [{"mixing_lr_multiplier": 8.0}, {"attention_shapes": {"cross.0": {"scale": 0.5}}}], ids=str
 )
-def test_inputs_whose_settings_give_the_numbers_another_meaning_are_refused(tmp_path, settings):
+def test_inputs_whose_settings_give_the_numbers_another_meaning_are_rejected(tmp_path, settings):
     default = {name: {} if isinstance(value, dict) else 1.0 for name, value in settings.items()}
     given = {"without": {}, "default": default, "other": settings}
     model = {"a": torch.ones(2)}
@@ -176,7 +176,7 @@ def test_inputs_whose_settings_give_the_numbers_another_meaning_are_refused(tmp_
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_values_that_are_not_finite_are_refused_by_name(tmp_path, value):
+def test_values_that_are_not_finite_are_rejected_by_name(tmp_path, value):
     wrong = torch.tensor([1.0, float(value)])
     path = write(tmp_path / "diverged.pt", {"a": torch.ones(2), "decoder.weight": wrong})
     for use in (checkpoints.load_with_model, lambda path: checkpoints.average([path])):

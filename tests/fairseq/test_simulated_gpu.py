@@ -1,4 +1,4 @@
-"""What a GPU would make the host wait for, counted on one that is pretended (pretended_card.py), at base size."""
+"""What a GPU would make the host wait for, counted on a simulated one (simulated_gpu.py), at base size."""
 
 import json
 
@@ -8,8 +8,8 @@ from tests.common import ROOT, run
 
 
 def counted(*command):
-    """Waits by the line that asks, ours and all, and operations on the card, of one update or decoding step."""
-    found = json.loads(run("python", "-W", "ignore", "-m", "tests.fairseq.pretended_card", *command, cwd=ROOT).stdout)
+    """Waits by the line that asks, ours and all, and operations on the GPU, of one update or decoding step."""
+    found = json.loads(run("python", "-W", "ignore", "-m", "tests.fairseq.simulated_gpu", *command, cwd=ROOT).stdout)
     assert found["mixed"] == {}
     ours = {where: n for where, n in found["waits"].items() if not where.split(": ")[1].startswith("fairseq/")}
     return ours, found["waits"], found["launches"]
@@ -22,7 +22,7 @@ def test_an_update_waits_a_few_times_whatever_the_number_of_parameters(precision
     assert sum(waits.values()) > sum(ours.values())  # the control: fairseq looks at the norm of the gradients
     if precision == "bf16":
         _, _, apart = counted("training", "--bf16", "--optimizer", "adam", "--fp16-no-flatten-grads")
-        assert apart > launches + 271 * 9  # the control: so many operations of fairseq's Adam on each parameter
+        assert apart > launches + 271 * 9  # the control: the operations of fairseq's Adam on each parameter
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

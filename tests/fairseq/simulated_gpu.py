@@ -1,10 +1,10 @@
-"""A GPU that is not there: what a training step and a beam search would make the host wait for on one.
+"""A simulated GPU: what a training step and a beam search would make the host wait for on a real one.
 
-    python -m tests.fairseq.pretended_card WHAT FLAGS...        prints what was counted, as JSON
+    python -m tests.fairseq.simulated_gpu WHAT FLAGS...        prints what was counted, as JSON
 
-Tensors have no memory (torch's meta device), and Python is told that they are on `cuda`. Whatever asks for a value of
+Tensors have no memory (torch's meta device), and say that they are on `cuda`. Whatever asks for a value of
 one would wait for the GPU to finish all that was launched: it is counted with the line that asks, and answered with a
-value that lets the program run on. So is an operation on tensors of both the host and the card.
+value that lets the program run on. So is an operation on tensors of both the host and the GPU.
 """
 
 import collections
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 #: programs that may ask
 PACKAGES = ("collab_fairseq", "fairseq_modern", "fairseq")
 #: kernels that torch has for real devices only; all work in place
@@ -42,8 +42,8 @@ def asker() -> str:
     return "elsewhere"
 
 
-class OnCard(TorchFunctionMode):
-    """Tensors without memory say that they are on the card; what is asked for there has no memory."""
+class OnGpu(TorchFunctionMode):
+    """Tensors without memory say that they are on the GPU; what is asked for there has no memory."""
 
     @staticmethod
     def place(device: Any) -> Any:
@@ -54,7 +54,7 @@ class OnCard(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Optional[Dict[str, Any]] = None):
         kwargs = dict(kwargs or {})
         if function is torch.Tensor.device.__get__ or function == torch.Tensor.device.__get__:
-            return CARD if args[0].is_meta else function(*args)
+            return GPU if args[0].is_meta else function(*args)
         if function == torch.Tensor.is_cuda.__get__:
             return args[0].is_meta
         if function is torch.Tensor.cuda:
@@ -69,7 +69,7 @@ class OnCard(TorchFunctionMode):
 class Host(TorchDispatchMode):
     """Counts, by the line that asks, what the host waits for (``waits``) and operations on both sides (``mixed``).
 
-    ``launches`` are all operations on the card, but for views and new memory.
+    ``launches`` are all operations on the GPU, but for views and new memory.
     """
 
     def __init__(self) -> None:
@@ -86,21 +86,25 @@ class Host(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        name, on_card = function.overloadpacket.__name__, [x.is_meta for x in tensors]
-        if not any(on_card):
+        name, on_gpu = function.overloadpacket.__name__, [x.is_meta for x in tensors]
+        if not any(on_gpu):
             return function(*args, **kwargs)
         self.launches += not (function.is_view or "empty" in name or name == "detach")
         moves = name in ("copy_", "_to_copy")
-        if not moves and any(x.dim() for x, there in zip(tensors, on_card, strict=True) if not there):
+        if not moves and any(x.dim() for x, there in zip(tensors, on_gpu, strict=True) if not there):
             self.mixed[f"{name}: {asker()}"] += 1
         to_host = name == "_to_copy" and torch.device(kwargs.get("device") or "meta").type == "cpu"
         to_host |= name == "copy_" and not tensors[0].is_meta
         # one value for all that a mask shows is filled in; else the places are counted first
         by_mask = name == "index" or (name == "index_put_" and args[2].numel() > 1)
         by_mask = by_mask and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
-        answers = {"_local_scalar_dense": self.scalar, "equal": lambda *_: True, "is_nonzero": lambda *_: True,
-                   "nonzero": lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
-                   "masked_select": lambda x, mask: x.new_empty(0)}  # fmt: skip
+        answers = {
+            "_local_scalar_dense": self.scalar,
+            "equal": lambda *_: True,
+            "is_nonzero": lambda *_: True,
+            "nonzero": lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
+            "masked_select": lambda x, mask: x.new_empty(0),
+        }
         if name in answers or to_host or by_mask:
             self.waits[f"{name}: {asker()}"] += 1
         if name in answers:
@@ -120,15 +124,14 @@ class Host(TorchDispatchMode):
 
 
 def pretend() -> None:
-    """Let torch say that there is a card."""
+    """Let torch say that there is a GPU."""
     cuda: Any = torch.cuda
-    properties = SimpleNamespace(major=9, minor=0, total_memory=80 << 30, name="a card")
-    for name, value in {
-        "is_available": True, "current_device": 0, "device_count": 1, "get_device_capability": (9, 0),
-        "get_device_properties": properties, "max_memory_allocated": 0, "get_rng_state": None, "set_rng_state": None,
-        "is_current_stream_capturing": False, "reset_peak_memory_stats": None, "empty_cache": None, "manual_seed": None,
-        "is_bf16_supported": True,
-    }.items():  # fmt: skip
+    properties = SimpleNamespace(major=9, minor=0, total_memory=80 << 30, name="a GPU")
+    values = {"is_available": True, "is_bf16_supported": True, "is_current_stream_capturing": False}
+    values.update(current_device=0, device_count=1, max_memory_allocated=0)
+    values.update(get_device_capability=(9, 0), get_device_properties=properties)
+    silent = ("get_rng_state", "set_rng_state", "reset_peak_memory_stats", "empty_cache", "manual_seed")
+    for name, value in {**values, **dict.fromkeys(silent)}.items():
         setattr(cuda, name, lambda *_, value=value, **__: value)
 
 
@@ -141,7 +144,7 @@ def batch(task: Any, rows: int, length: int, padding: int) -> Dict[str, Any]:
 
 
 def prepare(flags: Any) -> Any:
-    """fairseq's settings of flags, a task with 32,768 types, and the model without memory."""
+    """fairseq's settings of flags, a task with 32,768 vocabulary entries, and the model without memory."""
     from fairseq import models, options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.tasks import FairseqTask
@@ -158,8 +161,8 @@ def prepare(flags: Any) -> Any:
 
     parser = options.get_training_parser()
     user_dir = str(Path(__file__).resolve().parents[2] / "collab_fairseq")
-    args = options.parse_args_and_arch(parser, ["DATA", "--user-dir", user_dir, "--arch", "transformer_collab",
-                                                "--share-all-embeddings", "--key-dim", "128", *flags])  # fmt: skip
+    model = ["--user-dir", user_dir, "--arch", "transformer_collab", "--share-all-embeddings", "--key-dim", "128"]
+    args = options.parse_args_and_arch(parser, ["DATA", *model, *flags])
     cfg, task = convert_namespace_to_omegaconf(args), Translation()
     with torch.device("meta"):
         return cfg, task, models.build_model(cfg.model, task)
@@ -170,11 +173,9 @@ def training(flags: Any, host: Host) -> None:
     from fairseq.criterions import build_criterion
     from fairseq.trainer import Trainer
 
-    cfg, task, model = prepare([
-        "--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.0005", "--clip-norm", "1.0",
-        "--criterion", "label_smoothed_cross_entropy_chunked", "--label-smoothing", "0.1", "--max-tokens", "2048",
-        *flags,
-    ])  # fmt: skip
+    update = ["--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.0005", "--clip-norm", "1.0"]
+    loss = ["--criterion", "label_smoothed_cross_entropy_chunked", "--label-smoothing", "0.1", "--max-tokens", "2048"]
+    cfg, task, model = prepare([*update, *loss, *flags])
     trainer = Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
     for _ in range(3):
         host.clear()
@@ -191,7 +192,7 @@ def search(flags: Any, host: Host) -> None:
 
     cfg, task, model = prepare(flags)
     dtype = torch.bfloat16 if cfg.common.bf16 else torch.float16 if cfg.common.fp16 else torch.float32
-    model.to(CARD, dtype).eval()
+    model.to(GPU, dtype).eval()
     model.make_generation_fast_(need_attn=False)
     sample, decode, steps = utils.move_to_cuda(batch(task, 32, 30, 7)), model.decoder.forward, iter(range(6))
 
@@ -210,7 +211,7 @@ def main() -> None:
     what, *flags = sys.argv[1:]
     pretend()
     host = Host()
-    with OnCard(), host:
+    with OnGpu(), host:
         {"training": training, "search": search}[what](flags, host)
     json.dump({"waits": host.waits, "mixed": host.mixed, "launches": host.launches}, sys.stdout)
 
