@@ -103,20 +103,22 @@ def test_other_sources_leave_nothing(sources, file, line, message):
 
 
 def test_a_sweep_names_runs_by_their_flags():
-    multi30k = ROOT / "recipes" / "multi30k"
-    done = run("bash", multi30k / "sweep.sh", "--config", "table", "--seeds", "2", "--dry-run")
-    found = [line.split("/runs/multi30k/")[1].split()[0] for line in done.stdout.splitlines()]
-    assert found[0] == "none-dk128-s2-u4000"
-    assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in found
-    flags = ("--heads", "none", "--variant", "keys1", "--threads", "1", "--dry-run")
-    assert "--kv-heads 1 " in run("bash", multi30k / "run.sh", *flags).stdout
-    micro, flags = ROOT / "recipes" / "micro_wmt", ("--heads", "none", "--variant", "lr005", "--dry-run")
-    done = run("bash", micro / "run.sh", "--config", micro / "rate.yaml", *flags)
-    assert done.stdout.rpartition("--lr ")[2].startswith("0.005 ")
-    iwslt = ROOT / "recipes" / "iwslt14_de_en" / "run.sh"
-    done = run("bash", iwslt, "--variant", "blocks8", "--device", "cpu", "--precision", "fp32", "--dry-run")
-    assert "--mixing-init blocks --mixing-lr-multiplier 8 " in done.stdout
-    other = run("bash", multi30k / "sweep.sh", "model.key_dim=8", "--dry-run", check=False)
-    assert "give --runs" in other.stderr
-    wrong = run("bash", multi30k / "sweep.sh", "--runs", "none:128:keys9", "--dry-run", check=False)
-    assert "keys9" in wrong.stderr
+    sweep = ["bash", ROOT / "recipes" / "multi30k" / "sweep.sh", "--dry-run"]
+    done = run(*sweep, "--config", "table", "--seeds", "2")
+    names = [line.split("/runs/multi30k/")[1].split()[0] for line in done.stdout.splitlines()]
+    assert names[0] == "none-dk128-s2-u4000"
+    assert "encoder_cross_decoder-dk64-blocks8_values2-s2-u4000" in names
+    for wrong, message in (["model.key_dim=8"], "give --runs"), (["--runs", "none:128:keys9"], "keys9"):
+        assert message in run(*sweep, *wrong, check=False).stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "expected"),
+    [
+        ("multi30k", ["--heads", "none", "--variant", "keys1", "--threads", "1"], "--kv-heads 1 "),
+        ("micro_wmt", ["--config", ROOT / "recipes/micro_wmt/rate.yaml", "--variant", "lr005"], "--lr 0.005 "),
+        ("iwslt14_de_en", ["--variant", "blocks8", "--device", "cpu", "--precision", "fp32"], "--mixing-init blocks "),
+    ],
+)
+def test_variants_become_flags(recipe, flags, expected):
+    assert expected in run("bash", ROOT / "recipes" / recipe / "run.sh", *flags, "--dry-run").stdout
