@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import re
+import reprlib
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -36,14 +37,15 @@ def load(path: PathLike) -> Dict[str, Any]:
         The pickled dictionary. Tensors that shared memory when they were saved share memory.
 
     Raises:
-        CheckpointError: the file is missing, truncated, damaged or no checkpoint, or refers to a class or function
-            outside the allowlist; nothing of it has been run then.
+        CheckpointError: the file is missing, truncated, damaged or no checkpoint, refers to a class or function outside
+            the allowlist, or its settings hold expressions; nothing of it has been run then.
     """
     name = os.fspath(path)
-    if os.path.isdir(name):
-        raise CheckpointError(f"{name} is a directory, expected a checkpoint file")
-    if not os.path.exists(name):
-        raise CheckpointError(f"there is no checkpoint {name}")
+    if not os.path.isfile(name):  # reading a device or a pipe might never end
+        if not os.path.exists(name):
+            raise CheckpointError(f"there is no checkpoint {name}")
+        kind = "a directory" if os.path.isdir(name) else "no regular file"
+        raise CheckpointError(f"{name} is {kind}, expected a checkpoint file")
     return loading.load_dictionary(name, map_location="cpu")  # type: ignore[no-any-return]
 
 
@@ -51,16 +53,27 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
     """:func:`load` a checkpoint whose parameters, under ``model``, are to be worked with.
 
     Raises:
-        CheckpointError: see `load`; there are no parameters, or some that are not finite.
+        CheckpointError: see `load`; there are no parameters, or some that are not finite; what is beside them is not
+            what fairseq's checkpoints have there.
     """
     state, name = load(path), os.fspath(path)
     model = state.get("model")
-    if not isinstance(model, dict) or not all(isinstance(value, torch.Tensor) for value in model.values()):
+    named_tensors = isinstance(model, dict) and all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in model.items()
+    )
+    if not model or not named_tensors:
         raise CheckpointError(
             f"{name} holds no model parameters under 'model', as fairseq's checkpoints do; "
             f"it has: {', '.join(sorted(map(str, state)))}"
         )
     check_finite(model, name)
+    history, extra = state.get("optimizer_history") or [], state.get("extra_state") or {}
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        raise CheckpointError(f"{name}: optimizer_history must be a list of mappings; got {reprlib.repr(history)}")
+    if not isinstance(num_updates(state), (int, type(None))):
+        raise CheckpointError(f"{name}: num_updates must be a whole number; got {reprlib.repr(num_updates(state))}")
+    if not isinstance(extra, dict) or not isinstance(extra.get("averaged_from", []), list):
+        raise CheckpointError(f"{name}: extra_state must be a mapping; got {reprlib.repr(extra)}")
     return state
 
 

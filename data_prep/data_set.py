@@ -70,6 +70,8 @@ and SHA256SUMS of all. It appears whole or not at all. A second run checks it an
         add(data_set.option, dest="given", default=default(data_set.option[2:]), metavar="PATH", help=data_set.given)
         about = "download URL/<archive> instead, from a mirror; an interrupted download is continued"
         add("--url", default="", help=about)
+        about = "each archive may unpack to this many GiB (default: 20 times its size, or 1 GiB if that is more)"
+        add("--unpacked-limit", type=positive, metavar="N", help=about)
         about = f"expected archives and texts: sums, line counts (default: data_prep/{name}.tsv)"
         add("--manifest", type=Path, default=default("manifest", f"{HERE}/{name}.tsv"), metavar="FILE", help=about)
     if data_set.vocab_size:

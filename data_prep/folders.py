@@ -4,13 +4,12 @@ import contextlib
 import fcntl
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Callable, Iterator
 
 from unpack import CorpusError
 
-from fairseq_modern.files import sha256
+from fairseq_modern.files import remove_stale_temp_files, sha256, temporary_name
 
 
 @contextlib.contextmanager
@@ -70,10 +69,14 @@ def write_sums(folder: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """A folder beside the output, in the place of which it comes at the end."""
-    work = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
-    old = work.with_name(f"{work.name}.old")
+    """A folder next to the output, which it replaces at the end.
+
+    What killed preparations have left is removed; no other one is active (`alone`).
+    """
+    remove_stale_temp_files(str(output.parent), output.name)
+    work, old = Path(temporary_name(str(output))), Path(temporary_name(str(output)))
     try:
+        work.mkdir()
         work.chmod(0o755)
         yield work
         if output.exists():

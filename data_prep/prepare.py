@@ -89,7 +89,8 @@ class Preparation:
             else:
                 raise CorpusError(f"there is no download of this corpus; name it with {self.set.option} (see --help)")
         self.say("checking and unpacking")
-        return ["\t".join(row) for row in unpack.unpack(rows, raw, sources)]
+        limit = args.unpacked_limit and args.unpacked_limit * unpack.GIB
+        return ["\t".join(row) for row in unpack.unpack(rows, raw, sources, limit)]
 
     def texts(self, raw: Path) -> List[str]:
         """Write the raw texts; returns what prepared.txt says of them."""

@@ -15,8 +15,10 @@ With every sum filled in (SHA-256 of archives whose sum was not known) it is kep
 another copy against.
 """
 
+import bz2
 import gzip
 import hashlib
+import lzma
 import re
 import shutil
 import subprocess
@@ -25,9 +27,18 @@ import tempfile
 import zlib
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Callable, Dict, Iterable, Iterator, List
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 Rows = List[List[str]]
+
+GIB = 1 << 30
+#: an archive of text is unpacked to at most this many times its size, or to LEAST_LIMIT bytes, whichever is more; the
+#: archives of the data sets here grow by a factor of 3 to 5
+MOST_TIMES, LEAST_LIMIT = 20, GIB
+#: files and folders in an archive
+MOST_ENTRIES = 100_000
+#: how compressed files begin, and what opens them
+_OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 
 _ROW = re.compile(
     r"archive\t[^\t]+\t(-|md5:[\da-f]{32}|sha256:[\da-f]{64})\t[^\t]*"
@@ -43,8 +54,35 @@ class CorpusError(Exception):
     user_error = True
 
 
+class _Limited:
+    """The unpacked bytes of an archive, to be read once, up to a limit."""
+
+    def __init__(self, stream: IO[bytes], path: Path, limit: Optional[int]) -> None:
+        self._stream, self._path, self._read = stream, path, 0
+        self._limit = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size) if limit is None else limit
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`; raises CorpusError beyond the limit."""
+        data = self._stream.read(size)
+        self._read += len(data)
+        self.check(self._read)
+        return data
+
+    def check(self, number: int) -> None:
+        """Raise CorpusError for more bytes than the limit."""
+        if number > self._limit:
+            raise CorpusError(
+                f"{self._path} must unpack to at most {self._limit:,} bytes, but is larger; if it is the right archive, "
+                "give a larger --unpacked-limit (in GiB)"
+            )
+
+
 def read_manifest(path: Path) -> Rows:
-    """The rows, short ones written out; raises CorpusError with the number of a line that is malformed."""
+    """The rows, short ones written out.
+
+    Raises:
+        CorpusError: a line is malformed, or a name leads to another folder.
+    """
     rows: Rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         short = _SHORT.fullmatch(line)
@@ -55,6 +93,12 @@ def read_manifest(path: Path) -> Rows:
             rows.append(line.split("\t"))
         elif line.strip() and not line.startswith("#"):
             raise CorpusError(f"{path}, line {number}: expected an archive, a member or a reference, got {line!r}")
+    for kind, name, *fields in rows:
+        files, inside = ([name, fields[2]], PurePosixPath(fields[0])) if kind == "member" else ([name], PurePosixPath())
+        leads_out = inside.is_absolute() or ".." in inside.parts
+        if leads_out or any("/" in file or file in (".", "..") for file in files):
+            got = " ".join([kind, name, *fields])
+            raise CorpusError(f"{path}: archives, members and texts must not lead to another folder; got {got!r}")
     return rows
 
 
@@ -113,30 +157,42 @@ def fetched(name: str, digest: str, url: str, folder: Path, tell: Callable[[str]
     return part.rename(file)
 
 
-def extract(name: str, path: Path, wanted: List[str], folder: Path) -> Path:
-    """The wanted members of a tar archive, or the gzipped text that is the only one, in a new folder in `folder`."""
+def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optional[int] = None) -> Path:
+    """The wanted members of a tar archive, or the gzipped text that is the only one, in a new folder in `folder`.
+
+    Raises:
+        CorpusError: a damaged archive, one that unpacks to more than `limit` bytes (default: see MOST_TIMES) or has more
+            than MOST_ENTRIES entries, or a member outside it.
+    """
     folder = Path(tempfile.mkdtemp(dir=folder))
     try:
-        if [name] == [f"{member}.gz" for member in wanted]:
-            with gzip.open(path) as packed, open(folder / wanted[0], "wb") as text:
-                shutil.copyfileobj(packed, text)
-        else:
-            with tarfile.open(path, "r|*") as archive:
-                for entry in archive:
+        is_text = [name] == [f"{member}.gz" for member in wanted]
+        with open(path, "rb") as file:
+            begin = file.peek(6)
+        opener: Any = next((opener for magic, opener in _OPENERS.items() if begin.startswith(magic)), open)
+        with (gzip.open if is_text else opener)(path, "rb") as stream:
+            content: Any = _Limited(stream, path, limit)
+            if is_text:
+                with open(folder / wanted[0], "wb") as text:
+                    shutil.copyfileobj(content, text, 1 << 20)
+                return folder
+            with tarfile.open(fileobj=content, mode="r|") as archive:
+                for number, entry in enumerate(archive, start=1):
+                    if number > MOST_ENTRIES:
+                        raise CorpusError(f"{path} must have at most {MOST_ENTRIES:,} entries, but has more")
                     packed = archive.extractfile(entry) if entry.isfile() else None
                     if packed and str(PurePosixPath(entry.name)) in wanted:
-                        file = folder / entry.name
-                        if not file.resolve().is_relative_to(folder.resolve()):
-                            raise CorpusError(f"{entry.name} of {path} is outside the destination")
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        with open(file, "wb") as text:
+                        content.check(entry.size)  # of which a sparse file holds little
+                        unpacked = folder / entry.name
+                        unpacked.parent.mkdir(parents=True, exist_ok=True)
+                        with open(unpacked, "wb") as text:
                             shutil.copyfileobj(packed, text)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise CorpusError(f"{path} is truncated or not a gzipped archive: {error}") from error
     return folder
 
 
-def unpack(rows: Rows, target: Path, sources: Dict[str, Path]) -> Rows:
+def unpack(rows: Rows, target: Path, sources: Dict[str, Path], limit: Optional[int] = None) -> Rows:
     """Write the texts to `target`; returns the manifest with all sums.
 
     Every archive is checked before anything is written.
@@ -144,9 +200,10 @@ def unpack(rows: Rows, target: Path, sources: Dict[str, Path]) -> Rows:
     Args:
         target: an empty folder.
         sources: archive → its file, or a folder in which it was unpacked before.
+        limit: bytes that each archive may unpack to (default: see MOST_TIMES).
 
     Raises:
-        CorpusError: an archive or an unpacked text is not what the manifest says.
+        CorpusError: an archive or an unpacked text is not what the manifest says, or larger than the limit.
     """
     sums = {
         name: digest if sources[name].is_dir() else checked(name, digest, sources[name])
@@ -157,7 +214,7 @@ def unpack(rows: Rows, target: Path, sources: Dict[str, Path]) -> Rows:
         folders = {}
         for name, path in sources.items():
             wanted = [inside for archive, inside, *_ in members if archive == name]
-            folders[name] = path if path.is_dir() else extract(name, path, wanted, Path(work))
+            folders[name] = path if path.is_dir() else extract(name, path, wanted, Path(work), limit)
         for name, inside, expected, text in members:
             file = folders[name] / inside
             if not file.is_file():

@@ -1,10 +1,12 @@
 """Files that appear atomically, locks between processes, checksums."""
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import re
+import shutil
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Union
 
 import filelock
@@ -13,8 +15,8 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 CHECKSUMS = "SHA256SUMS"
 LOCK_PATIENCE = 60  # seconds to wait for a lock
-# what `whole_or_not_at_all` writes to
-_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
+# what `temporary_name` gives
+_TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{16}\.tmp")
 
 
 class _File(io.FileIO):
@@ -35,19 +37,28 @@ def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
 
     The data are on the disk before the name is: a crash leaves either the old or the new file. Until then the file has
-    a new name, `path.HEX.tmp` with 16 hexadecimal digits: writers do not meet, and no link is followed.
+    a name of `temporary_name`: writers do not meet, and no link is followed. What killed processes have left of earlier
+    writes of this file is removed.
 
     Raises:
         OSError: what the system said where it could not write, for example because the disk is full.
     """
-    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-    file = _File(temporary, "x")  # unlike those of tempfile, with the permissions that any new file has
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        remove_stale_temp_files(folder or ".", name)
+    while True:
+        temporary = temporary_name(path)
+        file = _File(temporary, "x")  # unlike those of tempfile, with the permissions that any new file has
+        hold(file.fileno())
+        if os.path.exists(temporary):
+            break
+        file.close()  # another process has removed it before it was held
     try:
         with io.BufferedWriter(file) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(temporary)
@@ -71,12 +82,45 @@ def sha256(path: PathLike) -> str:
     return digest.hexdigest()
 
 
-def remove_stale_temp_files(folder: str) -> List[str]:
-    """Remove what killed processes were writing in a folder that no other process writes to; returns the names."""
-    names = list(filter(_TEMPORARY.fullmatch, os.listdir(folder))) if os.path.isdir(folder) else []
-    for name in names:
-        os.remove(os.path.join(folder, name))
-    return names
+def temporary_name(path: str) -> str:
+    """A new name for what is to appear under `path` when it is complete: `path.HEX.tmp`, 16 hexadecimal digits."""
+    return f"{path}.{os.urandom(8).hex()}.tmp"
+
+
+def hold(descriptor: int) -> None:
+    """Lock a temporary file or folder for as long as this process has it open, so that no other one removes it."""
+    with contextlib.suppress(OSError):  # some file systems have no locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def remove_stale_temp_files(folder: str, of: Optional[str] = None) -> List[str]:
+    """Remove what killed processes were writing in a folder.
+
+    Args:
+        of: only temporary files (and folders) of this name, which a running process holds (`hold`) while it writes
+            them. Default: those of all names, in a folder that no other process writes to.
+
+    Returns:
+        The names of what was removed.
+    """
+    removed = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        match, path = _TEMPORARY.fullmatch(name), os.path.join(folder, name)
+        if match is None or of not in (None, match[1]):
+            continue
+        if of is None:
+            os.remove(path)
+            removed.append(name)
+            continue
+        with contextlib.suppress(OSError):  # it is held, a link, or another user's
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (shutil.rmtree if os.path.isdir(path) else os.remove)(path)
+                removed.append(name)
+            finally:
+                os.close(descriptor)
+    return removed
 
 
 def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLock:

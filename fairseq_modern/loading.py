@@ -7,21 +7,30 @@ refused, whatever TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD says, and is reported with th
 refused. FAIRSEQ_MODERN_SKIP=loading gives fairseq torch's own `load` back, with all its variables.
 
 torch does not compare data with their checksums; here a file with a changed byte is refused.
+
+fairseq reads the settings of a checkpoint through OmegaConf, which would replace `${oc.env:NAME}` by the value of that
+variable. Settings are plain values here: a reference to another setting, `${dataset.max_tokens}`, is replaced by it
+when the checkpoint is loaded, and any other expression is an error.
 """
 
 import _codecs
 import argparse
 import inspect
+import itertools
 import re
 import zipfile
 from types import ModuleType
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy
 import torch
 
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.patching import StandIn
+
+_REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+#: of settings within settings, and of all settings: far above those of fairseq, which are 4 deep and some 500
+_DEEPEST, _MOST = 20, 100_000
 
 
 def allowed_globals() -> List[Any]:
@@ -80,12 +89,63 @@ def check_sums(f: Any) -> None:
 
 
 def load_dictionary(f: Any, *args: Any, **options: Any) -> Any:
-    """As `load`; anything but a dictionary is a CheckpointError."""
-    state = load(f, *args, **options)
+    """As `load`, of a checkpoint, whose settings become plain values.
+
+    Raises:
+        CheckpointError: see `load` and `make_plain`; it is not a dictionary.
+    """
+    state, name = load(f, *args, **options), getattr(f, "name", f)
     if not isinstance(state, dict):
-        name = getattr(f, "name", f)
         raise CheckpointError(f"{name} is no checkpoint: expected a dictionary, got a {type(state).__name__}.")
+    make_plain(state, name)
     return state
+
+
+def make_plain(state: Dict[str, Any], file: Any) -> None:
+    """Replace references between the settings of a checkpoint, `cfg` or `args`, by the values that they refer to.
+
+    Raises:
+        CheckpointError: the settings or one of their parts are not a mapping, are too many or too deeply nested, or
+            hold another expression than a reference to a value.
+    """
+    cfg = state.get("cfg")
+    kinds = {"cfg": dict, "args": argparse.Namespace}
+    places = {name: state.get(name) for name in kinds}
+    if isinstance(cfg, dict):
+        places.update((f"cfg.{part}", cfg.get(part)) for part in ("model", "task", "criterion"))
+    for place, value in places.items():
+        if not isinstance(value, (kinds.get(place, (dict, argparse.Namespace)), type(None))):
+            raise CheckpointError(f"{file}: {place} must be settings by name; got a {type(value).__name__}.")
+    number = itertools.count(1)
+
+    def plain(value: Any, place: str, depth: int) -> Any:
+        if depth > _DEEPEST or next(number) > _MOST:
+            raise CheckpointError(
+                f"{file}: the settings in {place} must be at most {_MOST:,} and nested at most {_DEEPEST} deep."
+            )
+        if isinstance(value, str) and "${" in value:
+            return plain(referent(value, place), place, depth + 1)
+        if isinstance(value, (list, tuple)):
+            return type(value)(plain(each, place, depth + 1) for each in value)
+        settings = vars(value) if isinstance(value, argparse.Namespace) else value
+        if isinstance(settings, dict):
+            for name, each in settings.items():
+                settings[name] = plain(each, f"{place}.{name}", depth + 1)
+        return value
+
+    def referent(text: str, place: str) -> Any:
+        reference, found = _REFERENCE.fullmatch(text), cfg
+        for name in reference[1].split(".") if reference else [""]:
+            settings = vars(found) if isinstance(found, argparse.Namespace) else found
+            if not isinstance(settings, dict) or name not in settings:
+                raise CheckpointError(
+                    f"{file}: {place} must be a value or refer to another setting of the checkpoint; got {text[:80]!r}."
+                )
+            found = settings[name]
+        return found
+
+    for place in kinds:
+        plain(state.get(place), place, 0)
 
 
 def _explain(file: Any, error: Exception) -> str:

@@ -23,10 +23,11 @@ SITES = ("encoder", "cross", "decoder")
 KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
 
 #: what any layer may have of its own, where conversion or pruning made it differ: whether its heads collaborate, and
-#: arguments of :class:`.AttentionLayer`
-_OF_ANY_LAYER = (
-    "collaborative", "num_heads", "head_dim", "key_dim", "scale", "query_bias", "key_bias", "value_bias", "out_bias",
-)  # fmt: skip
+#: arguments of :class:`.AttentionLayer`; with their types
+_OF_ANY_LAYER = {
+    "collaborative": bool, "num_heads": int, "head_dim": int, "key_dim": int, "scale": float,
+    "query_bias": bool, "key_bias": bool, "value_bias": bool, "out_bias": bool,
+}  # fmt: skip
 
 
 def flags() -> Dict[str, Flag]:
@@ -34,9 +35,9 @@ def flags() -> Dict[str, Flag]:
     return {flag.name: flag for kind in KINDS for flag in kind.flags}
 
 
-def of_one_layer() -> Tuple[str, ...]:
-    """What a single layer may have of its own (``attention_shapes``)."""
-    return (*_OF_ANY_LAYER, *(flag.argument for flag in flags().values() if flag.own))
+def of_one_layer() -> Dict[str, Any]:
+    """What a single layer may have of its own (``attention_shapes``), with the type of each value."""
+    return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.own}}
 
 
 def kernels(kinds: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:

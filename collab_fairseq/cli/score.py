@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_targets(args.json, args.hypotheses)
+    if args.target_lang is not None:
+        from collab_fairseq.translation.tokenizer import check_language
+
+        check_language(args.target_lang)
     from collab_fairseq.scoring.evaluation import evaluate
     from collab_fairseq.scoring.generate_log import read_translations
 

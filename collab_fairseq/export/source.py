@@ -22,6 +22,7 @@ from collab_fairseq.translation.tokenizer import (
     sha256_of,
 )
 from collab_fairseq.translation.torch_engine import MODEL
+from fairseq_modern.files import hold, remove_stale_temp_files, temporary_name
 
 #: where model folders have the SentencePiece model, and where data_prep puts it: in the data-bin, or beside it
 _USUAL = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", os.path.join(os.pardir, "sentencepiece.model"))
@@ -186,6 +187,8 @@ def refuse_settings(config: Any, target: str, activations: Collection[str], more
 def new_folder(path: PathLike) -> Iterator[str]:
     """A folder to write to that appears under ``path`` when the block ends, and not at all if it fails.
 
+    What a killed process has left of an earlier attempt is removed.
+
     Raises:
         ExportError: something else than an empty folder is there already, or the place cannot be written to.
     """
@@ -194,9 +197,13 @@ def new_folder(path: PathLike) -> Iterator[str]:
         raise ExportError(f"there is already something under {os.fspath(path)}: choose another --output")
     if not os.path.isdir(os.path.dirname(name)):
         raise ExportError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
-    work = f"{name}.{os.urandom(8).hex()}.tmp"
+    remove_stale_temp_files(*os.path.split(name))
+    work = temporary_name(name)
+    descriptor = None
     try:
         os.mkdir(work)
+        descriptor = os.open(work, os.O_RDONLY)
+        hold(descriptor)
         yield work
         for folder, _, files in os.walk(work):
             for file in files:
@@ -207,6 +214,8 @@ def new_folder(path: PathLike) -> Iterator[str]:
         raise ExportError(f"cannot write {os.fspath(path)}: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def write_json(data: Any, path: str) -> None:

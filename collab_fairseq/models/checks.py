@@ -1,12 +1,51 @@
-"""What a config of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
+"""What the settings of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
 
 import re
-from typing import Any, Mapping, Sequence, Type
+from typing import Any, Dict, Mapping, Sequence, Type, get_type_hints
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, layer_at, side_of, without_numbers
+from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS
 from collab_fairseq.modules.heads import check_heads, parse_heads
-from collab_fairseq.modules.settings import ConfigurationError, flat_settings, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import ConfigurationError, check_type, flat_settings, parse_shapes, parse_sites
+
+#: end of a setting's name → its smallest and largest value; the sizes of heads are the layers' to check
+_RANGES = {
+    "_layers": (0, 10_000), "_embed_dim": (1, None), "_input_dim": (1, None), "_output_dim": (1, None),
+    "_positions": (1, 1_000_000), "_block_size": (1, None), "softmax_factor": (1, None), "dropout": (0, 1),
+    "_layerdrop": (0, 1), "quant_noise_pq": (0, 1), "quant_noise_scalar": (0, 1),
+}  # fmt: skip
+#: settings that fairseq fills in where they are None
+_FILLED_IN = ("max_source_positions", "max_target_positions")
+
+
+def field_types(config: Any) -> Dict[str, Any]:
+    """The type of every setting of a config of fairseq's transformer, by its flat name (``encoder_layers``)."""
+    types = get_type_hints(config)
+    for part in SUB_CONFIGS:
+        types.update({f"{part}_{name}": kind for name, kind in get_type_hints(types.pop(part)).items()})
+    return types
+
+
+def check_fields(settings: Mapping[str, Any], config: Any) -> None:
+    """See that settings are of the types of their fields, and numbers within their range.
+
+    Args:
+        settings: by flat names; those that are no fields are not looked at.
+        config: the dataclass.
+
+    Raises:
+        ConfigurationError: naming the setting, what was expected and what was got.
+    """
+    types = field_types(config)
+    for name, value in settings.items():
+        if name not in types or (value is None and name in _FILLED_IN):
+            continue
+        check_type(f"model.{name}", types[name], value)
+        for ending, (least, most) in _RANGES.items():
+            if name.endswith(ending) and (value is None or value < least or (most is not None and value > most)):
+                expected = f"at least {least}" if most is None else f"between {least} and {most:,}"
+                raise ConfigurationError(f"model.{name} must be {expected}; got {value}")
 
 
 def check_config(cfg: Any) -> None:
@@ -34,8 +73,13 @@ def check_config(cfg: Any) -> None:
     for site, (kind, arguments) in layers.items():
         try:
             without_numbers(kind, {**arguments, "dropout": cfg.attention_dropout})
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # RuntimeError: torch has no tensors of this size
             raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
+    for name, own in parse_shapes(cfg.attention_shapes).items():
+        try:
+            without_numbers(*layer_at(settings, name.partition(".")[0], own))
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"attention_shapes[{name}]: {error}") from error
     _check_heads(cfg)
 
 

@@ -8,7 +8,7 @@ import logging
 from argparse import Namespace
 from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
-from typing import Any, Dict, List, Optional, Tuple, get_args, get_type_hints
+from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
@@ -18,11 +18,11 @@ from collab_fairseq import checkpoints
 from collab_fairseq.attention.kind import Flag
 from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, side_of
 from collab_fairseq.attention.layer import INITS
-from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, model_config
+from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config
 from collab_fairseq.modules.gates import OPEN
-from collab_fairseq.modules.settings import ConfigurationError, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import ConfigurationError, check_type, parse_shapes, parse_sites
 
-from .checks import check_config
+from .checks import check_config, check_fields, field_types
 
 logger = logging.getLogger(__name__)
 
@@ -129,31 +129,22 @@ def flatten(cfg: DictConfig) -> None:
     ``encoder: {layers: 2}`` becomes ``encoder_layers: 2``, so that presets and checkpoints know one form.
 
     Raises:
-        ConfigurationError: the same value is given in both forms, a name is no field, or a value not of its type.
+        ConfigurationError: the same value is given in both forms, or a name is no field.
     """
     for name in SUB_CONFIGS:
+        check_type(f"model.{name}", Dict, cfg.get(name) or {})
         nested = cfg.pop(name, None)
         for key, value in (nested or {}).items():
             flat = f"{name}_{key}"
             if flat in cfg:
                 raise ConfigurationError(f"model.{name}.{key} and model.{flat} are the same; give one of them")
             cfg[flat] = value
-    _check_fields(cfg)
-
-
-def _check_fields(cfg: DictConfig) -> None:
-    """Every name is one of the config's, in its flat form, and numbers are numbers."""
-    types = get_type_hints(TransformerCollabConfig)
-    for part in SUB_CONFIGS:
-        types.update({f"{part}_{name}": kind for name, kind in get_type_hints(types.pop(part)).items()})
-    for name, value in ((str(key), value) for key, value in cfg.items()):
+    types = field_types(TransformerCollabConfig)
+    for name in map(str, cfg):
         if name not in types and name != "arch":
             nearest = get_close_matches(name, types, n=1)
             meant = f"; the nearest is model.{nearest[0]}" if nearest else ""
             raise ConfigurationError(f"model.{name} is no setting of transformer_collab{meant}")
-        kind = next((k for k in (int, float, bool) if k in (types.get(name), *get_args(types.get(name)))), None)
-        if kind and value is not None and not isinstance(value, (int, float) if kind is float else int):
-            raise ConfigurationError(f"model.{name} must be of type {kind.__name__}, but is {value!r}")
 
 
 def resolve(args: Any) -> TransformerCollabConfig:
@@ -164,8 +155,9 @@ def resolve(args: Any) -> TransformerCollabConfig:
     """
     if isinstance(args, TransformerCollabConfig):
         return args
-    given: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
-    args = Namespace(**given)
+    settings: Any = flat(OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args))
+    check_fields(settings, TransformerCollabConfig)
+    args = Namespace(**settings)
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         keep = getattr(args, name, None)
         if isinstance(keep, (list, tuple)):  # the command line gives a list where fairseq's model wants "0,2,4"

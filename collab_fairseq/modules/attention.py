@@ -173,15 +173,10 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
     Args:
         cfg: a ``TransformerCollabConfig``. A kernel that the heads of the layer do not have is ``auto`` to them.
 
-    Raises:
-        ConfigurationError: ``attention_shapes`` gives the layer what its kind of heads does not have.
     """
     kind: Any
     name, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
-    try:
-        kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
-    except ValueError as error:
-        raise ConfigurationError(f"attention_shapes[{name}] {error}") from error
+    kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
     made: IncrementalAttention = incremental(kind)(
         **arguments,
         dropout=cfg.attention_dropout,

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from collab_fairseq.attention.kinds import flags
 from fairseq_modern.encoder_layer import SURPLUS
 
-from .settings import ConfigurationError
+from .settings import ConfigurationError, check_type
 
 _SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
 
@@ -44,20 +44,23 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
         whole run, the model's part being flat; ``args``, where fairseq before 0.10 had that, is gone.
 
     Raises:
-        ConfigurationError: another model.
+        ConfigurationError: another model, or settings that cannot be read.
     """
     made = dict(state)
     cfg = made.get("cfg")
     if cfg is None:
         if not isinstance(made.get("args"), Namespace):
             raise ConfigurationError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
-        cfg = convert_namespace_to_omegaconf(made["args"])
+        try:
+            cfg = convert_namespace_to_omegaconf(made["args"])
+        except Exception as error:  # of fairseq, Hydra, OmegaConf or Python
+            raise ConfigurationError(f"the settings in args cannot be read: {error}") from error
     made["args"] = None
     made["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
     made["cfg"]["model"] = flat(made["cfg"].get("model"))
     model = model_config(made)
     arch = model.get("_name") or model.get("arch")
-    kind = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    kind = ARCH_MODEL_NAME_REGISTRY.get(arch, arch) if isinstance(arch, str) else arch
     if kind == "transformer":
         model.update(copy.deepcopy(_STANDARD_HEADS), _name="transformer_collab", arch="transformer_collab")
     elif kind != "transformer_collab":
@@ -80,11 +83,16 @@ def drop_training_state(state: Dict[str, Any], **notes: Any) -> None:
 
 
 def flat(model: Union[Namespace, Dict[str, Any], None]) -> Any:
-    """Settings with ``encoder_layers`` in the place of Hydra's ``encoder: {layers: …}``."""
+    """Settings with ``encoder_layers`` in the place of Hydra's ``encoder: {layers: …}``.
+
+    Raises:
+        ConfigurationError: ``encoder``, … are not settings.
+    """
     if isinstance(model, Namespace):
         return model
     flat = dict(model or {})
     for name in SUB_CONFIGS:
-        nested = flat.pop(name, None)
-        flat.update({f"{name}_{key}": value for key, value in (nested or {}).items()})
+        nested = flat.pop(name, None) or {}
+        check_type(f"model.{name}", Dict, nested)
+        flat.update({f"{name}_{key}": value for key, value in nested.items()})
     return flat

@@ -1,10 +1,15 @@
 """Which attention of a transformer is collaborative, and how large each one is."""
 
-from typing import Any, Dict, FrozenSet, Mapping, Optional
+import math
+import reprlib
+from enum import Enum
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
 
 from collab_fairseq.attention.kinds import SITES, of_one_layer, side_of
 
-__all__ = ["SITES", "ConfigurationError", "flat_settings", "parse_shapes", "parse_sites"]
+__all__ = ["SITES", "ConfigurationError", "check_type", "flat_settings", "parse_shapes", "parse_sites"]
+
+_LARGEST = 2**63 - 1  # that torch takes
 
 
 class ConfigurationError(ValueError):
@@ -38,18 +43,51 @@ def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str,
     """The config field ``attention_shapes``: layer name → properties of :func:`.of_one_layer`, those that are not None.
 
     Raises:
-        ConfigurationError: a key that is not ``site.layer``, or an unknown property, by name.
+        ConfigurationError: a key that is not ``site.layer``, an unknown property or one of another type, by name.
     """
     parsed, known = {}, of_one_layer()
+    check_type("attention_shapes", Dict, {} if shapes is None else shapes)
     for name, properties in (shapes or {}).items():
-        site, _, layer = name.partition(".")
-        if site not in SITES or not layer.isdigit():
+        site, _, layer = str(name).partition(".")
+        if site not in SITES or not layer.isdecimal():
             raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {name!r}")
-        for key in properties:
+        check_type(f"attention_shapes[{name}]", Dict, properties)
+        for key, value in properties.items():
             if key not in known:
                 raise ConfigurationError(f"attention_shapes[{name}] may have {', '.join(known)}, but has {key!r}")
+            check_type(f"attention_shapes[{name}].{key}", Optional[known[key]], value)
         parsed[name] = {key: value for key, value in properties.items() if value is not None}
     return parsed
+
+
+def check_type(name: str, kind: Any, value: Any) -> None:
+    """See that a setting is of the type of its field.
+
+    Args:
+        name: what the error calls it. kind: a type hint of a config's dataclass; of choices any text is one.
+
+    Raises:
+        ConfigurationError: naming the setting, what was expected and what was got.
+    """
+    if kind is Any:
+        return
+    optional = get_origin(kind) is Union
+    if optional:
+        (kind,) = set(get_args(kind)) - {type(None)}
+    base = get_origin(kind) or kind
+    if base is list:  # the command line gives these as text
+        expected, fits = "a list of numbers", isinstance(value, (list, tuple, str))
+        fits = fits and (isinstance(value, str) or all(isinstance(number, int) for number in value))
+    elif base is dict:
+        expected, fits = "a mapping", isinstance(value, Mapping)
+    elif base is bool:
+        expected, fits = "true or false", isinstance(value, int) and value in (0, 1)
+    elif base in (int, float):
+        expected, fits = f"of type {base.__name__}", isinstance(value, (int, base)) and -_LARGEST <= value <= _LARGEST
+    else:  # text, or one of several choices
+        expected, fits = "of type str", isinstance(value, (str, Enum)) and value != "???"  # OmegaConf's "missing"
+    if not fits and not (optional and value is None):
+        raise ConfigurationError(f"{name} must be {expected}; got {reprlib.repr(value)}")
 
 
 def flat_settings(cfg: Any) -> Dict[str, Any]:

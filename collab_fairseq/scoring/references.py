@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import os
 import zlib
 from typing import List, NamedTuple, Optional, Sequence, Sized
@@ -9,6 +10,9 @@ from typing import List, NamedTuple, Optional, Sequence, Sized
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.sums import sentence_statistics
 from fairseq_modern.files import PathLike
+
+#: a gzipped file is unpacked to at most this many times its size, or to this many bytes, whichever is more
+_MOST_TIMES, _LEAST_LIMIT = 20, 1 << 30
 
 
 class ScoringError(ValueError):
@@ -30,7 +34,11 @@ def read_content(path: PathLike, what: str) -> bytes:
     try:
         with open(path, "rb") as stream:
             content = stream.read()
-        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        if content.startswith(b"\x1f\x8b"):
+            most = max(_LEAST_LIMIT, _MOST_TIMES * len(content))
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+            if len(content) > most:
+                raise ScoringError(f"{what} {os.fspath(path)} must unpack to at most {most:,} bytes, but are larger")
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise ScoringError(f"cannot read {what} {os.fspath(path)}: {why}") from error

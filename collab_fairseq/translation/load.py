@@ -2,18 +2,24 @@
 
 import copy
 import os
+from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Optional
 
 import torch
 from fairseq import tasks
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
+from collab_fairseq.models.checks import check_fields
+from collab_fairseq.models.config import TransformerCollabConfig
+from collab_fairseq.modules.settings import ConfigurationError, check_type
 
 from .tokenizer import TranslationError, check_language
 
@@ -67,27 +73,63 @@ def run_state(
     text: bool = True,
 ) -> TrainedModel:  # fmt: skip
     """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
-    state = as_transformer_collab(state)
-    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
-    with open_dict(cfg):
-        kind = None if cfg.task is None else cfg.task.get("_name")
-        if kind != "translation":
-            raise TranslationError(f"{name} must be a model of the task translation, but is one of {kind}")
-        # they are parts of the names of files
-        check_language(*(cfg.task[side] for side in ("source_lang", "target_lang") if cfg.task.get(side) is not None))
-        if text:
-            cfg.task.data = _data_folder(cfg.task.data if data is None else os.fspath(data), name, data is None)
-        cfg.task.eval_bleu = False  # would translate in every validation
-    task = tasks.setup_task(cfg.task) if text else _task_without_text(cfg.task, state["model"])
-    rows = state["model"].get("decoder.embed_tokens.weight")
-    if rows is not None and rows.size(0) != len(task.target_dictionary):
-        raise TranslationError(
-            f"{name} has {rows.size(0)} target types, but the dictionary in {cfg.task.data} has "
-            f"{len(task.target_dictionary)}: it is the data of another model"
-        )
-    model = _build(state, name, cfg, task).to(device).eval()
-    criterion = task.build_criterion(cfg.criterion).to(device).eval()
+    try:
+        state = as_transformer_collab(state)
+        _check_settings(state, name)
+        cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+        with open_dict(cfg):
+            if text:
+                folder = cfg.task.get("data") if data is None else os.fspath(data)
+                cfg.task.data = _data_folder(folder, name, data is None)
+            cfg.task.eval_bleu = False  # would translate in every validation
+        task = _task(cfg.task) if text else _task_without_text(cfg.task, state["model"])
+        rows = state["model"].get("decoder.embed_tokens.weight")
+        if rows is not None and rows.size()[:1] != (len(task.target_dictionary),):
+            raise TranslationError(
+                f"{name} has {rows.size(0)} target vocabulary entries, but the dictionary in {cfg.task.data} has "
+                f"{len(task.target_dictionary)}: it is the data of another model"
+            )
+        sizes = {key: x if key.endswith("version") else x.to("meta") for key, x in state["model"].items()}
+        with torch.device("meta"):  # where a model that does not fit takes no memory
+            _build({"model": sizes}, name, cfg, task)
+        model = _build(state, name, cfg, task).to(device).eval()
+        criterion = task.build_criterion(cfg.criterion).to(device).eval()
+    except (ConfigurationError, OmegaConfBaseException) as error:
+        raise ConfigurationError(f"{name}: {' '.join(str(error).split())}") from error
     return TrainedModel(model, cfg, task, criterion, state, torch.device(device), seed)
+
+
+def _check_settings(state: Dict[str, Any], name: str) -> None:
+    """See that the settings of a checkpoint of ``transformer_collab`` can be used.
+
+    Those of task and criterion fairseq compares with their dataclasses itself.
+
+    Raises:
+        ConfigurationError: parts are missing, a setting is of another type or out of its range, or there are more
+            layers than the checkpoint has parameters of.
+        TranslationError: another task, or languages that are no names.
+    """
+    parts = {part: state["cfg"].get(part) for part in ("model", "task", "criterion", "dataset")}
+    model, task, criterion, dataset = (
+        vars(settings) if isinstance(settings, Namespace) else settings for settings in parts.values()
+    )
+    if task is not None and task.get("_name") != "translation":
+        raise TranslationError(f"{name} must be a model of the task translation, but is one of {task.get('_name')}")
+    for part, settings in {"task": task, "criterion": criterion, "dataset": dataset}.items():
+        check_type(f"cfg.{part}", Dict, settings)
+    # they are parts of the names of files
+    check_language(*(task[side] for side in ("source_lang", "target_lang") if task.get(side) is not None))
+    if str(criterion.get("_name")) not in CRITERION_REGISTRY:
+        raise ConfigurationError(f"criterion must be one that fairseq knows; got {criterion.get('_name')!r}")
+    check_fields(model, TransformerCollabConfig)
+    check_type("dataset.required_batch_size_multiple", int, dataset.get("required_batch_size_multiple"))
+    for side in ("encoder", "decoder"):
+        layers = {key.split(".")[2] for key in state["model"] if key.startswith(f"{side}.layers.")}
+        if model.get(f"{side}_layers", 0) > len(layers):
+            raise ConfigurationError(
+                f"model.{side}_layers must be {len(layers)}, of which the checkpoint has parameters; "
+                f"got {model[f'{side}_layers']}"
+            )
 
 
 def with_state(trained: TrainedModel, state: Dict[str, Any]) -> TrainedModel:
@@ -104,7 +146,12 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     for path in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
         if getattr(settings, path, None) is not None:
             setattr(settings, path, None)  # files that training began with; their weights are in the checkpoint
-    model: nn.Module = task.build_model(settings)
+    try:
+        model: nn.Module = task.build_model(settings)
+    except (ConfigurationError, OmegaConfBaseException):
+        raise
+    except (AssertionError, RuntimeError, ValueError) as error:  # of fairseq or torch
+        raise ConfigurationError(f"no model can be built of its settings: {error or type(error).__name__}") from error
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:
@@ -112,18 +159,32 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     return model
 
 
+def _task(cfg: Any) -> Any:
+    """fairseq's task with the dictionaries of a data-bin."""
+    try:
+        return tasks.setup_task(cfg)
+    except OmegaConfBaseException:
+        raise
+    except Exception as error:  # which fairseq raises itself, among others
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise TranslationError(f"the dictionaries of the data-bin {cfg.data} cannot be used: {reason}") from error
+
+
 def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
     """fairseq's task with numbered words, as many as the model has embeddings for."""
 
     def dictionary(side: str) -> Dictionary:
-        made = Dictionary()
-        made.pad_to_multiple_(parameters[f"{side}.embed_tokens.weight"].size(0))
+        made, name = Dictionary(), f"{side}.embed_tokens.weight"
+        if name not in parameters or parameters[name].dim() != 2:
+            raise TranslationError(f"the checkpoint must have embeddings, {name}")
+        made.pad_to_multiple_(parameters[name].size(0))
         return made
 
     return tasks.get_task(cfg._name)(cfg, dictionary("encoder"), dictionary("decoder"))
 
 
-def _data_folder(path: str, checkpoint: str, named_there: bool) -> str:
+def _data_folder(path: Any, checkpoint: str, named_there: bool) -> str:
+    check_type("task.data", str, path)
     folder = os.path.abspath(path.split(os.pathsep)[0])
     if os.path.isdir(folder) and any(f.startswith("dict.") for f in os.listdir(folder)):
         return folder
