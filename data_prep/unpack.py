@@ -29,6 +29,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 
+from fairseq_modern.errors import UserError
+
 Rows = List[List[str]]
 
 GIB = 1 << 30
@@ -48,10 +50,8 @@ _SHORT = re.compile(r"(?P<text>[^\t]+)\.gz\t(?P<sum>[\da-f]{64})\t(?P<lines>\d+)
 _SEGMENT = re.compile(rb"<seg.*?>(.*)</seg>")
 
 
-class CorpusError(Exception):
+class CorpusError(UserError):
     """The corpus on disk is not what it should be."""
-
-    user_error = True
 
 
 class _Limited:

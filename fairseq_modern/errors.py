@@ -1,9 +1,8 @@
 """Errors that a user can act upon, shown as one line.
 
-An exception with the attribute `user_error = True` (this package's and those of plugins alike) says in one sentence
-what was expected and what was got. fairseq's command-line tools print that sentence after the tool's name and exit
-with status 1, without a traceback. Set FAIRSEQ_MODERN_TRACEBACK=1 to see it nevertheless. Every other exception, and
-every other program, is left alone.
+The message of a `UserError` says in one sentence what was expected and what was got. fairseq's command-line tools print
+it after the tool's name and exit with status 1, without a traceback; FAIRSEQ_MODERN_TRACEBACK=1 shows the traceback.
+Every other exception, and every other program, is left alone.
 """
 
 import os
@@ -15,14 +14,22 @@ from fairseq_modern import mistakes
 from fairseq_modern.patching import wrap
 
 
-class UserError(RuntimeError):
-    """Something that the user can put right. Its message is one complete sentence."""
+class UserError(Exception):
+    """Something that the user can correct. The message is one complete sentence.
+
+    Packages that import nothing but torch cannot derive from it: their errors have its attribute instead.
+    """
 
     user_error = True
 
 
 class CheckpointError(UserError):
     """A checkpoint cannot be read or written."""
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether the message of an error is for the user, and its traceback is not."""
+    return getattr(error, "user_error", False) is True
 
 
 def tool_name() -> Optional[str]:
@@ -40,7 +47,7 @@ def sentence(error: BaseException) -> Optional[str]:
     """What fairseq's tools print in place of a traceback; None in other programs and for errors no one can act on."""
     if os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0") or tool_name() is None:
         return None
-    return str(error) if getattr(error, "user_error", False) is True else mistakes.sentence(error)
+    return str(error) if is_user_error(error) else mistakes.sentence(error)
 
 
 def show(told: str) -> None:

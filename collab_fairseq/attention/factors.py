@@ -21,7 +21,7 @@ from .mixing import block_mixing
 class ReparamError(ValueError):
     """Heads, sizes or statistics that cannot be used. The message is one sentence."""
 
-    user_error = True  # shown to users without a traceback
+    user_error = True  # as of fairseq_modern.errors.UserError
 
 
 class HeadMaps(NamedTuple):

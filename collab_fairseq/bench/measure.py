@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_modern.errors import UserError
+
 CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 #: of parameters, inputs and the order of turns
 SEED = 1
@@ -24,10 +26,8 @@ LEAST = 3
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-2}
 
 
-class BenchError(RuntimeError):
+class BenchError(UserError):
     """Something that the benchmark cannot do, or an implementation that computes something else."""
-
-    user_error = True
 
 
 @dataclass(frozen=True)

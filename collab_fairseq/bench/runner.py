@@ -93,7 +93,7 @@ def _measured(name: str, row: Row, options: Options) -> Dict[str, Any]:
             samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
         else:
             samples = interleave(parts, options)
-    except RuntimeError as error:  # BenchError is one
+    except (RuntimeError, BenchError) as error:
         if options.device == "cuda":  # of what ran out of memory
             torch.cuda.empty_cache()
         return {"missing": (str(error).strip() or type(error).__name__).splitlines()[0]}

@@ -11,6 +11,7 @@ import sys
 from typing import Any, Callable, List, Optional
 
 import collab_fairseq
+from fairseq_modern.errors import is_user_error
 
 from .options import add_commands
 
@@ -31,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
 def guarded(name: str, run: Callable[[], Any]) -> int:
     """The exit status of `run`, which may give none; also for the scripts of recipes.
 
-    An error whose class has a true attribute `user_error`, and any error of the operating system, is shown as one line
-    on standard error with status 1. Other errors are faults of the program and keep their traceback.
+    A user error, and any error of the operating system, is shown as one line on standard error with status 1. Other
+    errors are faults of the program and keep their traceback.
     """
     try:
         return int(run() or 0)
@@ -40,7 +41,7 @@ def guarded(name: str, run: Callable[[], Any]) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:
-        if not (getattr(error, "user_error", False) or isinstance(error, OSError)):
+        if not (is_user_error(error) or isinstance(error, OSError)):
             raise
         sys.stderr.write(f"{name}: error: {' '.join(str(error).split())}\n")
         return 1

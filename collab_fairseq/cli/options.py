@@ -10,14 +10,13 @@ import sys
 from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from collab_fairseq.records.files import check_targets
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
-class UsageError(ValueError):
+class UsageError(UserError):
     """Flags that cannot be followed."""
-
-    user_error = True
 
 
 def add_commands(parser: argparse.ArgumentParser, dest: str, modules: Mapping[str, str]) -> None:

@@ -6,17 +6,15 @@ from enum import Enum
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
 
 from collab_fairseq.attention.kinds import SITES, of_one_layer, side_of
+from fairseq_modern.errors import UserError
 
 __all__ = ["SITES", "ConfigurationError", "check_type", "flat_settings", "parse_shapes", "parse_sites"]
 
 _LARGEST = 2**63 - 1  # that torch takes
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(UserError):
     """A flag or config value that cannot be; the message names it, what was expected and what was got."""
-
-    #: command-line tools show the sentence alone, without a traceback
-    user_error = True
 
 
 def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> FrozenSet[str]:

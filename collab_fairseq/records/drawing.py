@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from collab_fairseq.records.files import PathLike, check_targets, write_bytes
+from fairseq_modern.errors import UserError
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -40,10 +41,8 @@ def look(number: int) -> Dict[str, str]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": mark}
 
 
-class PlotError(RuntimeError):
+class PlotError(UserError):
     """A figure cannot be drawn."""
-
-    user_error = True
 
 
 def check_figure(path: Optional[PathLike]) -> None:

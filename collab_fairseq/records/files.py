@@ -5,13 +5,12 @@ import os
 import tempfile
 from typing import Any, Optional
 
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, whole_or_not_at_all
 
 
-class TargetError(ValueError):
+class TargetError(UserError):
     """A result cannot be written where it is to go."""
-
-    user_error = True
 
 
 def check_targets(*paths: Optional[PathLike]) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import PathLike, write_json
+from fairseq_modern.errors import UserError
 
 SCHEMA = 1
 
@@ -36,10 +37,8 @@ _QUOTED = re.compile(r"'([^'/]*=)?(~?/[\w.-][^']*)'")
 _PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
 
-class RecordError(ValueError):
+class RecordError(UserError):
     """A record, or what it is made from, is not as it must be."""
-
-    user_error = True
 
 
 class Record:

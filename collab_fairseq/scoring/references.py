@@ -9,16 +9,15 @@ from typing import List, NamedTuple, Optional, Sequence, Sized
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.sums import sentence_statistics
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 
 #: a gzipped file is unpacked to at most this many times its size, or to this many bytes, whichever is more
 _MOST_TIMES, _LEAST_LIMIT = 20, 1 << 30
 
 
-class ScoringError(ValueError):
+class ScoringError(UserError):
     """A log or a reference cannot be scored. The message is one sentence: the file, what is wrong, what is expected."""
-
-    user_error = True  # shown to users without a traceback
 
 
 class RawScore(NamedTuple):

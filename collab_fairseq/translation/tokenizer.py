@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence
 
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 from fairseq_modern.files import sha256 as sha256_of
 
@@ -22,10 +23,8 @@ _NONE = type(None)
 _LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
 
 
-class TranslationError(ValueError):
+class TranslationError(UserError):
     """A model, its data or its text cannot be used. The message is one sentence."""
-
-    user_error = True  # shown to users without a traceback
 
 
 def require(package: str, extra: str = "serve") -> Any:
@@ -119,7 +118,7 @@ def read_card(folder: PathLike) -> Card:
         known = {f.name for f in fields(Card)}
         card = Card(**{key: value for key, value in content.items() if key in known})
         _check_card(card)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (TranslationError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TranslationError(f"{path} does not describe an exported model: {error}") from error
     for file, expected in card.files.items():
         if not os.path.isfile(os.path.join(name, file)):

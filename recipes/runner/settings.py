@@ -15,6 +15,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 import collab_fairseq
+from fairseq_modern.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 #: what --user-dir names: `collab user-dir`
@@ -37,10 +38,8 @@ MACHINE = {
 FAST = "criterion._name=label_smoothed_cross_entropy_chunked optimizer._name=fused_adam model.fast_dropout=true"
 
 
-class RecipeError(RuntimeError):
+class RecipeError(UserError):
     """What was asked for cannot be; one sentence says why, and what to do."""
-
-    user_error = True
 
 
 @dataclass
