@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from collab_fairseq.records.files import check_targets
 from fairseq_modern.errors import UserError
@@ -29,23 +29,6 @@ def add_commands(parser: argparse.ArgumentParser, dest: str, modules: Mapping[st
         )
         command.set_defaults(run=getattr(module, "run", None), parser=command)
         module.add_arguments(command)
-
-
-class Renamed(argparse.Action):
-    """A flag of an earlier release, refused with what it is called now: ``const``."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs="?", const=const, help=argparse.SUPPRESS)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]} is called {self.const} now")
-
-
-class Gone(Renamed):
-    """A flag of an earlier release that nothing has taken the place of; ``const`` says what to do instead."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]} is gone: {self.const}")
 
 
 def refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:

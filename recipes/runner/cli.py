@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from collab_fairseq.cli.options import Gone, Renamed, positive
+from collab_fairseq.cli.options import positive
 from fairseq_modern import processor
 
 from . import settings
@@ -119,12 +119,6 @@ OF_ALL = {
          "$RECIPE_CONFIG)"),
     ),
 }  # fmt: skip
-#: of earlier releases → what they are called now
-RENAMED = {
-    "--with": "--variant", "--arch": "model._name=NAME", "--warmup": "lr_scheduler.warmup_updates=N",
-    "--batch-tokens": "recipe.batch_tokens=N", "--tensorboard": "common.tensorboard_logdir=DIR",
-    "--wandb": "common.wandb_project=PROJECT",
-}  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser, title: str, options: Any, facts: Dict[str, Any]) -> None:
@@ -169,10 +163,6 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
             parser.add_argument("--stock", action="store_true", help=text)
     for title, options in OF_ALL.items():
         add_options(parser, title, options, facts)
-    for flag, instead in RENAMED.items():
-        parser.add_argument(flag, action=Renamed, const=instead)
-    text = "train with --heads none, convert the result with collab reparam, train on with --finetune-from-model"
-    parser.add_argument("--wide", action=Gone, const=text)
     return parser
 
 
