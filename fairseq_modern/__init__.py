@@ -20,8 +20,6 @@ __all__ = ["AFTER", "BEFORE", "install"]
 BEFORE = {
     "fairseq": ("errors.show_user_errors", "quiet.patch"),
     "fairseq.dataclass.configs": ("dataclass_defaults.hash_configs",),
-    "fairseq.tasks.text_to_speech": ("quiet.remember_root",),
-    "fairseq.tasks.frm_text_to_speech": ("quiet.remember_root",),
 }
 
 # ... and after, the last one outermost.
@@ -42,7 +40,6 @@ AFTER = {
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
     "fairseq.distributed.utils": ("survival.workers.patch", "distributed.patch"),
-    "fairseq.file_utils": ("archives.patch",),
     "fairseq.models": ("mistakes.patch",),
     "fairseq.models.fairseq_model": ("amp.patch_inference",),
     "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
@@ -51,12 +48,10 @@ AFTER = {
     "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder", "markers.patch"),
     "fairseq.modules.transformer_layer": ("encoder_layer.patch",),
     "fairseq.optim.amp_optimizer": ("amp.patch",),
-    "fairseq.optim.fp16_optimizer": ("amp.patch_half", "flat.patch"),
+    "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
     "fairseq.options": ("options.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks": ("mistakes.patch",),
-    "fairseq.tasks.text_to_speech": ("quiet.restore_root",),
-    "fairseq.tasks.frm_text_to_speech": ("quiet.restore_root",),
     "fairseq.tasks.translation": ("mistakes.patch",),
     "fairseq.utils": ("user_dir.patch", "mistakes.patch"),
     "fairseq.trainer": (

@@ -2,23 +2,21 @@
 
 Here the training finishes the update that it is in, and whatever validation and saving is due with it, writes
 `checkpoint_last.pt` with the position within the epoch, and ends with exit status 75 (`EX_TEMPFAIL` of sysexits.h:
-try again). The same command resumes from there to the number. A second Ctrl-C ends it at once. All processes
-of a job stop after the same update, whichever of them got the signal: the request travels with the statistics that they
-exchange anyway. torchrun, to which the signal is sent, passes it on, kills what is not finished 30 seconds later and
-has exit status 1 itself.
+try again). The same command resumes from there to the number. A second Ctrl-C ends it at once. All processes of a job
+stop after the same update, whichever of them received the signal: the request travels with the statistics that they
+exchange anyway. torchrun passes the signal on, kills what is not finished 30 seconds later and exits with status 1.
 
-torchrun signals the process group of each worker, others that of the whole job. The processes that load data
-(`--num-workers`) would die of it and the training with them: they leave the group.
+torchrun signals the process group of each worker, a terminal that of the whole job. The processes that load data
+(`--num-workers`) would die of it, and the training run with them: they leave the group.
 
-The signals are listened for while `fairseq_cli.train` trains, which acts on them, and nowhere else: nothing is changed
-in other programs, where a program handles a signal in its own way, nor before the training proper has begun.
+The handlers are set only while `main` of the imported module `fairseq_cli.train` runs (not under `python -m`), after
+the checkpoint has been loaded. A handler that the program has set itself stays.
 """
 
 import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 from types import ModuleType
 from typing import Any, Dict
@@ -27,7 +25,6 @@ import torch
 import torch.distributed as dist
 
 from fairseq_modern import survival
-from fairseq_modern.errors import tool_name
 from fairseq_modern.patching import wrap
 from fairseq_modern.survival import folder
 
@@ -38,7 +35,6 @@ USUAL: Dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGIN
 
 _asked = threading.Event()
 _training = threading.Event()  # in a `main` that acts on the signals
-_interrupted = threading.Event()
 
 
 class Stopped(SystemExit):
@@ -49,12 +45,10 @@ class Stopped(SystemExit):
 
 
 def hear(signum: int, frame: Any) -> None:
-    """Remember the request to stop; at the second Ctrl-C, stop."""
+    """Remember the request to stop. After the first Ctrl-C another one interrupts, as usual."""
     _asked.set()
     if signum == signal.SIGINT:
-        if _interrupted.is_set():
-            signal.default_int_handler(signum, frame)
-        _interrupted.set()
+        signal.signal(signum, USUAL[signal.SIGINT])
         os.write(2, b"\nstopping after this update, with a checkpoint; Ctrl-C again stops at once\n")
 
 
@@ -78,20 +72,10 @@ def listen(handler: Any = hear) -> None:
 def forget(handler: Any = hear) -> None:
     """From now on let the signals end the process again."""
     _asked.clear()
-    _interrupted.clear()
     if threading.current_thread() is threading.main_thread():
         for signum, usual in USUAL.items():
             if signal.getsignal(signum) is handler:
                 signal.signal(signum, usual)
-
-
-def is_training() -> bool:
-    """Whether `fairseq_cli.train` is what trains: as an imported module, or as the program that was started."""
-    program = sys.modules["__main__"]
-    if tool_name() == "fairseq_cli.train" and hasattr(program, "validate_and_save"):
-        patch_train(program)
-        return True
-    return _training.is_set()
 
 
 def patch(module: ModuleType) -> None:
@@ -100,7 +84,7 @@ def patch(module: ModuleType) -> None:
     @wrap(module)
     def load_checkpoint(original: Any, *args: Any, **options: Any) -> Any:
         loaded = original(*args, **options)
-        if survival.is_on() and is_training():
+        if survival.is_on() and _training.is_set():
             listen()
         return loaded
 
@@ -146,8 +130,7 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
     if trainer.is_data_parallel_master:
         unsaved = cfg.checkpoint.no_save or cfg.checkpoint.no_last_checkpoints
         what = "which these settings do not save" if unsaved else "saved; the same command resumes from there"
-        name = "Ctrl-C" if _interrupted.is_set() else "SIGTERM"
-        logger.warning(f"{name}: stopped after update {updates}, {what}")
+        logger.warning(f"stopped after update {updates}, {what}")
     raise Stopped
 
 

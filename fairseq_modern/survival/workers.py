@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 def pass_on(signum: int, frame: Any) -> None:
-    """Send SIGTERM to the processes that this one has started; at the second Ctrl-C, stop."""
+    """Send SIGTERM to the processes that this one has started, and remember it."""
     for worker in multiprocessing.active_children():
         if worker.pid is not None:
             with contextlib.suppress(ProcessLookupError):

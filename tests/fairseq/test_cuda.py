@@ -91,7 +91,7 @@ def test_compiled_layers(kind):
     assert 0 < off(results[1], results[0]) < 1e-3
 
 
-@pytest.mark.parametrize("precision", [[], ["--bf16"], ["--fp16"], ["--amp"], ["--bf16", "--fp16-no-flatten-grads"]])
+@pytest.mark.parametrize("precision", [[], ["--bf16"], ["--fp16"], ["--amp"]])
 def test_training_learns_what_it_learns_on_the_cpu(precision, tiny_data, tmp_path):
     options = {"key_dim": 8, "dropout": 0.0, "max_update": 8, "log_format": "json", "log_interval": 1, **SMALL}
     options.update(no_save=True, disable_validation=True, clip_norm=1.0)

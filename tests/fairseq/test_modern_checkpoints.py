@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tarfile
 import traceback
 import zipfile
 from argparse import Namespace
@@ -16,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, file_io, file_utils
-from fairseq.models.transformer import TransformerModel
+from fairseq import checkpoint_utils, file_io
 
 from collab_fairseq import checkpoints
 from fairseq_modern import files as modern_files
-from fairseq_modern.errors import CheckpointError, UserError
+from fairseq_modern.errors import CheckpointError
 from tests.fairseq import forked
 
 
@@ -125,43 +123,6 @@ def test_numpy_values_and_namespaces_load_under_old_and_new_names(tmp_path):
             assert got["arrays"][kind].dtype == array.dtype
             np.testing.assert_array_equal(got["arrays"][kind], array)
         assert (got["scalar"], got["n"], got["settings"].width) == (0.5, 3, 8)
-
-
-# --- archives ------------------------------------------------------------------------------------------------------
-
-
-def pack(path, name, link=None):
-    """An archive with a file of this name, or a link."""
-    with tarfile.open(path, "w:gz") as archive:
-        member = tarfile.TarInfo(name)
-        if link is not None:
-            member.type, member.linkname = tarfile.SYMTYPE, str(link)
-        member.size = 0 if link else 3
-        archive.addfile(member, None if link else io.BytesIO(b"new"))
-    return str(path)
-
-
-def test_an_archive_stays_in_its_folder(tmp_path, monkeypatch):
-    safe = hasattr(tarfile, "data_filter")
-    unsafe = r"that is safe with Python 3\.10\.12"
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    (victim := tmp_path / "victim").write_bytes(b"precious")
-    (home := tmp_path / "home").mkdir()
-    for name, link in (("../../victim", None), (str(home), None), (f"{victim}", None), ("model/x", victim),
-                       ("model/x", "../../../victim")):  # fmt: skip
-        reason = r"expected \w+ within a folder" + ("" if safe else f"|{unsafe}")
-        with pytest.raises(UserError, match=rf"hostile\.tar\.gz' was not unpacked: ({reason})"):
-            file_utils.load_archive_file(pack(tmp_path / "hostile.tar.gz", name, link))
-        assert (victim.read_bytes(), home.is_dir()) == (b"precious", True)
-    if safe:
-        good = file_utils.load_archive_file(pack(tmp_path / "good.tar.gz", "model/model.pt"))
-        assert Path(good).exists()  # fairseq puts what was in it in the place of the archive
-    monkeypatch.delattr("tarfile.data_filter", raising=False)
-    with pytest.raises(UserError, match=unsafe):
-        file_utils.load_archive_file(pack(tmp_path / "other.tar.gz", "model/model.pt"))
-    with pytest.raises(UserError, match="there is no nodir: expected a folder, an archive, or an address of one"):
-        TransformerModel.from_pretrained("nodir")
 
 
 # --- writing -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from types import SimpleNamespace
 
@@ -23,41 +22,30 @@ def default_action():
         signal.signal(number, handler)
 
 
-def load_and_look(monkeypatch, on, program="/usr/bin/fairseq-train", main=None):
-    """What SIGTERM does once a checkpoint has been loaded, in a program with this `__main__`."""
-    module = SimpleNamespace(load_checkpoint=lambda: "loaded", save_checkpoint=None)
-    stopping.patch(module)
-    with monkeypatch.context() as patch:
-        patch.setattr(survival, "is_on", lambda: on)
-        patch.setattr(sys, "argv", [program])
-        patch.setitem(sys.modules, "__main__", main or SimpleNamespace())
-        assert module.load_checkpoint() == "loaded"
+def on_sigterm():
     return signal.getsignal(signal.SIGTERM)
 
 
-def training_script(loads):
-    """fairseq's train script, as far as it goes: `main` loads a checkpoint."""
-    return SimpleNamespace(validate_and_save=lambda *args: ([None], False), main=loads, checkpoint_utils=None)
+@pytest.mark.parametrize("on", [True, False])
+def test_signals_are_handled_only_while_fairseq_trains(default_action, monkeypatch, on):
+    monkeypatch.setattr(survival, "is_on", lambda: on)
+    utils = SimpleNamespace(load_checkpoint=on_sigterm, save_checkpoint=None)
+    stopping.patch(utils)
+    utils.load_checkpoint()
+    assert on_sigterm() == signal.SIG_DFL, "loading alone is not training"
+
+    def main():
+        utils.load_checkpoint()
+        return on_sigterm()
+
+    train = SimpleNamespace(main=main, validate_and_save=None, checkpoint_utils=utils)
+    stopping.patch_train(train)
+    assert train.main() == (stopping.hear if on else signal.SIG_DFL)
+    assert on_sigterm() == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
-def test_the_signals_are_heard_only_where_fairseq_trains(default_action, monkeypatch):
-    """A copy of fairseq's train script ends at SIGTERM as it would without us, whether survival is on or not."""
-    for on in (True, False):
-        assert load_and_look(monkeypatch, on, "/home/me/copy.py", training_script(None)) == signal.SIG_DFL
-        assert load_and_look(monkeypatch, on) == signal.SIG_DFL, "loading alone is not training"
-    script = training_script(None)
-    assert load_and_look(monkeypatch, False, "/lib/fairseq_cli/train.py", script) == signal.SIG_DFL
-    assert load_and_look(monkeypatch, True, "/lib/fairseq_cli/train.py", script) == stopping.hear
-    stopping.forget()
-    for on, expected in ((False, signal.SIG_DFL), (True, stopping.hear)):
-        train = training_script(lambda on=on: load_and_look(monkeypatch, on))
-        stopping.patch_train(train)
-        assert train.main() == expected
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-
-
-def test_ctrl_c_is_a_wish_until_training_ends_and_a_second_one_ends_at_once(default_action, capfd):
+def test_ctrl_c_asks_to_stop_and_a_second_one_interrupts(default_action, capfd):
     alone = SimpleNamespace(data_parallel_world_size=1)
     stopping.listen()
     os.kill(os.getpid(), signal.SIGINT)
@@ -67,7 +55,6 @@ def test_ctrl_c_is_a_wish_until_training_ends_and_a_second_one_ends_at_once(defa
         os.kill(os.getpid(), signal.SIGINT)
     stopping.forget()
     assert not stopping.is_asked_to_stop(alone)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_others_who_handle_sigterm_are_left_alone(default_action):
@@ -77,7 +64,7 @@ def test_others_who_handle_sigterm_are_left_alone(default_action):
     signal.signal(signal.SIGTERM, others)
     stopping.listen()
     stopping.forget()
-    assert signal.getsignal(signal.SIGTERM) is others
+    assert on_sigterm() is others
 
 
 def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_on(default_action):

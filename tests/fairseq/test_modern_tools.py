@@ -1,15 +1,15 @@
 """fairseq's tools from end to end, several runs in one process, and who sees which errors."""
 
+import os
 import re
 import signal
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fairseq_modern import errors, quiet, sections
+from fairseq_modern import amp, distributed, errors, expressions, saving, sections
 from tests.common import run
 from tests.fairseq.commands import hydra_command
 from tests.fairseq.models import SMALL
@@ -100,8 +100,8 @@ def test_only_fairseqs_tools_shorten_errors_and_the_traceback_can_be_had(program
     passed_on = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: passed_on.append(error[1]))
     errors.show_user_errors(SimpleNamespace())
-    plugins = type("PluginError", (Exception,), {"user_error": True})
-    shown = [errors.UserError("a file\nis missing."), plugins("a flag is wrong.")]
+    of_torch_alone = type("LayerError", (ValueError,), {"user_error": True})
+    shown = [errors.UserError("a file\nis missing."), of_torch_alone("a flag is wrong.")]
     others = [ValueError("a fault")]
     for error in shown + others:
         sys.excepthook(type(error), error, None)
@@ -113,18 +113,6 @@ def test_only_fairseqs_tools_shorten_errors_and_the_traceback_can_be_had(program
         assert passed_on == others
         expected = f"{name}: error: a file is missing.\n{name}: error: a flag is wrong.\n"
         assert capsys.readouterr().err == expected
-
-
-@pytest.mark.parametrize(("program", "heard"), [("/usr/bin/fairseq-train", 1), ("/home/me/my_script.py", 2)])
-def test_only_fairseqs_tools_keep_quiet_and_only_of_what_no_one_can_change(program, heard, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [program])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.resetwarnings()
-        quiet.patch(SimpleNamespace())
-        warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
-        warnings.warn("another fault of torch", stacklevel=1)
-    assert len(caught) == heard
-    assert "another" in str(caught[-1].message)
 
 
 def test_help_shows_the_flags_of_the_model_that_is_named():
@@ -150,3 +138,27 @@ def test_the_config_that_others_are_laid_over(first, expected, tmp_path):
     for name in ("base", "own/two"):
         (tmp_path / f"{name}.yaml").write_text("common: {seed: 1}\n")
     assert sections.base(str(tmp_path), "own/one") == expected
+
+
+class PathManager:
+    """Of a fairseq that forces its copies to the disk."""
+
+    @staticmethod
+    def copy(source, target):
+        os.fsync(target)
+
+
+def works(*arguments):
+    return arguments
+
+
+def test_a_fairseq_without_the_defects_is_left_alone():
+    names = ("all_gather_list", "_broadcast_object_slow", "call_main", "distributed_main", "torch_persistent_save")
+    optimizer = type("AMPOptimizer", (), {"step": amp.step})
+    module = SimpleNamespace(AMPOptimizer=optimizer, PathManager=PathManager, eval=len, **dict.fromkeys(names, works))
+    for patch in (amp.patch, distributed.patch, expressions.patch, saving.patch):
+        patch(module)
+    assert module.AMPOptimizer.step is amp.step
+    assert module.PathManager is PathManager
+    assert module.all_gather_list is module._broadcast_object_slow is works
+    assert module.eval is len

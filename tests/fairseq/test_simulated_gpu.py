@@ -17,12 +17,9 @@ def counted(*command):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "amp"])
 def test_an_update_waits_a_few_times_whatever_the_number_of_parameters(precision):
-    ours, waits, launches = counted("training", f"--{precision}")
+    ours, waits, _ = counted("training", f"--{precision}")
     assert sum(ours.values()) <= 8
     assert sum(waits.values()) > sum(ours.values())  # the control: fairseq looks at the norm of the gradients
-    if precision == "bf16":
-        _, _, apart = counted("training", "--bf16", "--optimizer", "adam", "--fp16-no-flatten-grads")
-        assert apart > launches + 271 * 9  # the control: the operations of fairseq's Adam on each parameter
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
