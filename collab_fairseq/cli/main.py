@@ -32,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
 def guarded(name: str, run: Callable[[], Any]) -> int:
     """The exit status of `run`, which may give none; also for the scripts of recipes.
 
-    A user error, and any error of the operating system, is shown as one line on standard error with status 1. Other
-    errors are faults of the program and keep their traceback.
+    A user error, and any error of the operating system, is shown as one line on standard error with its `exit_status`,
+    or 1. Other errors are faults of the program and keep their traceback.
     """
     try:
         return int(run() or 0)
@@ -44,7 +44,7 @@ def guarded(name: str, run: Callable[[], Any]) -> int:
         if not (is_user_error(error) or isinstance(error, OSError)):
             raise
         sys.stderr.write(f"{name}: error: {' '.join(str(error).split())}\n")
-        return 1
+        return int(getattr(error, "exit_status", 1))
     except KeyboardInterrupt:
         return 130
 

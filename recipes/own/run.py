@@ -39,13 +39,14 @@ def main() -> None:
     parser = data_set.parser_of("own", described)
     parser.set_defaults(output=None)
     args, rest = parser.parse_known_args([word for word in argv if word not in words])
-    cfg, _ = cli.read(SCRIPT, [*rest, *words])
+    cli.read(SCRIPT, [*rest, *words])  # which knows all other options
     languages = own.languages(args)
     name = f"{args.source[0].resolve().stem}-{'-'.join(languages)}"
     output = Path(os.path.abspath(args.output)) if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     rest += [f"task.{side}_lang={lang}" for side, lang in zip(("source", "target"), languages, strict=True)]
+    cfg, _ = cli.read_run(SCRIPT, rest)
     if "--dry-run" in rest:
         cli.main(SCRIPT, rest)
         return

@@ -7,7 +7,8 @@ sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a prog
 
     settings     YAML and overrides: `load("multi30k", "table")`, `lay_over(cfg, ["model.dropout=0.1"])`, `check(cfg)`;
                  fairseq's flags: `flags(cfg, "model", "optimizer")`; `ROOT`, `PYTHON`, `RecipeError` (one sentence, no
-                 traceback)
+                 traceback, exit status 1), `SettingsError` (the same for wrong settings and command lines, 2)
+    validation   `validate(cfg)`: ranges, and whether fairseq can build task, model, criterion, optimizer, scheduler
     machine      `choose_device(name, cards().number)`; `Machine`: precision, batch on any number of GPUs, launching
     process      `run_logged(command, log)` runs a process that signals are forwarded to and that dies with the runner;
                  it ends with status 75 (`STOPPED`) if the process was asked to stop

@@ -17,9 +17,10 @@ from . import settings
 from .evaluation import evaluate
 from .folder import locked
 from .machine import Machine
-from .settings import PYTHON, ROOT, RecipeError
+from .settings import PYTHON, ROOT, SettingsError
 from .sweep import run_name, sweep
 from .training import RecipeRun
+from .validation import check_averages, validate
 
 ABOUT = {
     "train": "Train one model. The data are prepared where they are missing.",
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--python", metavar="PROGRAM", help=text)
 
     def error(self, message: str) -> NoReturn:
-        raise RecipeError(f"{message} (see --help)")
+        raise SettingsError(f"{message} (see --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
@@ -107,12 +108,12 @@ OF_ALL = {
         ("--master", "H:P", str, "a port P of the first node H, and"),
         ("--node-rank", "R", number, "its number from 0"),
         ("--max-tokens", "N", positive, "of a GPU and a pass (default: the largest up to {dataset.max_tokens}, more "
-         "from 48 GiB on, that gives the batch of {batch})"),
+         "from 48 GiB on, that gives the batch of recipe.batch_tokens)"),
         ("--precision", "NAME", str, "auto ({on_card}; on a CPU {on_cpu}), fp16, bf16, fp32", "recipe.precision"),
         ("--threads", "N", positive, "CPU threads per node (default: OMP_NUM_THREADS, else the cores of this shell)"),
     ),
     "results": (
-        ("--average", "N", positive, "average the last N checkpoints, of {saves} in a run", "recipe.average"),
+        ("--average", "N", positive, "average the last N checkpoints", "recipe.average"),
         ("--stages", "N", positive, "evaluate after each of N equal parts of the run", "recipe.stages"),
         ("--valid", None, None, "evaluate on the validation set instead of the test set ({valid})"),
         ("--config", "FILE", str, "settings laid over {name}.yaml: FILE.yaml, or the name of one beside it (default: "
@@ -139,12 +140,11 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
     """The options of a step of a recipe, with that recipe's defaults."""
     step, recipe, own = script.stem, script.parent.name, cfg.recipe
     facts = {
-        **{str(name): cfg[name] for name in cfg}, "cfg": cfg, "name": recipe, "batch": settings.batch_of(cfg),
+        **{str(name): cfg[name] for name in cfg}, "cfg": cfg, "name": recipe,
         "variants": " ".join(sorted(own.variants)), "runs": " ".join(own.runs),
         "fetched": ", or fetched by sacrebleu" if own.sacrebleu_sets else "",
         "on_card": "fp16" if cfg.common.get("fp16") else "bf16 where the GPUs have it, else fp16",
         "on_cpu": "fp32" if own.cpu_precision == "fp32" else "bf16 where it has units for it, else fp32",
-        "saves": cfg.optimization.max_update // cfg.checkpoint.save_interval_updates,
         "valid": ", ".join((own.valid_tests or {}).values()) or "not here",
     }  # fmt: skip
     name = str(script.relative_to(ROOT))
@@ -177,33 +177,31 @@ def resolve(cfg: DictConfig, args: argparse.Namespace, words: List[str]) -> Dict
     """The settings of a run, of the YAML, its variant, options and `key=value` words, each laid over those before."""
     # slow to import, and scripts of data_prep need the parser alone
     from collab_fairseq.models.config import OWN_FIELDS
-    from collab_fairseq.modules.settings import parse_sites
 
     for word in words:
         if decided := DECIDED.get(word.partition("=")[0]):
-            raise RecipeError(f"{word.partition('=')[0]} is what this recipe decides; give {decided}")
+            raise SettingsError(f"{word.partition('=')[0]} is what this recipe decides; give {decided}")
     given = {name: value for name, value in vars(args).items() if "." in name and value is not None}
     heads, key_dim = "model.collaborative_heads" in given, "model.key_dim" in given
     over = settings.variant(cfg, getattr(args, "variant", None) or "")
-    over += shlex.split(settings.FAST) if args.fast else []
+    over += settings.FAST.split() if args.fast else []
     stock = getattr(args, "stock", False)
     if stock:
         if args.fast or heads or key_dim:
-            raise RecipeError("--stock excludes --heads, --key-dim and --fast")
+            raise SettingsError("--stock excludes --heads, --key-dim and --fast")
         cfg = OmegaConf.merge(cfg, cfg.recipe.stock)  # type: ignore[assignment]
         cfg.model = {name: value for name, value in cfg.model.items() if name not in OWN_FIELDS}
-    count = max(1, cfg.optimization.max_update // cfg.checkpoint.save_interval_updates)
+    updates, interval = cfg.optimization.max_update, cfg.checkpoint.save_interval_updates
     if given.get("model.collaborative_heads") == "none" and not key_dim:
         cfg.model.key_dim = None
     cfg = settings.lay_over(cfg, over)
     for name, value in given.items():
         OmegaConf.update(cfg, name, value)
     cfg = settings.lay_over(cfg, words)
-    if not any(word.startswith("checkpoint.save_interval_updates=") for word in words):
-        cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // count)
     settings.check(cfg)
-    parse_sites(cfg.model.get("collaborative_heads") or "none", "--heads")
-    cfg.recipe.batch_tokens = settings.batch_of(cfg)
+    if interval > 0 and not any(word.startswith("checkpoint.save_interval_updates=") for word in words):
+        # as many checkpoints in a run of any length
+        cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // max(1, updates // interval))
     cfg.common.user_dir = None if stock else settings.USER_DIR
     return cfg
 
@@ -212,7 +210,7 @@ def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Name
     """The run that settings and options name, on the machine that they name."""
     recipe, own, model = script.parent.name, cfg.recipe, cfg.model
     if args.valid and not own.valid_tests:
-        raise RecipeError("--valid: this recipe has no references for its validation set")
+        raise SettingsError("--valid: this recipe has no references for its validation set")
     machine = Machine(
         own.device, own.gpus or 0, args.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1), args.node_rank or 0,
         args.master or "", args.threads or processor.usable_cores(), args.dry_run, own.precision,
@@ -227,8 +225,7 @@ def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Name
 
 
 def plan_training(run: RecipeRun) -> None:
-    """Check what can be checked before training, and divide the batch among the processes."""
-    run.check()
+    """Choose the precision, and divide the batch among the processes."""
     run.machine.choose_precision()
     run.machine.split_batch(run.recipe.batch_tokens, run.cfg.dataset.max_tokens)
 
@@ -256,10 +253,24 @@ def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]
     args, words = build_parser(script, cfg).parse_known_args(argv)
     for word in words:
         if word == "--":
-            raise RecipeError("flags after -- are gone: give settings, such as optimization.lr=[0.001] for --lr 0.001")
+            raise SettingsError("flags after -- are gone: give settings, such as optimization.lr=[0.001] for --lr 0.001")
         if word.startswith("-"):
-            raise RecipeError(f"unknown argument '{word}' (see --help)")
+            raise SettingsError(f"unknown argument '{word}' (see --help)")
     return resolve(cfg, args, words), args
+
+
+def read_run(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
+    """As `read`, for a step that is one run: its settings are validated, and its batch is computed.
+
+    Raises:
+        SettingsError: naming the setting that is wrong.
+    """
+    cfg, args = read(script, argv)
+    validate(cfg)
+    if script.stem in ("train", "run"):
+        check_averages(cfg)
+    cfg.recipe.batch_tokens = settings.batch_of(cfg)
+    return cfg, args
 
 
 def show_messages(name: str) -> None:
@@ -272,10 +283,12 @@ def main(script: Path, argv: List[str]) -> None:
     """Do a step of a recipe: what the folder and the name of the script say."""
     step, recipe = script.stem, script.parent.name
     show_messages(recipe)
-    cfg, args = read(script, argv)
     if step == "sweep":
-        sweep(recipe, cfg, args, ["--python", PYTHON, *passed_on(argv)])
+        cfg, args = read(script, argv)
+        one_run = script.with_name("run.sh")
+        sweep(recipe, cfg, args, ["--python", PYTHON, *passed_on(argv)], lambda words: read_run(one_run, words))
         return
+    cfg, args = read_run(script, argv)
     run = plan_run(script, argv, cfg, args)
     if step in ("train", "run"):
         plan_training(run)

@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -158,8 +159,26 @@ def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
 
 
 def export(run: Path, data: Path, model: Path) -> None:
-    """The folder for `collab translate` of a run, unless it is there."""
-    if not model.is_dir():
+    """The folder for `collab translate` of a run, unless it exists.
+
+    Raises:
+        RecipeError: it exists, but a file in it is missing or damaged.
+    """
+    from collab_fairseq.translation import TranslationError
+    from collab_fairseq.translation.tokenizer import read_card
+    from collab_fairseq.translation.torch_engine import MODEL
+
+    if model.is_dir():
+        try:
+            read_card(model)
+            for name in (MODEL, "README.md", "record.json"):
+                if not (model / name).is_file():
+                    raise TranslationError(f"{model} has no {name}")
+        except TranslationError as error:
+            raise RecipeError(
+                f"{error}; to make the folder again, run: rm -r {shlex.quote(str(model))} and then the same command"
+            ) from error
+    else:
         averaged, record = run / "averaged.pt", run / "record.json"
         collab("export", averaged, "--to", "folder", "--half", "--data", data, "--record", record, "--output", model)
 

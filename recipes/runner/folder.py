@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator
 
@@ -19,6 +20,21 @@ logger = logging.getLogger("recipe")
 RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
 
 
+def check_output(folder: Path) -> None:
+    """Make a folder of results, unless it exists.
+
+    Raises:
+        RecipeError: it cannot be made, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not tell of read-only disks and quotas
+    except OSError as error:
+        raise RecipeError(
+            f"--output must be a folder that can be written to; got {folder} ({error.strerror})"
+        ) from error
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other runs out of a folder, and remove what a killed one was writing.
@@ -26,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         RecipeError: another run is active there, and was a minute later.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    check_output(folder)
     try:
         lock = acquire_lock(str(folder / ".run.lock"), lambda: logger.info("waiting for another run in %s", folder))
     except TimeoutError as error:

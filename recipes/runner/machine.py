@@ -9,7 +9,7 @@ from typing import Iterator, List, NamedTuple, Optional
 
 from fairseq_modern import processor
 
-from .settings import PYTHON, RecipeError
+from .settings import PYTHON, RecipeError, SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -45,7 +45,7 @@ def choose_device(name: str, number: int) -> str:
         os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
         os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
     else:
-        raise RecipeError(f"--device must be auto, gpu or cpu, got '{name}'")
+        raise SettingsError(f"--device must be auto, gpu or cpu, got '{name}'")
     return device
 
 
@@ -91,7 +91,7 @@ class Machine:
         """Set precision to fp16, bf16 or fp32."""
         name = self.precision
         if name not in ("auto", "fp16", "bf16", "fp32"):
-            raise RecipeError(f"--precision must be auto, fp16, bf16 or fp32, got '{name}'")
+            raise SettingsError(f"--precision must be auto, fp16, bf16 or fp32, got '{name}'")
         if self.device == "gpu":
             if name == "auto":
                 if self.gpu_precision is None and self.capability is None:
@@ -131,7 +131,7 @@ class Machine:
 
         if given and given not in shares(processes, batch):
             possible = ", ".join(map(str, shares(processes, batch)))
-            raise RecipeError(
+            raise SettingsError(
                 f"--max-tokens {given} on {processes} processes does not give {batch} tokens per update; "
                 + (f"possible with --max-tokens {possible}" if possible else "no number does on so many")
             )
@@ -180,7 +180,7 @@ class Machine:
         elif self.nodes > 1:
             address, _, port = self.master.rpartition(":")
             if not address or not port.isdigit():
-                raise RecipeError(
+                raise SettingsError(
                     f"--nodes {self.nodes} outside Slurm needs --master HOST:PORT and, on each node, --node-rank R"
                 )
         words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from argparse import Namespace
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -42,6 +42,12 @@ class RecipeError(UserError):
     """What was asked for cannot be; one sentence says why, and what to do."""
 
 
+class SettingsError(RecipeError):
+    """A wrong setting or command line."""
+
+    exit_status = 2
+
+
 @dataclass
 class Recipe:
     """The section `recipe` of a YAML: what fairseq's own sections do not say. Paths are those of the repository."""
@@ -71,34 +77,64 @@ class Recipe:
     root: str = str(ROOT)
 
 
-def read(path: Path) -> DictConfig:
-    """A YAML, laid over those that its `defaults` name, as Hydra reads it."""
+def read(path: Path, readers: Tuple[Path, ...] = ()) -> DictConfig:
+    """A YAML, which overrides those that its `defaults` name, as Hydra reads it.
+
+    Args:
+        readers: the files whose `defaults` led here.
+    """
+    if path.resolve() in readers:
+        raise SettingsError(f"defaults must name other files; got {path} in a circle")
     try:
         own = OmegaConf.load(path)
     except FileNotFoundError as error:
-        raise RecipeError(f"there is no file {path}") from error
-    except (UnicodeDecodeError, YAMLError) as error:
-        raise RecipeError(f"{path} is no YAML: {error}") from error
+        raise SettingsError(f"there is no file {path}") from error
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise SettingsError(f"{path} is no YAML of settings: {error}") from error
     if not isinstance(own, DictConfig):
-        raise RecipeError(f"{path} must hold sections of settings, got a list")
+        raise SettingsError(f"{path} must hold sections of settings; got a list")
+    names = OmegaConf.to_container(own).pop("defaults", ["_self_"])  # type: ignore[union-attr,call-arg]
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise SettingsError(f"defaults in {path} must be a list of names of YAML files; got {names}")
+    own.pop("defaults", None)
     layers = []
-    for name in own.pop("defaults", ["_self_"]):
-        layers.append(own if name == "_self_" else read(path.parent / f"{name.partition('@')[0]}.yaml"))
+    for name in names:
+        parent = path.parent / f"{name.partition('@')[0]}.yaml"
+        layers.append(own if name == "_self_" else read(parent, (*readers, path.resolve())))
     return OmegaConf.merge(*layers)  # type: ignore[return-value]
 
 
 def load(recipe: str, config: Optional[str] = None) -> DictConfig:
-    """The YAML of a recipe, with that of `config` laid over it: a file, or the name of one in the recipe's folder."""
+    """The YAML of a recipe, overridden by that of `config`: a file, or the name of one in the recipe's folder."""
     layers = [OmegaConf.create({"recipe": asdict(Recipe())}), read(ROOT / "recipes" / recipe / f"{recipe}.yaml")]
     if config:
-        beside = ROOT / "recipes" / recipe / f"{config}.yaml"
-        if config.endswith(".sh"):
-            raise RecipeError(f"--config {config}: settings are YAML now, see recipes/{recipe}")
-        layers.append(read(beside if beside.is_file() else Path(config)))
+        neighbour = ROOT / "recipes" / recipe / f"{config}.yaml"
+        overrides = read(neighbour if neighbour.is_file() else Path(config))
+        for section, value in OmegaConf.to_container(overrides).items():  # type: ignore[union-attr]
+            if not isinstance(value, dict):
+                raise SettingsError(f"{section} in {config} must be a section of settings; got {shown(value)}")
+        _check_given(OmegaConf.merge(*layers), overrides)  # type: ignore[arg-type]
+        layers.append(overrides)
     cfg = OmegaConf.merge(*layers)
     cfg.pop("hydra", None)  # where fairseq-hydra-train has its runs
     cfg.checkpoint.save_dir = MISSING  # --output
+    if config:
+        check(cfg)  # type: ignore[arg-type]
     return cfg  # type: ignore[return-value]
+
+
+def _check_given(cfg: DictConfig, overrides: DictConfig) -> None:
+    """See that no override is `???`, which would leave the value that there is."""
+    for name in sorted(OmegaConf.missing_keys(overrides)):
+        if OmegaConf.select(cfg, name) is not None:
+            raise SettingsError(f"{name} must be given; got ???")
+
+
+def shown(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return "null" if value is None else str(value)
 
 
 def variant(cfg: DictConfig, name: str) -> List[str]:
@@ -108,37 +144,65 @@ def variant(cfg: DictConfig, name: str) -> List[str]:
         first = next((n for n in sorted(given, key=len, reverse=True) if f"{rest}_".startswith(f"{n}_")), None)
         if first is None:
             names = ", ".join(sorted(given)) or "none"
-            raise RecipeError(f"expected a variant of this recipe ({names}), or some joined by _, got '{name}'")
-        found += shlex.split(given[first])
+            raise SettingsError(
+                f"--variant must be a variant of this recipe ({names}), or some joined by _; got '{name}'"
+            )
+        found += shell_words(f"recipe.variants.{first}", given[first])
         rest = rest[len(first) + 1 :]
     return found
+
+
+def shell_words(name: str, text: str) -> List[str]:
+    """The words of a setting or option that is written as on a command line."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"{name} must be words as in a shell; got {text} ({error})") from error
 
 
 def lay_over(cfg: DictConfig, words: List[str]) -> DictConfig:
     """The settings with `key=value` words over them."""
     for word in words:
         if not re.match(r"\w+(\.\w+)+=", word):
-            raise RecipeError(f"expected a setting such as optimization.lr=[0.001], got '{word}'")
+            raise SettingsError(f"expected a setting such as optimization.lr=[0.001], got '{word}'")
     try:
-        return OmegaConf.merge(cfg, OmegaConf.from_dotlist(words))  # type: ignore[return-value]
+        overrides = OmegaConf.from_dotlist(words)
+        _check_given(cfg, overrides)
+        return OmegaConf.merge(cfg, overrides)  # type: ignore[return-value]
     except (OmegaConfBaseException, YAMLError) as error:
-        raise RecipeError(f"{' '.join(words)}: {str(error).splitlines()[0]}") from error
+        raise SettingsError(f"{' '.join(words)}: {_first_line(error)}") from error
 
 
-def check(cfg: DictConfig) -> None:
-    """See that every name is one of fairseq's, of the model's or of a recipe, and every value of its type."""
-    schemas = _schemas(cfg)
-    for section in cfg:
+def check(cfg: DictConfig) -> Dict[str, DictConfig]:
+    """See that every name is one of fairseq's, of the model's or of a recipe, and every value of its type.
+
+    Returns:
+        Section → its settings, with the defaults of those that `cfg` does not have.
+
+    Raises:
+        SettingsError: naming the setting.
+    """
+    try:
+        OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise SettingsError(f"{error.full_key} must have a value: {_first_line(error)}") from error
+    schemas, complete = _schemas(cfg), {}
+    for section in map(str, cfg):
         if section not in schemas:
-            raise RecipeError(f"{section} is no section of settings; the nearest is {_nearest(str(section), schemas)}")
+            raise SettingsError(f"{section} is no section of settings; the nearest is {_nearest(section, schemas)}")
         try:
-            OmegaConf.merge(schemas[section], cfg[section])
+            complete[section] = OmegaConf.merge(schemas[section], cfg[section])
         except ConfigKeyError as error:
             key, names = f"{section}.{error.full_key}", [about.name for about in fields(error.object_type)]
             nearest = f"{key.rpartition('.')[0]}.{_nearest(str(error.key), names)}"
-            raise RecipeError(f"{key} is no setting; the nearest is {nearest}") from error
+            raise SettingsError(f"{key} is no setting; the nearest is {nearest}") from error
         except OmegaConfBaseException as error:
-            raise RecipeError(f"{section}.{error.full_key}: {str(error).splitlines()[0]}") from error
+            raise SettingsError(f"{section}.{error.full_key}: {_first_line(error)}") from error
+    return complete  # type: ignore[return-value]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _nearest(name: str, names: Any) -> str:
@@ -148,32 +212,43 @@ def _nearest(name: str, names: Any) -> str:
 def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
     """Section → the dataclass that has its settings."""
     from fairseq.dataclass.configs import FairseqConfig
-    from fairseq.models.transformer import TransformerConfig
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.models.transformer import TransformerConfig, TransformerModelBase
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
     from fairseq.utils import import_user_module
 
+    from collab_fairseq.models import TransformerCollabModel
     from collab_fairseq.models.config import TransformerCollabConfig
 
     import_user_module(Namespace(user_dir=USER_DIR))
-    found: Dict[Any, Any] = {section: about.type for section, about in FairseqConfig.__dataclass_fields__.items()}
-    found["recipe"] = Recipe
-    found["model"] = TransformerConfig if cfg.model._name == "transformer" else TransformerCollabConfig
-    registries = {"task": TASK_DATACLASS_REGISTRY, **{k: v["dataclass_registry"] for k, v in REGISTRIES.items()}}
+    models = {
+        name: TransformerCollabConfig if issubclass(model, TransformerCollabModel) else TransformerConfig
+        for name, model in ARCH_MODEL_REGISTRY.items()
+        if issubclass(model, TransformerModelBase)
+    }
+    registries = {"task": TASK_DATACLASS_REGISTRY, "model": models}
+    registries.update({section: registry["dataclass_registry"] for section, registry in REGISTRIES.items()})
+    schemas: Dict[Any, Any] = {about.name: about.type for about in fields(FairseqConfig) if is_dataclass(about.type)}
+    schemas["recipe"] = Recipe
     for section, registry in registries.items():
-        name = OmegaConf.select(cfg, f"{section}._name")
-        if section in cfg and name not in registry:
-            nearest = _nearest(str(name), registry)
-            raise RecipeError(f"{section}._name={name}: there is no such {section}; the nearest is {nearest}")
-        found[section] = registry.get(name)
-    return found
+        if section in cfg:
+            name = OmegaConf.select(cfg, f"{section}._name")
+            if name not in registry:
+                raise SettingsError(
+                    f"{section}._name must be one of fairseq's or this project's, such as "
+                    f"{_nearest(str(name), registry)}; got {shown(name)}"
+                )
+            schemas[section] = registry[name]
+    return schemas
 
 
-def _leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:
+def leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:
+    """Name and value of each setting of a section; of nested ones, names with dots."""
     for key in section:
         value = None if OmegaConf.is_missing(section, key) else section[key]
         if isinstance(value, DictConfig):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
 
@@ -182,7 +257,7 @@ def flags(cfg: DictConfig, *sections: str) -> List[str]:
     """The settings of sections as words of a command line of fairseq's, but for the data, which have no flag."""
     words: List[str] = []
     for section in sections:
-        for key, value in _leaves(cfg.get(section) or OmegaConf.create({})):
+        for key, value in leaves(cfg.get(section) or OmegaConf.create({})):
             name = {"model": "arch"}.get(section, section) if key == "_name" else key
             flag = "--" + re.sub(r"[._]", "-", name)
             if value is True:
@@ -198,10 +273,15 @@ def identity(cfg: DictConfig) -> Dict[str, Any]:
     if cfg.recipe.training_module:
         found["recipe.training_module"] = cfg.recipe.training_module.replace(f"{ROOT}/", "")
     for section in (*TRAINING[:-1], "generation", "common_eval"):
-        for key, value in _leaves(cfg.get(section) or OmegaConf.create({})):
+        for key, value in leaves(cfg.get(section) or OmegaConf.create({})):
             if key not in MACHINE.get(section, ()) and value is not None:
                 found[f"{section}.{key}"] = value.replace(f"{ROOT}/", "") if isinstance(value, str) else value
     return found
+
+
+def stage_ends(updates: int, interval: int, stages: int) -> List[int]:
+    """The updates after which a run is averaged: multiples of the interval of its checkpoints, and its end."""
+    return [*(updates * n // stages // interval * interval for n in range(1, stages)), updates]
 
 
 def batch_of(cfg: DictConfig) -> int:

@@ -14,7 +14,7 @@ for ((word = 1; word <= $#; word++)); do
 done
 command -v "$python" >/dev/null || {
     echo "${script#"$root/"}: error: no Python '$python'; name one with --python" >&2
-    exit 1
+    exit 2
 }
 # steps run in other folders
 case $python in /*) ;; */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac

@@ -6,20 +6,22 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, List
 
 from omegaconf import DictConfig
 
 from collab_fairseq.records.rows import load_run
 
 from . import settings
+from .folder import check_output
 from .machine import cards
 from .process import STOPPED, forward_signals, run_logged, start, terminate
-from .settings import ROOT, RecipeError
+from .settings import ROOT, RecipeError, SettingsError
 from .training import collab
 
 logger = logging.getLogger("recipe")
@@ -28,8 +30,8 @@ Processes = Dict[str, "subprocess.Popen[Any]"]
 
 def parse(run: str) -> List[str]:
     """HEADS, KEY_DIM and VARIANT, which may be empty, of a run as `runs` of a YAML name it."""
-    if not re.fullmatch(r"[a-z_]+:[0-9]+(:[a-z0-9_-]+)?", run):
-        raise RecipeError(f"--runs: expected HEADS:KEY_DIM[:VARIANT], got '{run}'")
+    if not re.fullmatch(r"[a-z_]+:0*[1-9][0-9]*(:[a-z0-9_-]+)?", run):
+        raise SettingsError(f"--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got '{run}'")
     heads, key_dim, *variant = run.split(":")
     return [heads, key_dim, *(variant or [""])]
 
@@ -110,8 +112,7 @@ def write_tables(output: Path, names: Iterable[str]) -> None:
     folders = [output / name for name in names]
     records = [folder / "record.json" for folder in folders if (folder / "record.json").is_file()]
     if not records:
-        logger.info("no run is finished: no table")
-        return
+        raise RecipeError(f"none of these runs is finished in {output}: there is nothing for a table")
     # the first run is what the others are compared with
     compared = records[0].parent == folders[0] and len(records) > 1
     publish("table.md", *records, *(["--baseline", load_run(records[0])["name"]] if compared else []))
@@ -123,24 +124,39 @@ def write_tables(output: Path, names: Iterable[str]) -> None:
         publish("averages.md", *averages, "--group-by", "heads,key_dim,config.optimization.max_update,averaged")
 
 
-def sweep(recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[str]) -> None:
+def submitting(option: str) -> List[str]:
+    """The words of --submit: a program and its arguments."""
+    words = settings.shell_words("--submit", option)
+    if not (words and shutil.which(words[0])):
+        raise SettingsError(f"--submit must begin with a program that is installed; got '{option}'")
+    return words
+
+
+def sweep(
+    recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[str], check_run: Callable[[List[str]], Any]
+) -> None:
     """Make the runs that settings and options name, each once per seed, and the table of those that are finished.
 
     Args:
         passed: words for every run.sh.
+        check_run: raises an error if a run with these words cannot be made.
     """
     output, program = Path(args.output or ROOT / "runs" / recipe), [str(ROOT / "recipes" / recipe / "run.sh")]
-    if args.submit:
-        program = [*shlex.split(args.submit), str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+    if args.submit is not None:
+        program = [*submitting(args.submit), str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+    chosen = cfg.recipe.runs if args.runs is None else args.runs
+    if not chosen:
+        raise SettingsError("--runs must name at least one run, such as none:64; got ''")
     for name in (word.partition("=")[0] for word in passed):
         if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
-            raise RecipeError(f"{name} is what each run of a sweep has of its own; give --runs or --seeds")
+            raise SettingsError(f"{name} is what each run of a sweep has of its own; give --runs or --seeds")
     runs: Dict[str, List[str]] = {}
-    for seed in args.seeds or [cfg.common.seed]:
-        for heads, key_dim, variant in map(parse, args.runs or cfg.recipe.runs):
-            settings.variant(cfg, variant)  # which complains of what is none
-            name = run_name(heads, key_dim, variant, seed, cfg.optimization.max_update)
+    for number, seed in enumerate(args.seeds or [cfg.common.seed]):
+        for heads, key_dim, variant in map(parse, chosen):
             words = ["--heads", heads, "--key-dim", key_dim, *(["--variant", variant] if variant else [])]
+            if number == 0 and not args.table:
+                check_run([*words, *passed])
+            name = run_name(heads, key_dim, variant, seed, cfg.optimization.max_update)
             runs[name] = [*program, *words, "--seed", str(seed), "--output", str(output / name), *passed]
     if args.table:
         write_tables(output, runs)
@@ -153,12 +169,14 @@ def sweep(recipe: str, cfg: DictConfig, args: argparse.Namespace, passed: List[s
             left[name] = command
     if args.dry_run:
         sys.stdout.write("".join(f"{shlex.join(command)}\n" for command in left.values()))
-    elif args.submit:
+    elif args.submit is not None:
         for name, command in left.items():
             if run_logged(command):
                 raise RecipeError(f"{name} could not be submitted")
     else:
+        check_output(output)
         failed = make(left, output, args.jobs or 1, cfg.recipe.gpus or 0)
-        write_tables(output, runs)
+        if len(failed) < len(runs):
+            write_tables(output, runs)
         if failed:
             raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes from here")

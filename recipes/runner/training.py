@@ -23,7 +23,7 @@ from fairseq_modern.survival.resuming import Checkpoint, is_whole, newest_whole,
 from .folder import keep_settings, kept_settings
 from .machine import Machine
 from .process import run_logged
-from .settings import PYTHON, ROOT, TRAINING, RecipeError, flags, identity
+from .settings import PYTHON, ROOT, TRAINING, RecipeError, flags, identity, stage_ends
 
 logger = logging.getLogger("recipe")
 
@@ -100,34 +100,12 @@ class RecipeRun:
     @property
     def ends(self) -> List[int]:
         """The updates after which the run is averaged, the last its end."""
-        count = self.recipe.stages
-        parts = [self.updates * n // count // self.interval * self.interval for n in range(1, count)]
-        return [*parts, self.updates]
+        return stage_ends(self.updates, self.interval, self.recipe.stages)
 
     def average_at(self, end: int) -> Average:
         """The average of a stage that ends after this update."""
         stage = "" if end == self.updates else f".u{end}"
         return Average(self.recipe.average, "update", end, stage, stage or self.suffix)
-
-    def check(self) -> None:
-        """Reject what would otherwise come to light at the end of training."""
-        stages, average, keep = self.recipe.stages, self.recipe.average, self.cfg.checkpoint.keep_interval_updates
-        if stages > 1 and self.cfg.lr_scheduler._name == "cosine":
-            raise RecipeError(
-                f"--stages {stages}: with a learning rate that falls to zero at the end only that can be averaged"
-            )
-        first = self.ends[0]
-        if first // self.interval < average:
-            lower = "--average" if stages == 1 else "--average or --stages"
-            raise RecipeError(
-                f"--average {average}: there are fewer checkpoints, {first // self.interval}, by update {first}, one "
-                f"every {self.interval}; lower {lower}, or raise --updates"
-            )
-        if 0 < keep < average:  # else fairseq keeps all
-            raise RecipeError(
-                f"--average {average}: only {keep} checkpoints are kept; give "
-                f"checkpoint.keep_interval_updates={average}, or a lower --average"
-            )
 
     # --- data and settings ------------------------------------------------------------------------------------------
 

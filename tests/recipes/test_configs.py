@@ -154,8 +154,8 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
         ("model.encoder.layer=3", "model.encoder.layer is no setting; the nearest is model.encoder.layers"),
         ("recipe.averag=3", "recipe.averag is no setting; the nearest is recipe.average"),
         ("optimisation.lr=[1]", "optimisation is no section of settings; the nearest is optimization"),
-        ("optimizer._name=fuse_adam", "there is no such optimizer; the nearest is fused_adam"),
-        ("bpe.codes=x", "bpe._name=None: there is no such bpe; the nearest is "),
+        ("optimizer._name=fuse_adam", "optimizer._name must be one of fairseq's or this project's, such as fused_adam; got fuse"),
+        ("bpe.codes=x", "bpe._name must be one of fairseq's or this project's, such as "),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("recipe.stages=true", "recipe.stages: Value 'True' of type 'bool' could not be converted to Integer"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
@@ -170,7 +170,7 @@ def test_settings_that_are_none_are_refused_by_name(word, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"a: [1\n", "own.yaml is no YAML: "), (b"x\xff: 1\n", "own.yaml is no YAML: "), (b"- a\n", "got a list")],
+    [(b"a: [1\n", "own.yaml is no YAML of settings: "), (b"x\xff: 1\n", "own.yaml is no YAML of settings: "), (b"- a\n", "got a list")],
 )
 def test_a_file_of_settings_that_is_none_is_refused(text, message, tmp_path):
     (tmp_path / "own.yaml").write_bytes(text)

@@ -219,5 +219,5 @@ def test_a_folder_holds_one_run_and_the_same_command_again_only_prints(prepared,
     ],
 )
 def test_wrong_options_leave_nothing(prepared, tmp_path, flags, message):
-    rejected(recipe(prepared, tmp_path / "run", *flags, check=False), message)
+    rejected(recipe(prepared, tmp_path / "run", *flags, check=False), message, status=2)
     assert not (tmp_path / "run").exists()

@@ -31,7 +31,7 @@ def test_every_script_has_help_and_refuses_unknown_options(script, link, tmp_pat
     assert f"usage: {name}" in help_text
     assert "--output DIR " in help_text
     done = run("bash", link / name, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == f"{name}: error: unknown argument '--sauce' (see --help)\n"
     assert list(tmp_path.iterdir()) == []
 
