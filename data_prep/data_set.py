@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from runner.cli import Parser, positive
+from runner.options import Parser, positive
 
 HERE = Path(__file__).resolve().parent
 

@@ -157,7 +157,8 @@ def make_record(
     files = [file_setting(path) for path in checkpoints_of(args)]
     settings = {"checkpoint": files[0] if len(files) == 1 else files, **settings}
     kind = "gpu" if str(device).startswith("cuda") else "cpu"
-    return Record("heads", name, command(program), settings, args.json, device=kind, threads=torch.get_num_threads())
+    noted = getattr(args, "command_line", command(program))
+    return Record("heads", name, noted, settings, args.json, device=kind, threads=torch.get_num_threads())
 
 
 def draw_heads(args: argparse.Namespace, values: Dict[str, float], label: str) -> None:

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from runner import settings
-from runner.cli import Parser, absolute, positive, show_messages
+from runner.cli import show_messages
+from runner.options import Parser, absolute, positive
 from runner.process import run_logged
 from runner.progress import shown
 from runner.settings import PYTHON, ROOT, RecipeError
@@ -23,9 +24,11 @@ at a time where OMP_NUM_THREADS says so), average, translate, score, and show th
 few translations. The same command continues an interrupted demo; what is finished is skipped."""
 ENDING = "OUTPUT: data/, one folder per model as recipes/toy/run.sh leaves it, summary.md, validation.svg."
 CORPUS = {
-    "train": (12000, "sentence pairs to train on"), "valid": (500, "sentence pairs to validate on"),
-    "test": (500, "sentence pairs to translate"), "vocab_size": (1500, "SentencePiece pieces, both languages together"),
-}  # fmt: skip
+    "train": (12000, "sentence pairs to train on"),
+    "valid": (500, "sentence pairs to validate on"),
+    "test": (500, "sentence pairs to translate"),
+    "vocab_size": (1500, "SentencePiece pieces, both languages together"),
+}
 
 
 def parse(toy: settings.DictConfig) -> argparse.Namespace:
@@ -34,8 +37,9 @@ def parse(toy: settings.DictConfig) -> argparse.Namespace:
         "seed": (1, "of the corpus and of the training"),
         "updates": (toy.optimization.max_update, "length of each training"),
         "warmup": (toy.lr_scheduler.warmup_updates, "warm-up updates of the learning rate"),
-        "average": (toy.recipe.average, "average the last N checkpoints"), **CORPUS,
-    }  # fmt: skip
+        "average": (toy.recipe.average, "average the last N checkpoints"),
+        **CORPUS,
+    }
     for name, (default, text) in numbers.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, metavar="N", type=positive, default=default, help=f"{text} (default: %(default)s)")

@@ -13,11 +13,12 @@ from typing import Any, Callable, List
 
 import gates
 import page
-from runner.cli import absolute, show_messages
+from runner.cli import show_messages
 from runner.machine import Machine
+from runner.options import absolute
+from runner.programs import collab
 from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
-from runner.training import collab
 
 from collab_fairseq.cli.main import build_parser as collab_parser
 from collab_fairseq.cli.options import positive

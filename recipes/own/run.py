@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runner import cli, settings
 from runner.evaluation import export
+from runner.options import build_parser
 from runner.progress import shown
 from runner.settings import ROOT
 from runner.summary import summarise
@@ -27,7 +28,7 @@ leave a folder for `collab translate`. Bad text is refused in one sentence and l
 def main() -> None:
     argv = sys.argv[1:]
     if {"-h", "--help"} & {*argv}:
-        parser = cli.build_parser(SCRIPT, settings.load("own"))
+        parser = build_parser(SCRIPT, settings.load("own"))
         parser.description, parser.conflict_handler = ABOUT, "resolve"
         group = parser.add_argument_group("your text")
         own.add_options(group)

@@ -10,7 +10,8 @@ from pathlib import Path
 import report
 import study
 import torch
-from runner.cli import number, show_messages
+from runner.cli import show_messages
+from runner.options import number
 from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
 

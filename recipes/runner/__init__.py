@@ -5,7 +5,7 @@ hands their arguments to recipes/run.py. A script is a step of a recipe by its n
 sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a program of its own name beside it
 (wmt14_en_de/rehearse.sh, rehearse.py) has that one run instead, with this package within reach:
 
-    settings     YAML and overrides: `load("multi30k", "table")`, `lay_over(cfg, ["model.dropout=0.1"])`, `check(cfg)`;
+    settings     YAML and overrides: `load("multi30k", "table")`, `overrides(cfg, ["model.dropout=0.1"])`, `check(cfg)`;
                  fairseq's flags: `flags(cfg, "model", "optimizer")`; `ROOT`, `PYTHON`, `RecipeError` (one sentence, no
                  traceback, exit status 1), `SettingsError` (the same for wrong settings and command lines, 2)
     validation   `validate(cfg)`: ranges, and whether fairseq can build task, model, criterion, optimizer, scheduler
@@ -13,12 +13,13 @@ sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a prog
     process      `run_logged(command, log)` runs a process that signals are forwarded to and that dies with the runner;
                  it ends with status 75 (`STOPPED`) if the process was asked to stop
     folder       a folder holds one run: `locked(folder)`, `keep_settings(folder, {…})`
-    training     `RecipeRun`: what is finished and what comes next; `collab("score", …)`: what `collab` does, in this
-                 process; `tool("fairseq-train")`
+    training     `RecipeRun`: what is finished and what comes next
+    programs     `collab("score", …)`: what `collab` does, in this process; `tool("fairseq-train")`
     evaluation   `evaluate(run)`: translations, scores, record, model folder
     sweep        several runs and their table; `run_name`
-    cli          `main(script, arguments)`: a step of a recipe; `Parser`, whose errors are one sentence;
-                 `show_messages(name)`
+    options      the options of a step; `Parser`, whose errors are one sentence
+    cli          `main(script, arguments)`: a step of a recipe; `show_messages(name)`
 
-A program of its own parses its options with `cli.Parser` and ends with `collab_fairseq.cli.main.guarded(NAME, main)`.
+A program of its own parses its options with `options.Parser` and ends with
+`collab_fairseq.cli.main.guarded(NAME, main)`.
 """

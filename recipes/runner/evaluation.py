@@ -16,8 +16,9 @@ from collab_fairseq.records.training import make_record
 from fairseq_modern.files import whole_or_not_at_all
 
 from .process import run_logged
+from .programs import collab, tool
 from .settings import ROOT, RecipeError, flags
-from .training import Average, RecipeRun, collab, tool
+from .training import Average, RecipeRun
 
 logger = logging.getLogger("recipe")
 
@@ -48,11 +49,22 @@ def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
     logger.info("translating %s", name)
     cfg = run.cfg
     command = [
-        tool("fairseq-generate"), str(run.data / "data-bin"), "--path", str(run.averaged(average)),
-        "--gen-subset", split, *flags(cfg, "task", "generation", "common_eval"), "--max-tokens",
-        str(run.recipe.decoding_tokens), *(["--user-dir", cfg.common.user_dir] if cfg.common.user_dir else []),
-        *run.machine.flags(), "--seed", str(cfg.common.seed), "--num-workers", "0",
-    ]  # fmt: skip
+        tool("fairseq-generate"),
+        str(run.data / "data-bin"),
+        "--path",
+        str(run.averaged(average)),
+        "--gen-subset",
+        split,
+        *flags(cfg, "task", "generation", "common_eval"),
+        "--max-tokens",
+        str(run.recipe.decoding_tokens),
+        *(["--user-dir", cfg.common.user_dir] if cfg.common.user_dir else []),
+        *run.machine.flags(),
+        "--seed",
+        str(cfg.common.seed),
+        "--num-workers",
+        "0",
+    ]
     errors, threads = Path(f"{log}.err"), {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
     with whole_or_not_at_all(str(log)) as out, open(errors, "wb") as err:
         if run_logged(command, stdout=out, stderr=err, env=threads):
@@ -91,9 +103,17 @@ def score(run: RecipeRun, average: Average, name: str) -> None:
     file = references(run, name)
     sys.stdout.write(f"{name}\n")
     collab(
-        "score", run.output / f"{marked}.generate.log", "--reference", file, "--target-lang", target, "--json",
-        scores, "--hypotheses", run.output / "hypotheses" / f"{marked}.{target}.gz",
-    )  # fmt: skip
+        "score",
+        run.output / f"{marked}.generate.log",
+        "--reference",
+        file,
+        "--target-lang",
+        target,
+        "--json",
+        scores,
+        "--hypotheses",
+        run.output / "hypotheses" / f"{marked}.{target}.gz",
+    )
     check_lengths(name, scores, run.data / "prepared.txt")
 
 
@@ -119,16 +139,23 @@ def check_lengths(name: str, scores: Path, prepared: Path) -> None:
 def record(run: RecipeRun, average: Average) -> None:
     """One JSON of everything that was done and seen."""
     what = f"{average.suffix}.valid" if run.valid else average.suffix
-    file, stage = run.output / f"record{what}.json", average.stage
+    file, stage = run.output / f"record{what}.json", average.stage_suffix
     if not file.exists():
         checkpoint = run.averaged(average)
         made = make_record(
-            f"{run.name}{what}", run.command_line, checkpoint=checkpoints.load_with_model(checkpoint),
-            train_log=run.output / f"train{stage}.log", usage=run.output / f"train{stage}.usage.jsonl",
-            data_sums=run.data / "SHA256SUMS", seed=run.cfg.common.seed, threads=run.machine.threads, repository=ROOT,
+            f"{run.name}{what}",
+            run.command_line,
+            checkpoint=checkpoints.load_with_model(checkpoint),
+            train_log=run.output / f"train{stage}.log",
+            usage=run.output / f"train{stage}.usage.jsonl",
+            data_sums=run.data / "SHA256SUMS",
+            seed=run.cfg.common.seed,
+            threads=run.machine.threads,
+            repository=ROOT,
             scores={name: run.output / f"{name}{average.suffix}.scores.json" for name in run.sets.values()},
-            losses=losses(run, checkpoint), files=files_of(run),
-        )  # fmt: skip
+            losses=losses(run, checkpoint),
+            files=files_of(run),
+        )
         write_json(made, file)
     logger.info("record: %s", file)
 

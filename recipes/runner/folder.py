@@ -46,9 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock = acquire_lock(str(folder / ".run.lock"), lambda: logger.info("waiting for another run in %s", folder))
     except TimeoutError as error:
-        raise RecipeError(
-            f"another run is active in {folder}; wait until it ends, or give another --output"
-        ) from error
+        raise RecipeError(f"another run is active in {folder}; wait until it ends, or give another --output") from error
     try:
         for each in (folder, folder / "hypotheses"):
             remove_stale_temp_files(str(each))

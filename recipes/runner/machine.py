@@ -13,6 +13,16 @@ from .settings import PYTHON, RecipeError, SettingsError
 
 logger = logging.getLogger("recipe")
 
+#: settings whose flags `Machine.training_flags` decides
+DECIDED_BY_MACHINE = (
+    "common.fp16",
+    "common.bf16",
+    "common.cpu",
+    "dataset.max_tokens",
+    "optimization.update_freq",
+    "distributed_training.distributed_world_size",
+    "distributed_training.distributed_backend",
+)
 #: fairseq leaves out longer sentences (--max-source-positions)
 LONGEST = 1024
 
@@ -148,8 +158,13 @@ class Machine:
         kind = "GPU" if self.device == "gpu" else "CPU process"
         logger.info(
             "%d %s(s) x %d tokens x update-freq %d = %d tokens per update, %s",
-            processes, kind, self.max_tokens, self.update_freq, batch, self.precision,
-        )  # fmt: skip
+            processes,
+            kind,
+            self.max_tokens,
+            self.update_freq,
+            batch,
+            self.precision,
+        )
 
     def flags(self) -> List[str]:
         """Of fairseq's programs: one GPU or the CPU. Without a world size they would take every GPU that they see."""
@@ -174,8 +189,10 @@ class Machine:
         if self.nodes > 1 and job:
             hosts = subprocess.run(
                 ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
-                stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             address = hosts.stdout.split()[0]
         elif self.nodes > 1:
             address, _, port = self.master.rpartition(":")
@@ -192,10 +209,22 @@ class Machine:
         cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE") or str(self.threads)
         nodes = str(self.nodes)
         return [
-            "srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node", "1", "--kill-on-bad-exit=1",
-            "--cpus-per-task", cores, "bash", "-c", 'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"', "torchrun",
+            "srun",
+            "--nodes",
+            nodes,
+            "--ntasks",
+            nodes,
+            "--ntasks-per-node",
+            "1",
+            "--kill-on-bad-exit=1",
+            "--cpus-per-task",
+            cores,
+            "bash",
+            "-c",
+            'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"',
+            "torchrun",
             *words,
-        ]  # fmt: skip
+        ]
 
 
 def rendezvous_port() -> str:

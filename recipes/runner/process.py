@@ -70,9 +70,7 @@ def terminate(process: "subprocess.Popen[Any]") -> None:
             os.kill(process.pid, signal.SIGTERM)
 
 
-def run_logged(
-    command: Sequence[Any], log: Optional[Path] = None, usage: Optional[Path] = None, **options: Any
-) -> int:
+def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Optional[Path] = None, **options: Any) -> int:
     """Run a command to its end. SIGINT and SIGTERM to this process ask the command to stop.
 
     Args:

@@ -1,4 +1,4 @@
-"""The settings of a run: its recipe's YAML, what is laid over it, and fairseq's flags that say the same."""
+"""The settings of a run: its recipe's YAML, what overrides it, and fairseq's flags that say the same."""
 
 import difflib
 import os
@@ -34,7 +34,7 @@ MACHINE = {
     "task": {"data"}, "dataset": {"max_tokens", "num_workers"}, "optimization": {"update_freq"},
     "checkpoint": {"save_dir"},
 }  # fmt: skip
-#: what --fast lays over
+#: what --fast overrides
 FAST = "criterion._name=label_smoothed_cross_entropy_chunked optimizer._name=fused_adam model.fast_dropout=true"
 
 
@@ -72,7 +72,7 @@ class Recipe:
     stages: int = 1  # each of which is averaged, translated, scored and recorded
     decoding_tokens: int = 4000  # tokens in a batch of fairseq-generate
     variants: Dict[str, str] = field(default_factory=dict)  # name → settings as on the command line
-    stock: Optional[Dict[str, Any]] = None  # what --stock lays over, for fairseq's own transformer
+    stock: Optional[Dict[str, Any]] = None  # overrides of --stock, for fairseq's own transformer
     runs: List[str] = field(default_factory=list)  # HEADS:KEY_DIM[:VARIANT] of a sweep
     root: str = str(ROOT)
 
@@ -112,10 +112,11 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
     if config:
         neighbour = ROOT / "recipes" / recipe / f"{config}.yaml"
         overrides = read(neighbour if neighbour.is_file() else Path(config))
-        for section, value in OmegaConf.to_container(overrides).items():  # type: ignore[union-attr]
+        values: Any = OmegaConf.to_container(overrides)
+        for section, value in values.items():
             if not isinstance(value, dict):
                 raise SettingsError(f"{section} in {config} must be a section of settings; got {shown(value)}")
-        _check_given(OmegaConf.merge(*layers), overrides)  # type: ignore[arg-type]
+        _check_given(OmegaConf.merge(*layers), values)  # type: ignore[arg-type]
         layers.append(overrides)
     cfg = OmegaConf.merge(*layers)
     cfg.pop("hydra", None)  # where fairseq-hydra-train has its runs
@@ -125,11 +126,13 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
     return cfg  # type: ignore[return-value]
 
 
-def _check_given(cfg: DictConfig, overrides: DictConfig) -> None:
+def _check_given(cfg: DictConfig, overrides: Any, prefix: str = "") -> None:
     """See that no override is `???`, which would leave the value that there is."""
-    for name in sorted(OmegaConf.missing_keys(overrides)):
-        if OmegaConf.select(cfg, name) is not None:
-            raise SettingsError(f"{name} must be given; got ???")
+    for key, value in overrides.items():
+        if isinstance(value, dict):
+            _check_given(cfg, value, f"{prefix}{key}.")
+        elif value == MISSING and OmegaConf.select(cfg, f"{prefix}{key}") is not None:
+            raise SettingsError(f"{prefix}{key} must be given; got ???")
 
 
 def shown(value: Any) -> str:
@@ -138,7 +141,7 @@ def shown(value: Any) -> str:
 
 
 def variant(cfg: DictConfig, name: str) -> List[str]:
-    """The settings of a variant: of one name, or of several joined by _, each laid over those before."""
+    """The settings of a variant: of one name, or of several joined by _, each overriding those before."""
     given, rest, found = cfg.recipe.variants, name, []
     while rest:
         first = next((n for n in sorted(given, key=len, reverse=True) if f"{rest}_".startswith(f"{n}_")), None)
@@ -160,17 +163,26 @@ def shell_words(name: str, text: str) -> List[str]:
         raise SettingsError(f"{name} must be words as in a shell; got {text} ({error})") from error
 
 
-def lay_over(cfg: DictConfig, words: List[str]) -> DictConfig:
-    """The settings with `key=value` words over them."""
+def overrides(cfg: DictConfig, words: List[str]) -> DictConfig:
+    """The settings of `key=value` words, which are to override some of `cfg`."""
     for word in words:
         if not re.match(r"\w+(\.\w+)+=", word):
             raise SettingsError(f"expected a setting such as optimization.lr=[0.001], got '{word}'")
     try:
-        overrides = OmegaConf.from_dotlist(words)
-        _check_given(cfg, overrides)
-        return OmegaConf.merge(cfg, overrides)  # type: ignore[return-value]
+        settings = OmegaConf.from_dotlist(words)
+        _check_given(cfg, OmegaConf.to_container(settings))
     except (OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(f"{' '.join(words)}: {_first_line(error)}") from error
+    return settings
+
+
+def stock(cfg: DictConfig) -> DictConfig:
+    """The settings of fairseq's own transformer of the same size: `recipe.stock`, without what only our model has."""
+    from collab_fairseq.models.config import OWN_FIELDS
+
+    cfg = OmegaConf.merge(cfg, cfg.recipe.stock)  # type: ignore[assignment]
+    cfg.model = {name: value for name, value in cfg.model.items() if name not in OWN_FIELDS}
+    return cfg
 
 
 def check(cfg: DictConfig) -> Dict[str, DictConfig]:
@@ -213,7 +225,7 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
     """Section → the dataclass that has its settings."""
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.models import ARCH_MODEL_REGISTRY
-    from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+    from fairseq.models.transformer import TransformerConfig, TransformerModel
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
     from fairseq.utils import import_user_module
@@ -222,11 +234,8 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
     from collab_fairseq.models.config import TransformerCollabConfig
 
     import_user_module(Namespace(user_dir=USER_DIR))
-    models = {
-        name: TransformerCollabConfig if issubclass(model, TransformerCollabModel) else TransformerConfig
-        for name, model in ARCH_MODEL_REGISTRY.items()
-        if issubclass(model, TransformerModelBase)
-    }
+    of_model = {TransformerModel: TransformerConfig, TransformerCollabModel: TransformerCollabConfig}
+    models = {name: of_model[model] for name, model in ARCH_MODEL_REGISTRY.items() if model in of_model}
     registries = {"task": TASK_DATACLASS_REGISTRY, "model": models}
     registries.update({section: registry["dataclass_registry"] for section, registry in REGISTRIES.items()})
     schemas: Dict[Any, Any] = {about.name: about.type for about in fields(FairseqConfig) if is_dataclass(about.type)}

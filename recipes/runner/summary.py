@@ -10,8 +10,15 @@ from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_generate_log
 
 COLUMNS = (
-    "heads", "key_dim", "parameters", "valid_loss", "compound_split", "sacrebleu", "words_per_second", "wall_time",
-)  # fmt: skip
+    "heads",
+    "key_dim",
+    "parameters",
+    "valid_loss",
+    "compound_split",
+    "sacrebleu",
+    "words_per_second",
+    "wall_time",
+)
 _EXAMPLES = 4
 
 

@@ -21,8 +21,9 @@ from . import settings
 from .folder import check_output
 from .machine import cards
 from .process import STOPPED, forward_signals, run_logged, start, terminate
-from .settings import ROOT, RecipeError, SettingsError
-from .training import collab
+from .programs import collab
+from .settings import ROOT, RecipeError, SettingsError, stage_ends
+from .training import Average
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
@@ -101,7 +102,16 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
         return failed + wait_for(running, 0, received)
 
 
-def write_tables(output: Path, names: Iterable[str]) -> None:
+def records_of(folder: Path, cfg: DictConfig) -> List[Path]:
+    """The records of a run: of its stages and its end, of the last updates and the last epochs."""
+    ends = stage_ends(cfg.optimization.max_update, cfg.checkpoint.save_interval_updates, cfg.recipe.stages)
+    numbers = {"update": cfg.recipe.average, "epoch": cfg.checkpoint.get("keep_last_epochs") or 0}
+    averages = [Average(stage, kind, n) for stage in (*ends[:-1], None) for kind, n in numbers.items()]
+    files = sorted(folder / f"record{average.suffix}.json" for average in averages)
+    return [file for file in files if file.is_file()]
+
+
+def write_tables(output: Path, names: Iterable[str], cfg: DictConfig) -> None:
     """Of the records of runs, printed and kept as table.md, and of all their averages as averages.md."""
 
     def publish(page: str, *words: Any) -> None:
@@ -116,9 +126,7 @@ def write_tables(output: Path, names: Iterable[str]) -> None:
     # the first run is what the others are compared with
     compared = records[0].parent == folders[0] and len(records) > 1
     publish("table.md", *records, *(["--baseline", load_run(records[0])["name"]] if compared else []))
-    pattern = re.compile(r"record(\.u\d+)?(\.epochs\d+)?\.json")
-    found = [file for folder in folders for file in sorted(folder.glob("record*.json"))]
-    averages = [file for file in found if pattern.fullmatch(file.name)]
+    averages = [file for folder in folders for file in records_of(folder, cfg)]
     if len(averages) > len(records):
         sys.stdout.write("\n")
         publish("averages.md", *averages, "--group-by", "heads,key_dim,config.optimization.max_update,averaged")
@@ -154,12 +162,12 @@ def sweep(
     for number, seed in enumerate(args.seeds or [cfg.common.seed]):
         for heads, key_dim, variant in map(parse, chosen):
             words = ["--heads", heads, "--key-dim", key_dim, *(["--variant", variant] if variant else [])]
-            if number == 0 and not args.table:
+            if number == 0:
                 check_run([*words, *passed])
             name = run_name(heads, key_dim, variant, seed, cfg.optimization.max_update)
             runs[name] = [*program, *words, "--seed", str(seed), "--output", str(output / name), *passed]
     if args.table:
-        write_tables(output, runs)
+        write_tables(output, runs, cfg)
         return
     left = {}
     for name, command in runs.items():
@@ -177,6 +185,6 @@ def sweep(
         check_output(output)
         failed = make(left, output, args.jobs or 1, cfg.recipe.gpus or 0)
         if len(failed) < len(runs):
-            write_tables(output, runs)
+            write_tables(output, runs, cfg)
         if failed:
             raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes from here")

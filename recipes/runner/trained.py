@@ -14,18 +14,23 @@ from collab_fairseq.cli.options import positive
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from fairseq_modern.survival.resuming import newest_whole
 
-from .cli import Parser, absolute
 from .folder import keep_settings, locked
+from .options import Parser, absolute
 from .process import run_logged
+from .programs import tool
 from .settings import ROOT, USER_DIR, RecipeError
 from .settings import flags as as_flags
-from .training import tool
 
 SIZES = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
 OTHERS = (
-    "share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding", "activation_fn", "dropout",
-    "attention_dropout", "activation_dropout",
-)  # fmt: skip
+    "share_all_embeddings",
+    "share_decoder_input_output_embed",
+    "layernorm_embedding",
+    "activation_fn",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+)
 
 
 def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
@@ -90,11 +95,34 @@ def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
     if newest is None or newest.updates < updates:  # fairseq-train would make one update more
         folder.parent.mkdir(parents=True, exist_ok=True)
         command = [
-            tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR, *flags,
-            *model_flags(args.model), "--attention-from", checkpoint, "--finetune-from-model", checkpoint,
-            "--num-workers", 0, "--seed", args.seed, "--max-update", updates, "--total-num-update", updates,
-            "--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1, "--log-format", "json",
-        ]  # fmt: skip
+            tool("fairseq-train"),
+            args.data,
+            "--task",
+            "translation",
+            "--user-dir",
+            USER_DIR,
+            *flags,
+            *model_flags(args.model),
+            "--attention-from",
+            checkpoint,
+            "--finetune-from-model",
+            checkpoint,
+            "--num-workers",
+            0,
+            "--seed",
+            args.seed,
+            "--max-update",
+            updates,
+            "--total-num-update",
+            updates,
+            "--save-dir",
+            folder,
+            "--no-epoch-checkpoints",
+            "--keep-interval-updates",
+            1,
+            "--log-format",
+            "json",
+        ]
         with open(f"{folder}.log", "ab") as log:
             status = run_logged(command, stdout=log, stderr=subprocess.STDOUT)
         if status:

@@ -4,69 +4,51 @@ import json
 import logging
 import os
 import shutil
-import sys
-import sysconfig
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 from omegaconf import DictConfig
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import build_parser
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 from fairseq_modern.survival.resuming import Checkpoint, is_whole, newest_whole, read
 
 from .folder import keep_settings, kept_settings
-from .machine import Machine
+from .machine import DECIDED_BY_MACHINE, Machine
 from .process import run_logged
+from .programs import tool
 from .settings import PYTHON, ROOT, TRAINING, RecipeError, flags, identity, stage_ends
 
 logger = logging.getLogger("recipe")
-
-
-def tool(name: str) -> str:
-    """A console script of this Python."""
-    path = os.path.join(sysconfig.get_path("scripts"), name)
-    if not os.access(path, os.X_OK):
-        raise RecipeError(
-            f"'{PYTHON}' has no {name} ({path} is missing); install the project first (README.md) or name "
-            "another --python"
-        )
-    return path
-
-
-def collab(*words: Any) -> None:
-    """Do what `collab` does with these words, in this process."""
-    given = [str(word) for word in words]
-    args, typed = build_parser().parse_args(given), sys.argv
-    sys.argv = ["collab", *given]  # which records note
-    try:
-        status = args.run(args)
-    finally:
-        sys.argv = typed
-    if status:
-        raise RecipeError(f"collab {words[0]} ended with status {status}")
 
 
 class Average(NamedTuple):
     """The mean of the last checkpoints.
 
     Attributes:
-        number, kind: how many, each written after an "update" interval or an "epoch".
-        end: the update that training has reached.
-        stage: marks the files of a stage, such as `.u100`; empty for the last stage.
-        suffix: marks the files of this average; empty for the run's own result.
+        stage: the update that the stage of training ends at; None at the end of training.
+        kind: "update" if the checkpoints are those of the last updates, "epoch" if they are those of the last epochs,
+            "last" if they are those of the last updates, but of another number than the run's own average.
+        n: how many checkpoints.
     """
 
-    number: int
+    stage: Optional[int]
     kind: str
-    end: int
-    stage: str
-    suffix: str
+    n: int
+
+    @property
+    def stage_suffix(self) -> str:
+        """Marks the files of a stage, such as `.u100`; empty for the last stage."""
+        return "" if self.stage is None else f".u{self.stage}"
+
+    @property
+    def suffix(self) -> str:
+        """Marks the files of this average; empty for the run's own result."""
+        return self.stage_suffix + {"update": "", "epoch": f".epochs{self.n}", "last": f".last{self.n}"}[self.kind]
 
 
 @dataclass
@@ -88,7 +70,7 @@ class RecipeRun:
     command_line: str
     corpus: Optional[str] = None
     valid: bool = False
-    suffix: str = ""  # .lastN if another average than the run's own is asked for
+    kind: str = "update"  # "last" if another average than the run's own is asked for
 
     def __post_init__(self) -> None:
         self.recipe = self.cfg.recipe
@@ -104,8 +86,7 @@ class RecipeRun:
 
     def average_at(self, end: int) -> Average:
         """The average of a stage that ends after this update."""
-        stage = "" if end == self.updates else f".u{end}"
-        return Average(self.recipe.average, "update", end, stage, stage or self.suffix)
+        return Average(None if end == self.updates else end, self.kind, self.recipe.average)
 
     # --- data and settings ------------------------------------------------------------------------------------------
 
@@ -164,7 +145,7 @@ class RecipeRun:
         if not given:
             self.recipe.average = existing["recipe.average"]
         elif self.recipe.average != existing["recipe.average"]:
-            self.suffix = f".last{self.recipe.average}"
+            self.kind = "last"
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -175,12 +156,9 @@ class RecipeRun:
         cfg.checkpoint.save_dir = str(self.checkpoints)
         if self.recipe.training_module:
             cfg.common.user_dir = str(ROOT / self.recipe.training_module)
-        for section, names in (
-            ("common", ("fp16", "bf16", "cpu")), ("dataset", ("max_tokens",)), ("optimization", ("update_freq",)),
-            ("distributed_training", ("distributed_world_size", "distributed_backend")),
-        ):  # fmt: skip
-            for name in names:  # which the machine decides
-                cfg[section].pop(name, None)
+        for name in DECIDED_BY_MACHINE:
+            section, _, key = name.partition(".")
+            cfg[section].pop(key, None)
         words = [word for section in TRAINING for word in flags(cfg, section)]
         launch, machine = self.machine.launch(), self.machine
         # fairseq's own model, which comes without our --user-dir, is to survive a kill as well
@@ -201,7 +179,7 @@ class RecipeRun:
         for end in self.ends:
             average = self.average_at(end)
             if self.averaged(average).exists():
-                logger.info("training: done before%s", average.stage and f", up to update {end}")
+                logger.info("training: done before%s", f", up to update {end}" if average.stage else "")
                 continue
             self.train_stage(average)
             if average.stage:
@@ -211,17 +189,17 @@ class RecipeRun:
         """Train up to the end of a stage, from the newest checkpoint if there is one."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         log, usage = self.output / "train.log", self.output / "train.usage.jsonl"
-        newest = self.newest()
-        if newest and newest.updates >= average.end:  # fairseq-train would make one update more
+        newest, end = self.newest(), average.stage or self.updates
+        if newest and newest.updates >= end:  # fairseq-train would make one update more
             logger.info("training: %s is complete", os.path.basename(newest.path))
             usage.touch()
         else:
             logger.info("training%s", f": resuming from {os.path.basename(newest.path)}" if newest else "")
-            if run_logged(self.command(average.end), log, usage):
+            if run_logged(self.command(end), log, usage):
                 raise RecipeError(f"training failed, see {log}; the same command resumes it once the cause is removed")
         if average.stage:  # its record is made from them
             for file in (log, usage):
-                shutil.copy(file, self.output / file.name.replace("train", f"train{average.stage}", 1))
+                shutil.copy(file, self.output / file.name.replace("train", f"train{average.stage_suffix}", 1))
 
     def train_as_other_node(self) -> None:
         """Train on a node that is not the first, which does everything else."""
@@ -241,12 +219,12 @@ class RecipeRun:
 
     def of_epochs(self, average: Average) -> Average:
         """The average of the last epochs' checkpoints at the same point of training."""
-        return average._replace(number=self.epochs, kind="epoch", suffix=f"{average.stage}.epochs{self.epochs}")
+        return Average(average.stage, "epoch", self.epochs)
 
     def average(self, average: Average) -> None:
         """Write an average, and that of the last epochs if the run keeps their checkpoints."""
         wanted = [average]
-        if self.epochs and not self.suffix:
+        if self.epochs and self.kind != "last":
             existing = len(list(self.checkpoints.glob("checkpoint[0-9]*.pt")))
             if existing >= self.epochs:
                 wanted.insert(0, self.of_epochs(average))
@@ -257,7 +235,7 @@ class RecipeRun:
             if self.averaged(each).exists():
                 logger.info("averaging%s: done before", marked)
                 continue
-            logger.info("averaging the last %d checkpoints%s", each.number, marked)
+            logger.info("averaging the last %d checkpoints%s", each.n, marked)
             try:
                 state, _ = checkpoints.average(self.inputs(each))
             except CheckpointError as error:
@@ -271,7 +249,7 @@ class RecipeRun:
             CheckpointError: one is missing; its update is named.
         """
         if average.kind == "epoch":
-            return checkpoints.select_checkpoints(self.checkpoints, "epoch", average.number)
+            return checkpoints.select_checkpoints(self.checkpoints, "epoch", average.n)
         existing = {int(path.stem.split("_")[2]): path for path in self.checkpoints.glob("checkpoint_*_*.pt")}
         missing = [update for update in self.updates_of(average) if update not in existing]
         if missing:
@@ -280,8 +258,8 @@ class RecipeRun:
 
     def updates_of(self, average: Average) -> List[int]:
         """The updates whose checkpoints are averaged, newest first."""
-        last = average.end // self.interval
-        return [self.interval * number for number in range(last, last - average.number, -1)]
+        last = (average.stage or self.updates) // self.interval
+        return [self.interval * number for number in range(last, last - average.n, -1)]
 
     def recovery(self, average: Average) -> str:
         """How to repeat the part of training whose checkpoints cannot be averaged: a sentence with a command."""
@@ -297,7 +275,7 @@ class RecipeRun:
     def averages(self) -> List[Average]:
         """The averages to translate with: those of stages and epochs that exist, then the run's own."""
         own = self.average_at(self.updates)
-        if self.suffix:
+        if self.kind == "last":
             return [own]
         stages = [self.average_at(end) for end in self.ends]
         candidates = [each for stage in stages for each in (stage, self.of_epochs(stage))]

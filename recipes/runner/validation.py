@@ -1,7 +1,7 @@
 """Validate the settings of a run before any work: their ranges, then all that fairseq-train builds of them."""
 
 import math
-from typing import Any, List, Tuple
+from typing import Any, List
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -41,15 +41,16 @@ def validate(cfg: DictConfig) -> None:
 
 
 def _check_ranges(complete: DictConfig) -> None:
-    for name, value in _each(complete, "optimization.lr"):
+    for value in _values(complete, "optimization.lr"):
         if not 0 < value < math.inf:
-            raise SettingsError(f"{name} must be positive numbers; got {shown(value)}")
+            raise SettingsError(f"optimization.lr must be positive numbers; got {value}")
     for least, names in LEAST.items():
-        for name, value in (pair for name in names for pair in _each(complete, name)):
-            if value is None and name != "dataset.max_tokens":  # may be absent
-                continue
-            if value is None or not least <= value < math.inf:
-                raise SettingsError(f"{name} must be at least {least}; got {shown(value)}")
+        for name in names:
+            for value in _values(complete, name):
+                if value is None and name != "dataset.max_tokens":  # may be absent
+                    continue
+                if value is None or not least <= value < math.inf:
+                    raise SettingsError(f"{name} must be at least {least}; got {shown(value)}")
     fractions = {f"model.{name}": value for name, value in leaves(complete.model) if name.endswith(("dropout", "drop"))}
     fractions["criterion.label_smoothing"] = OmegaConf.select(complete, "criterion.label_smoothing")
     for name, value in fractions.items():
@@ -57,14 +58,14 @@ def _check_ranges(complete: DictConfig) -> None:
             raise SettingsError(f"{name} must be in [0, 1); got {shown(value)}")
 
 
-def _each(complete: DictConfig, name: str) -> List[Tuple[str, Any]]:
-    """A setting by its name and value, or each value of a list; none where there is no such setting."""
+def _values(complete: DictConfig, name: str) -> List[Any]:
+    """The values of a setting that is a list, else its value; None where no section has such a setting."""
     value = OmegaConf.select(complete, name)
     if not OmegaConf.is_list(value):
-        return [(name, value)]
+        return [value]
     if not value:
         raise SettingsError(f"{name} must have at least one value; got []")
-    return [(name, each) for each in value]
+    return list(value)
 
 
 def _build(cfg: DictConfig, complete: DictConfig) -> None:

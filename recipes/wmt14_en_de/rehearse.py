@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, List
 
-from runner.cli import Parser
+from runner.options import Parser
 from runner.process import run_logged, start
 from runner.settings import PYTHON, ROOT, RecipeError
 

@@ -19,10 +19,27 @@ UPDATES, INTERVAL = 12, 4
 
 def recipe(data, output, *more, check=True):
     return run(
-        "bash", RECIPE, "--data", data, "--output", output, "--device", "cpu", "--threads", 1, "--python",
-        sys.executable, "--updates", UPDATES, "--average", 2, "lr_scheduler.warmup_updates=4",
-        f"checkpoint.save_interval_updates={INTERVAL}", *more, check=check,
-    )  # fmt: skip
+        "bash",
+        RECIPE,
+        "--data",
+        data,
+        "--output",
+        output,
+        "--device",
+        "cpu",
+        "--threads",
+        1,
+        "--python",
+        sys.executable,
+        "--updates",
+        UPDATES,
+        "--average",
+        2,
+        "lr_scheduler.warmup_updates=4",
+        f"checkpoint.save_interval_updates={INTERVAL}",
+        *more,
+        check=check,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -84,14 +84,18 @@ def test_an_impossible_number_of_cards_is_refused(plan, processes):
 @pytest.mark.parametrize(
     ("cards", "given", "message"),
     [
-        ((4, 80), {"max_tokens": 5000}, "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
-         "possible with --max-tokens 7168, 3584, 1792, 1024"),
+        (
+            (4, 80),
+            {"max_tokens": 5000},
+            "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
+            "possible with --max-tokens 7168, 3584, 1792, 1024",
+        ),
         ((6, 80), {"max_tokens": 4096}, "does not give 28672 tokens per update; no number does on so many"),
         ((4, 70), {"precision": "bf16"}, "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
         ((4, 80), {"gpus": 8}, "--gpus 8: this machine has 4"),
         ((0,), {"device": "gpu"}, "torch sees no GPU here"),
     ],
-)  # fmt: skip
+)
 def test_what_the_machine_cannot_do_is_refused(plan, cards, given, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
         plan(*cards, **given)

@@ -77,7 +77,7 @@ WRONG = [
     ("model.dropout=???", "model.dropout must be given; got ???"),
     ("model.dropout=${nothere.x}", "model.dropout must have a value: Interpolation key 'nothere.x' not found"),
     ("model=hello", "expected a setting such as optimization.lr=[0.001], got 'model=hello'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("word", "message"), WRONG)
@@ -88,6 +88,24 @@ def test_wrong_settings_are_rejected_before_any_work(word, message, call, tmp_pa
     rejected(call(TOY / "sweep.sh", word, "--output", tmp_path / "runs", "--dry-run"), message)
     rejected(call(ROOT / "recipes" / "wmt14_en_de" / "train.sh", word, *output, "--dry-run"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model.compile=true",
+        "model.head_gates=encoder criterion._name=label_smoothed_cross_entropy_with_gates",
+        "model._name=transformer_collab model.activation_fn=gelu model.checkpoint_activations=true",
+        "model.encoder.layerdrop=0.1 model.quant_noise.pq=0.1 model.share_all_embeddings=false",
+        "model.collaborative_heads=none model.key_dim=null model.kv_heads=2 model.mask_heads=E:1:1",
+        "lr_scheduler._name=cosine optimizer._name=adam optimization.lr=[0.1] dataset.batch_size=7",
+        "common.amp=true common.seed=0 optimization.clip_norm=0.5 recipe.stages=2 recipe.average=1",
+        "model.attention_from=nosuch.pt model.dropout=${criterion.label_smoothing} model.attention_dropout=0",
+    ],
+)
+def test_settings_that_fairseq_can_train_with_are_accepted(words, call, tmp_path):
+    done = call(TOY / "run.sh", *words.split(), "--output", tmp_path / "run", "--device", "cpu", "--dry-run")
+    assert done == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +151,7 @@ def test_a_table_needs_a_finished_run(call, tmp_path):
         ("model: {dropout: '${'}", "model.dropout"),
         ("model: {dropout: '???'}", "model.dropout must be given; got ???"),
         ("recipe: {variants: null}", "recipe.variants: "),
-        ("recipe: {variants: {a: \"model.dropout='0.1\"}}", "recipe.variants.a must be words as in a shell"),
+        ('recipe: {variants: {a: "model.dropout=\'0.1"}}', "recipe.variants.a must be words as in a shell"),
         ("checkpoint: {save_interval_updates: 0}", "checkpoint.save_interval_updates must be at least 1; got 0"),
         ("checkpoint: {save_interval_updates: x}", "checkpoint.save_interval_updates: Value 'x'"),
         ("optimization: {max_update: null}", "optimization.max_update: "),
@@ -141,7 +159,7 @@ def test_a_table_needs_a_finished_run(call, tmp_path):
         ("[", "FILE is no YAML of settings: "),
         ("3", "FILE"),
     ],
-)  # fmt: skip
+)
 def test_wrong_files_of_settings_are_rejected(text, message, call, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(text.replace("FILE", "mine"))
