@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record, plain, without_paths
 from collab_fairseq.records.train_log import read_train_log
 from collab_fairseq.records.training import make_record
+from tests.common import ROOT
 
 LOG = """\
 00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}
@@ -139,6 +141,31 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
     assert environment.commit(str(folder)) == {"id": head, "modified": True}
     # a package installed in a virtual environment that happens to lie in some repository
     assert environment.commit(str(folder / "venv")) == {"id": None, "modified": None}
+
+
+@pytest.fixture(scope="module")
+def committed():
+    """Path → record of every result that was measured here; a model's folder holds copies."""
+    results = ROOT / "results"
+    left_out = (results / "models", results / "published")
+    paths = [path for path in sorted(results.rglob("*.json")) if not {*left_out} & {*path.parents}]
+    return {str(path.relative_to(ROOT)): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def test_every_committed_record_names_its_command_and_commit(committed):
+    assert len(committed) > 100
+    commands = {path for path, record in committed.items() if record.get("command")}
+    ids = {path: (record.get("commit") or {}).get("id") or "" for path, record in committed.items()}
+    assert commands == {path for path, commit in ids.items() if re.fullmatch("[0-9a-f]{40}", commit)} == set(committed)
+
+
+def test_every_commit_of_a_record_exists(committed):
+    if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("needs the whole history")
+    ids = sorted({record["commit"]["id"] for record in committed.values()})
+    command = ["git", "-C", ROOT, "cat-file", "--batch-check=%(objecttype)"]
+    done = subprocess.run(command, input="\n".join(ids), capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:-1] == ["commit"] * len(ids)
 
 
 @pytest.mark.parametrize(
