@@ -17,10 +17,9 @@ Parts, in which a number that was not measured is null:
                    several parts, and seconds are summed over them. Of a part whose runner was killed only
                    train_seconds is known, from fairseq's log: it stands for both
     curves         {train, valid or another subset: [{updates, loss, …}]}
-    scores         {test set: what `collab score --json` writes, see `scoring.evaluation.Evaluation`}. In the first
-                   records the sentence statistics, of sacreBLEU alone, are {metric, references_sha256, rows}
+    scores         {test set: what `collab score --json` writes, see `scoring.evaluation.Evaluation`}
     losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32, means
-                   over the target tokens in bits; sentences: "bits tokens; bits tokens; …", not in the first records
+                   over the target tokens in bits; sentences: "bits tokens; bits tokens; …", where it was measured
 """
 
 import contextlib

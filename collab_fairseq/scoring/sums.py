@@ -43,11 +43,10 @@ def joined(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def rows_of(evaluation: Mapping[str, Any], metric: str) -> Optional[str]:
-    """The sentence statistics of a metric in an `Evaluation` as plain data; old records have sacreBLEU's alone."""
-    statistics = evaluation.get("sentence_statistics") or {}
-    rows = statistics.get("rows") or {}
-    found: Dict[str, str] = {statistics["metric"]: rows} if isinstance(rows, str) else rows
-    return found.get(metric)
+    """The sentence statistics of a metric in an `Evaluation` as plain data; None if it has none."""
+    statistics: Mapping[str, Any] = evaluation.get("sentence_statistics") or {"rows": {}}
+    rows: Optional[str] = statistics["rows"].get(metric)
+    return rows
 
 
 def statistics_of(rows: str, metric: str = "sacreBLEU") -> numpy.ndarray:
