@@ -14,7 +14,7 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import RawScore
 from collab_fairseq.scoring.significance import paired_bootstrap
-from collab_fairseq.scoring.sums import statistics_of
+from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TrainedModel, score
 
 from . import HeadsError
@@ -65,7 +65,7 @@ def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[st
 
 def compare(system: Mapping[str, Any], whole: Mapping[str, Any]) -> Dict[str, Any]:
     """``bleu``, ``difference`` to the whole model and ``p_value`` of the paired bootstrap, of two results."""
-    rows, baseline = (statistics_of(found["statistics"]) for found in (system, whole))
+    rows, baseline = (load(found["statistics"], "sacreBLEU") for found in (system, whole))
     found = paired_bootstrap(rows, baseline)
     return {"bleu": system["score"], "difference": found.difference, "p_value": found.p_value}
 

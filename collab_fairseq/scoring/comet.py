@@ -9,7 +9,7 @@ from typing import List, Sequence, Tuple
 
 from collab_fairseq.scoring.bleu import Score
 from collab_fairseq.scoring.references import ScoringError
-from collab_fairseq.scoring.sums import joined
+from collab_fairseq.scoring.sufficient_statistics import dump
 
 
 def comet(
@@ -48,4 +48,4 @@ def comet(
     mean = sum(scores) / len(scores)
     signature = f"unbabel-comet:{version}|model:{name}"
     score = Score("COMET", mean, None, None, None, None, signature)
-    return score, joined([(f"{each:.4f}", 1) for each in scores])
+    return score, dump([(f"{each:.4f}", 1) for each in scores])

@@ -19,7 +19,7 @@ from collab_fairseq.scoring.references import (
     read_lines,
     score_raw,
 )
-from collab_fairseq.scoring.sums import other_statistics
+from collab_fairseq.scoring.sufficient_statistics import other_statistics
 from fairseq_modern.files import sha256
 
 # below it two texts are not the same test set; different sentences have about 0.1 of their words in common
@@ -37,7 +37,7 @@ class Evaluation:
         remarks: what was left out, and why.
         files: name and SHA-256 of every file that was read.
         sentence_statistics: for intervals, where there is a sacreBLEU: `rows` of it, of chrF++ and of TER (see
-            `sums`), and the SHA-256 of the references, one per line.
+            `sufficient_statistics`), and the SHA-256 of the references, one per line.
     """
 
     sentences: int

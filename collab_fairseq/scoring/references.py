@@ -8,7 +8,7 @@ import zlib
 from typing import List, NamedTuple, Optional, Sequence, Sized
 
 from collab_fairseq.scoring import bleu, text
-from collab_fairseq.scoring.sums import sentence_statistics
+from collab_fairseq.scoring.sufficient_statistics import bleu_statistics
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 
@@ -21,7 +21,7 @@ class ScoringError(UserError):
 
 
 class RawScore(NamedTuple):
-    """sacreBLEU, for the paired bootstrap `sums.sentence_statistics`, and the hypotheses as raw text."""
+    """sacreBLEU, for the paired bootstrap `bleu_statistics`, and the hypotheses as raw text."""
 
     bleu: bleu.Score
     statistics: str
@@ -107,5 +107,5 @@ def score_raw(
     check_references(references, hypotheses, name)
     if text.looks_tokenised(hypotheses) if tokenised is None else tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
-    statistics = sentence_statistics(hypotheses, references, target_lang)
+    statistics = bleu_statistics(hypotheses, references, target_lang)
     return RawScore(bleu.sacrebleu(hypotheses, references, target_lang), statistics, list(hypotheses))

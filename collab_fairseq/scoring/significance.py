@@ -13,7 +13,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 import numpy
 
 from collab_fairseq.scoring.references import ScoringError
-from collab_fairseq.scoring.sums import SCORES, Score, corpus_bleu, rows_of, statistics_of
+from collab_fairseq.scoring.sufficient_statistics import SCORES, Score, corpus_bleu, load
 
 SAMPLES, SEED = 1000, 12345
 #: how p and interval of two systems came about, for what stands beneath them
@@ -116,7 +116,7 @@ def paired_bootstrap(
     (samples + 1). The interval is the measured difference ± the distance from the mean that 5 % of them reach.
 
     Args:
-        system, baseline: (S, K) statistics of S sentences, such as from `statistics_of`.
+        system, baseline: (S, K) statistics of S sentences, such as from `load`.
         score: of each row of sums, (N, K) → (N).
         samples: number of resamples; fewer than 19 can show nothing at the level of 5 %.
 
@@ -145,24 +145,24 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any], names: Seque
         names: of the two, for errors.
 
     Returns:
-        None where one of them has no sentence statistics.
+        None if one of them has no sentence statistics.
 
     Raises:
         ScoringError: see `over_seeds`.
     """
-    if not (rows_of(system, "sacreBLEU") and rows_of(baseline, "sacreBLEU")):
+    if any(_rows(evaluation, "sacreBLEU") is None for evaluation in (system, baseline)):
         return None
-    _, rows = _sentences([system, baseline], "sacreBLEU", names)
-    return paired_bootstrap(rows[0], rows[1]) if rows else None
+    _, (ours, theirs) = _check([system, baseline], "sacreBLEU", names)
+    return paired_bootstrap(ours, theirs)
 
 
 def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]) -> Tuple[Interval, bool]:
-    """The interval of a metric on one test set, and whether the sentences are in it.
+    """The interval of a metric on one test set, and whether the records have the sentence statistics for it.
 
     Args:
-        sides: of one row, or of two, whose difference it is then: an `Evaluation` for each seed, as plain data. Without
-            sentence statistics of the metric, as in the first records, the interval is over the seeds alone; so it is
-            where every seed has sentences of its own, which are then in the seeds' scatter.
+        sides: one row, or two rows, which gives the interval of their difference; a row has an `Evaluation` for each
+            seed, as plain data. The interval is over the seeds alone if there are no sentence statistics of the metric,
+            or if the seeds have different sentences, which then contribute to the scatter of the seeds.
         names: of all of them, one side after the other, for errors.
 
     Raises:
@@ -170,38 +170,47 @@ def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence
             its sentence statistics.
     """
     seeds = len(sides[0])
-    found = [_sentences(pair, metric, names[n::seeds]) for n, pair in enumerate(zip(*sides, strict=True))]
-    scores = numpy.array([own[0] - sum(own[1:]) for own, _ in found])
-    values = [
-        jackknife(own[0], SCORES[metric]) - sum(jackknife(o, SCORES[metric]) for o in own[1:])
-        for _, own in found
-        if own
-    ]
-    texts = {(each.get("sentence_statistics") or {}).get("references_sha256") for each in sides[0]}
-    known = len(values) == seeds
-    return interval(scores, numpy.stack(values) if known and len(texts) == 1 else None), known
+    scores, contributions = [], []
+    for number, evaluations in enumerate(zip(*sides, strict=True)):
+        values, statistics = _check(evaluations, metric, names[number::seeds])
+        scores.append(values[0] - sum(values[1:]))
+        if statistics:
+            pseudovalues = [jackknife(each, SCORES[metric]) for each in statistics]
+            contributions.append(pseudovalues[0] - sum(pseudovalues[1:]))
+    texts = {(evaluation.get("sentence_statistics") or {}).get("references_sha256") for evaluation in sides[0]}
+    complete = len(contributions) == seeds
+    sentences = numpy.stack(contributions) if complete and len(texts) == 1 else None
+    return interval(numpy.array(scores), sentences), complete
 
 
-def _sentences(
+def _rows(evaluation: Mapping[str, Any], metric: str) -> Optional[str]:
+    """The sentence statistics of a metric as records have them; None if there are none."""
+    statistics: Mapping[str, Any] = evaluation.get("sentence_statistics") or {"rows": {}}
+    rows: Optional[str] = statistics["rows"].get(metric)
+    return rows
+
+
+def _check(
     evaluations: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]
-) -> Tuple[numpy.ndarray, Optional[List[numpy.ndarray]]]:
-    """The scores (n), and the sentences' statistics (S, K) of each; None where one has none."""
+) -> Tuple[List[float], List[numpy.ndarray]]:
+    """The scores (n), and the sentences' statistics (S, K) of each; these are empty if one has none."""
     scores = [next((score for score in each["scores"] if score["metric"] == metric), None) for each in evaluations]
     if None in scores:
         raise ScoringError(f"{names[scores.index(None)]} has no {metric}")
-    values = numpy.array([score["score"] for score in scores if score], dtype=float)
-    found = [rows_of(each, metric) for each in evaluations]
-    if None in found:
-        return values, None
+    values = [float(score["score"]) for score in scores if score]
+    rows = [_rows(each, metric) for each in evaluations]
+    if None in rows:
+        return values, []
     digests = [each["sentence_statistics"].get("references_sha256") for each in evaluations]
-    for what, kinds in (("references", digests), ("signatures", [score.get("signature") for score in scores if score])):
-        for name, kind in zip(names, kinds, strict=True):
-            if kind != kinds[0]:
-                both = f"{names[0]} and {name} have different {what}, {kinds[0]} and {kind}"
+    signatures = [score.get("signature") for score in scores if score]
+    for what, each_has in (("references", digests), ("signatures", signatures)):
+        for name, value in zip(names, each_has, strict=True):
+            if value != each_has[0]:
+                both = f"{names[0]} and {name} have different {what}, {each_has[0]} and {value}"
                 raise ScoringError(f"{both}; only like compares")
-    rows = [statistics_of(each, metric) for each in found if each]
-    for name, value, own in zip(names, values, rows, strict=True):
-        total = float(SCORES[metric](own.sum(axis=0, keepdims=True))[0])
+    statistics = [load(each, metric) for each in rows if each]
+    for name, value, sums in zip(names, values, statistics, strict=True):
+        total = float(SCORES[metric](sums.sum(axis=0, keepdims=True))[0])
         if abs(total - value) > _ROUNDING:
             raise ScoringError(f"{name}: the {metric} is {value}, but its sentence statistics add up to {total}")
-    return values, rows
+    return values, statistics

@@ -10,7 +10,7 @@ from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
-from collab_fairseq.scoring.sums import joined
+from collab_fairseq.scoring.sufficient_statistics import dump
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
@@ -48,7 +48,7 @@ def loss(trained: TrainedModel, split: str, *, max_tokens: int = 4000, sentences
 def sentence_losses(trained: TrainedModel, split: str, *, max_tokens: int = 4000) -> str:
     """Of every sentence of a split its negative log-likelihood in bits and its target tokens, </s> included.
 
-    In the order of the corpus and in the one string that intervals read, see :mod:`collab_fairseq.scoring.sums`.
+    In the order of the corpus, as :func:`collab_fairseq.scoring.sufficient_statistics.dump` writes them.
     """
     found: Dict[int, Tuple[str, int]] = {}
     model: Any = trained.model
@@ -60,7 +60,7 @@ def sentence_losses(trained: TrainedModel, split: str, *, max_tokens: int = 4000
         bits = -(likelihoods.gather(2, target[..., None])[..., 0] * there).double().sum(dim=1) / math.log(2)
         for number, own, tokens in zip(sample["id"].tolist(), bits.tolist(), there.sum(dim=1).tolist(), strict=True):
             found[number] = (f"{own:.4f}", tokens)
-    return joined([found[number] for number in sorted(found)])
+    return dump([found[number] for number in sorted(found)])
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_c
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.scoring.generate_log import read_generate_log
 from collab_fairseq.scoring.references import score_raw
-from collab_fairseq.scoring.sums import statistics_of
+from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.evaluation import sentence_losses
 from collab_fairseq.translation.load import run_state
@@ -65,7 +65,7 @@ def test_loss_is_that_of_fairseq_validate(trained, checkpoint, tiny_data):
     assert found.nll_loss == pytest.approx(float(logged["valid_nll_loss"]), abs=6e-4)
     assert abs(found.loss - found.nll_loss) > 0.1  # label smoothing counts
     # the batches do not matter, the text does
-    sums = statistics_of(sentence_losses(trained, "valid", max_tokens=300), "nll")
+    sums = load(sentence_losses(trained, "valid", max_tokens=300), "nll")
     assert sums[:, 0].sum() / sums[:, 1].sum() == pytest.approx(found.nll_loss, abs=1e-4)
     assert sums[:, 1].sum() == found.tokens
     one = loss(trained, "valid", sentences=1)

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from collab_fairseq.records.rows import load_run
-from collab_fairseq.scoring.sums import statistics_of
+from collab_fairseq.scoring.sufficient_statistics import load
 from tests.common import ROOT, content, run
 from tests.recipes.test_wmt14_data import rejected
 
@@ -171,7 +171,7 @@ def test_a_run_keeps_what_was_scored_and_the_losses_of_the_average(prepared, fin
     assert scored.splitlines() == [translations[n] for n in range(20)]
     losses = load_run(finished / "record.json")["losses"]
     for found in losses.values():  # the sentences' parts, for intervals, are those of the whole
-        bits, tokens = statistics_of(found["sentences"], "nll").sum(axis=0)
+        bits, tokens = load(found["sentences"], "nll").sum(axis=0)
         assert (bits / tokens, tokens) == pytest.approx((found["nll_loss"], found["tokens"]), abs=1e-4)
     assert list(losses) == ["valid", "test_2016_flickr", "test_2017_flickr"]
     data = prepared / "data" / "mini" / "data-bin"

@@ -13,7 +13,7 @@ from collab_fairseq.scoring import comet, text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.significance import paired_bootstrap
-from collab_fairseq.scoring.sums import statistics_of
+from collab_fairseq.scoring.sufficient_statistics import load
 from tests.unit.test_scoring import GUESS, RAW, log_lines, write
 
 DICTIONARIES = [
@@ -57,7 +57,7 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
     command = ["score", str(other), "--reference", str(raw), "--baseline", str(log), "--json", str(scores)]
     assert main(command) == 0
     printed, told = capsys.readouterr().out, json.loads(scores.read_text())
-    sides = [statistics_of(side["sentence_statistics"]["rows"]["sacreBLEU"]) for side in (told, told["baseline"])]
+    sides = [load(side["sentence_statistics"]["rows"]["sacreBLEU"], "sacreBLEU") for side in (told, told["baseline"])]
     found = paired_bootstrap(*sides)
     better, worse = (BLEU().corpus_score(side, [RAW]).score for side in (RAW[:3] + GUESS[3:], GUESS))
     assert found.difference == pytest.approx(better - worse) == told["comparison"]["difference"]
@@ -122,7 +122,7 @@ def test_comet_is_asked_for_its_judgement(tmp_path, monkeypatch, capsys):
         signature = f"unbabel-comet:2.2|model:{name}"
         assert f"signature {signature}\n" in capsys.readouterr().out
         scores = json.loads((tmp_path / "x.json").read_text())
-        rows = statistics_of(scores["sentence_statistics"]["rows"]["COMET"], "COMET")
+        rows = load(scores["sentence_statistics"]["rows"]["COMET"], "COMET")
         found = scores["scores"][-1]
         assert (found["metric"], found["signature"]) == ("COMET", signature)
         assert found["score"] == pytest.approx(rows[:, 0].mean(), abs=1e-4)

@@ -8,9 +8,8 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 from scipy import stats
 
-from collab_fairseq.scoring import sums
 from collab_fairseq.scoring.significance import interval, jackknife, paired_bootstrap, resamples
-from collab_fairseq.scoring.sums import corpus_bleu, statistics_of
+from collab_fairseq.scoring.sufficient_statistics import SCORES, bleu_statistics, corpus_bleu, load, other_statistics
 from tests.common import ROOT
 from tests.unit.conftest import sentences, translate
 
@@ -19,7 +18,7 @@ SAMPLES = 99
 
 
 def statistics(hypotheses, references):
-    return statistics_of(sums.sentence_statistics(hypotheses, references))
+    return load(bleu_statistics(hypotheses, references), "sacreBLEU")
 
 
 def p_of_sacrebleu(differences, difference):
@@ -123,12 +122,12 @@ def test_sums_have_the_scores_of_sacrebleu(metric):
     scorer = SCORERS[metric]
     references = [*sentences(30), "Ja.", '(ein) "Hund"!', "- 3,5 ?", "a b c d e"]
     hypotheses = [*translate(sentences(30), 0.4, 5), "", "ein (Hund)", "... 3,5", "x y z"]
-    rows = {"sacreBLEU": sums.sentence_statistics(hypotheses, references)}
-    rows.update(sums.other_statistics(hypotheses, references))
-    found = statistics_of(rows[metric], metric)
+    rows = {"sacreBLEU": bleu_statistics(hypotheses, references)}
+    rows.update(other_statistics(hypotheses, references))
+    found = load(rows[metric], metric)
     chosen = [range(34), *([n] for n in range(34)), (3, 30), (29, 31, 33), (0, 32, 33)]
     expected = [scorer.corpus_score([hypotheses[n] for n in c], [[references[n] for n in c]]).score for c in chosen]
-    scores = sums.SCORES[metric](numpy.stack([found[list(c)].sum(axis=0) for c in chosen]))
+    scores = SCORES[metric](numpy.stack([found[list(c)].sum(axis=0) for c in chosen]))
     assert scores == pytest.approx(expected, abs=1e-9)
     assert len(set(expected)) > 15
 
@@ -160,8 +159,9 @@ def contributions():
     names = [f"none-dk128-s{seed}" for seed in (1, 2, 3)]
     names += [f"encoder_cross_decoder-dk32-{kind}-s{seed}" for kind in ("blocks", "blocks8") for seed in (1, 2, 3)]
     records = [json.loads((ROOT / f"results/runs/multi30k-{name}-u4000.json").read_text()) for name in names]
-    rows = [sums.rows_of(record["parts"]["scores"]["test_2016_flickr"], "sacreBLEU") for record in records]
-    values = numpy.stack([jackknife(statistics_of(row), corpus_bleu) for row in rows])
+    scored = [record["parts"]["scores"]["test_2016_flickr"] for record in records]
+    rows = [load(each["sentence_statistics"]["rows"]["sacreBLEU"], "sacreBLEU") for each in scored]
+    values = numpy.stack([jackknife(each, corpus_bleu) for each in rows])
     return values - values.mean(axis=1, keepdims=True)
 
 

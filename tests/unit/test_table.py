@@ -14,8 +14,7 @@ from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
 from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.significance import compare, interval, jackknife, over_seeds
-from collab_fairseq.scoring.sums import SCORES, statistics_of
-from collab_fairseq.scoring.sums import rows_of as statistics_rows
+from collab_fairseq.scoring.sufficient_statistics import SCORES, load
 from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences
 
 
@@ -50,7 +49,7 @@ def expected_interval(systems, test, metric, base=()):
     sides = [[run["scores"][test] for run in side] for side in (systems, base) if side]
     scores = [[next(s["score"] for s in each["scores"] if s["metric"] == metric) for each in side] for side in sides]
     values = [
-        [jackknife(statistics_of(statistics_rows(each, metric), metric), SCORES[metric]) for each in side]
+        [jackknife(load(each["sentence_statistics"]["rows"][metric], metric), SCORES[metric]) for each in side]
         for side in sides
     ]
     signed = [1, -1][: len(sides)]

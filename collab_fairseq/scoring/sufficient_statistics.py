@@ -3,7 +3,7 @@
 Records keep these statistics of each sentence, so that scores have intervals. They are sacrebleu's, as are the scores.
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -12,13 +12,13 @@ from sacrebleu.metrics.base import Metric
 Score = Callable[[numpy.ndarray], numpy.ndarray]
 
 
-def sentence_statistics(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> str:
+def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> str:
     """Of sacreBLEU, a row for each sentence: lengths of hypothesis and reference, and the matched 1- to 4-grams.
 
     The numbers of k-grams in the hypothesis are left out: they follow from its length.
     """
     bleu = BLEU(trg_lang=target_lang or "", force=True)
-    return joined([row[:6] for row in _summed(bleu, hypotheses, references)])
+    return dump([row[:6] for row in _extract(bleu, hypotheses, references)])
 
 
 def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Dict[str, str]:
@@ -27,29 +27,22 @@ def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Di
     """
     # of sacrebleu: hypothesis, reference and matches of 1 to 6 characters, then of 1 and 2 words
     chrf = [[row[at] for at in (0, 18, 1, 19, *range(2, 24, 3))]
-            for row in _summed(CHRF(word_order=2), hypotheses, references)]  # fmt: skip
-    return {"chrF++": joined(chrf), "TER": joined(_summed(TER(), hypotheses, references))}
+            for row in _extract(CHRF(word_order=2), hypotheses, references)]  # fmt: skip
+    return {"chrF++": dump(chrf), "TER": dump(_extract(TER(), hypotheses, references))}
 
 
-def _summed(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> List[List[int]]:
+def _extract(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> List[List[int]]:
     """What a metric of sacrebleu sums up over the sentences, a row for each."""
     found = metric._extract_corpus_statistics(hypotheses, [references])
     return [[int(number) for number in row] for row in found]
 
 
-def joined(rows: Sequence[Sequence[Any]]) -> str:
+def dump(rows: Sequence[Sequence[Any]]) -> str:
     """Sentence statistics in the one string in which records keep them."""
     return "; ".join(" ".join(map(str, row)) for row in rows)
 
 
-def rows_of(evaluation: Mapping[str, Any], metric: str) -> Optional[str]:
-    """The sentence statistics of a metric in an `Evaluation` as plain data; None if it has none."""
-    statistics: Mapping[str, Any] = evaluation.get("sentence_statistics") or {"rows": {}}
-    rows: Optional[str] = statistics["rows"].get(metric)
-    return rows
-
-
-def statistics_of(rows: str, metric: str = "sacreBLEU") -> numpy.ndarray:
+def load(rows: str, metric: str) -> numpy.ndarray:
     """Sentence statistics as what the metric sums up.
 
     Returns:
@@ -73,7 +66,7 @@ def _ngrams(length: numpy.ndarray, longest: int) -> numpy.ndarray:
 
 
 def corpus_bleu(sums: numpy.ndarray) -> numpy.ndarray:
-    """sacreBLEU of N corpora from their sums (N, 10) of what `statistics_of` gives: (N)."""
+    """sacreBLEU of N corpora from their sums (N, 10) of what `load` gives: (N)."""
     length, reference, correct, total = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:]
     with numpy.errstate(divide="ignore", invalid="ignore"):
         # exp smoothing: the k-th order that has no match counts as 1 / 2^k of a match
@@ -84,7 +77,7 @@ def corpus_bleu(sums: numpy.ndarray) -> numpy.ndarray:
 
 
 def corpus_chrf(sums: numpy.ndarray) -> numpy.ndarray:
-    """chrF++ of N corpora from their sums (N, 24) of what `statistics_of` gives: (N)."""
+    """chrF++ of N corpora from their sums (N, 24) of what `load` gives: (N)."""
     ours, theirs, matched = numpy.split(sums, 3, axis=1)
     used = (ours > 0) & (theirs > 0)
     orders = numpy.maximum(1, used.sum(axis=1))
