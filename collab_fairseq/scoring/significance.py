@@ -13,7 +13,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 import numpy
 
 from collab_fairseq.scoring.references import ScoringError
-from collab_fairseq.scoring.sufficient_statistics import SCORES, Score, corpus_bleu, load
+from collab_fairseq.scoring.sufficient_statistics import SCORES, Score, load
 
 SAMPLES, SEED = 1000, 12345
 #: how p and interval of two systems came about, for what stands beneath them
@@ -105,7 +105,7 @@ def resamples(sentences: int, samples: int = SAMPLES, seed: int = SEED) -> numpy
 def paired_bootstrap(
     system: Any,
     baseline: Any,
-    score: Score = corpus_bleu,
+    score: Score = SCORES["sacreBLEU"],
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:

@@ -1,6 +1,7 @@
-"""What sacreBLEU, chrF++ and TER sum up over the sentences of a test set, and the scores of such sums.
+"""Sufficient statistics of metrics: what they sum over the sentences of a test set, and the scores of such sums.
 
-Records keep these statistics of each sentence, so that scores have intervals. They are sacrebleu's, as are the scores.
+Records have them for every sentence, so that scores have intervals. For sacreBLEU, chrF++ and TER, statistics and
+scores are sacrebleu's; counts that follow from lengths are not stored.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -9,87 +10,75 @@ import numpy
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
+#: sums of N corpora (N, K) → their scores (N)
 Score = Callable[[numpy.ndarray], numpy.ndarray]
 
 
 def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> str:
-    """Of sacreBLEU, a row for each sentence: lengths of hypothesis and reference, and the matched 1- to 4-grams.
-
-    The numbers of k-grams in the hypothesis are left out: they follow from its length.
-    """
-    bleu = BLEU(trg_lang=target_lang or "", force=True)
-    return dump([row[:6] for row in _extract(bleu, hypotheses, references)])
+    """Of sacreBLEU for each sentence: lengths of hypothesis and reference, matched 1- to 4-grams."""
+    rows = _extract(BLEU(trg_lang=target_lang or "", force=True), hypotheses, references)
+    return dump([row[:6] for row in rows])
 
 
 def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Dict[str, str]:
-    """Of chrF++: characters and words of the hypothesis and of the reference, matched 1- to 6-grams of characters, and
-    1- and 2-grams of words. Of TER: edits, words of the reference.
+    """Of chrF++ and TER for each sentence.
+
+    chrF++: characters and words of the hypothesis and of the reference, matched 1- to 6-grams of characters, matched 1-
+    and 2-grams of words. TER: edits, words of the reference.
     """
-    # of sacrebleu: hypothesis, reference and matches of 1 to 6 characters, then of 1 and 2 words
-    chrf = [[row[at] for at in (0, 18, 1, 19, *range(2, 24, 3))]
-            for row in _extract(CHRF(word_order=2), hypotheses, references)]  # fmt: skip
+    stored = (0, 18, 1, 19, *range(2, 24, 3))
+    chrf = [[row[column] for column in stored] for row in _extract(CHRF(word_order=2), hypotheses, references)]
     return {"chrF++": dump(chrf), "TER": dump(_extract(TER(), hypotheses, references))}
 
 
 def _extract(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> List[List[int]]:
-    """What a metric of sacrebleu sums up over the sentences, a row for each."""
-    found = metric._extract_corpus_statistics(hypotheses, [references])
-    return [[int(number) for number in row] for row in found]
+    rows = metric._extract_corpus_statistics(hypotheses, [references])
+    return [[int(number) for number in row] for row in rows]
 
 
 def dump(rows: Sequence[Sequence[Any]]) -> str:
-    """Sentence statistics in the one string in which records keep them."""
+    """Sentence statistics as the one string that records have."""
     return "; ".join(" ".join(map(str, row)) for row in rows)
 
 
 def load(rows: str, metric: str) -> numpy.ndarray:
-    """Sentence statistics as what the metric sums up.
+    """Sentence statistics in the order in which sacrebleu sums them.
 
     Returns:
         (S, K) for S sentences. K = 10 for sacreBLEU: lengths of hypothesis and reference, matched 1- to 4-grams, all 1-
-        to 4-grams of the hypothesis. K = 24 for chrF++: the n-grams of the hypothesis, those of the reference and the
-        matched ones, each of 1 to 6 characters, then of 1 and 2 words. Else K = 2: a sum, and what it is divided by.
+        to 4-grams of the hypothesis. K = 24 for chrF++: for n-grams of 1 to 6 characters, then of 1 and 2 words, those
+        of the hypothesis, of the reference and of both. K = 2 for all others: a sum and its divisor.
     """
     table = numpy.array([[float(number) for number in row.split(" ")] for row in rows.split("; ")])
     if metric == "sacreBLEU":
-        return numpy.hstack([table, _ngrams(table[:, :1], 4)])
+        return numpy.hstack([table, _ngrams(table[:, 0], 4)])
     if metric == "chrF++":
-        ours, theirs = (numpy.hstack([_ngrams(table[:, [i]], 6), _ngrams(table[:, [i + 1]], 2)]) for i in (0, 2))
-        # n-grams longer than the reference are not counted in the hypothesis
-        return numpy.hstack([ours * (theirs > 0), theirs, table[:, 4:]])
+        hypothesis, reference = (
+            numpy.hstack([_ngrams(table[:, column], 6), _ngrams(table[:, column + 1], 2)]) for column in (0, 2)
+        )
+        hypothesis *= reference > 0  # n-grams longer than the reference are not counted in the hypothesis
+        return numpy.stack([hypothesis, reference, table[:, 4:]], axis=2).reshape(len(table), 24)
     return table
 
 
 def _ngrams(length: numpy.ndarray, longest: int) -> numpy.ndarray:
-    """How many 1-, 2-, …-grams texts of these lengths (S, 1) have: (S, longest)."""
-    return numpy.maximum(0, length - numpy.arange(longest))
+    """Numbers of 1-grams, 2-grams, … in texts of these lengths: (S) → (S, longest)."""
+    return numpy.maximum(0, length[:, None] - numpy.arange(longest))
 
 
-def corpus_bleu(sums: numpy.ndarray) -> numpy.ndarray:
-    """sacreBLEU of N corpora from their sums (N, 10) of what `load` gives: (N)."""
-    length, reference, correct, total = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:]
-    with numpy.errstate(divide="ignore", invalid="ignore"):
-        # exp smoothing: the k-th order that has no match counts as 1 / 2^k of a match
-        smoothed = numpy.where(correct > 0, correct, 0.5 ** numpy.cumsum(correct == 0, axis=1))
-        brevity = numpy.minimum(0, 1 - reference / length)
-        score = 100 * numpy.exp(numpy.log(smoothed / total).mean(axis=1) + brevity)
-    return numpy.where((correct > 0).any(axis=1) & (total > 0).all(axis=1), score, 0.0)
+def _scores_of(metric: Metric) -> Score:
+    return lambda sums: numpy.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
 
 
-def corpus_chrf(sums: numpy.ndarray) -> numpy.ndarray:
-    """chrF++ of N corpora from their sums (N, 24) of what `load` gives: (N)."""
-    ours, theirs, matched = numpy.split(sums, 3, axis=1)
-    used = (ours > 0) & (theirs > 0)
-    orders = numpy.maximum(1, used.sum(axis=1))
-    precision, recall = ((matched * used / numpy.maximum(side, 1)).sum(axis=1) / orders for side in (ours, theirs))
-    return 500 * precision * recall / numpy.maximum(4 * precision + recall, 1e-16)  # F with recall twice as important
+def _ratios(sums: numpy.ndarray) -> numpy.ndarray:
+    return sums[:, 0] / sums[:, 1]
 
 
 #: metric → its score from sums
 SCORES: Dict[str, Score] = {
-    "sacreBLEU": corpus_bleu,
-    "chrF++": corpus_chrf,
-    "TER": lambda sums: 100 * sums[:, 0] / sums[:, 1],
-    "COMET": lambda sums: sums[:, 0] / sums[:, 1],
-    "nll": lambda sums: sums[:, 0] / sums[:, 1],
+    "sacreBLEU": _scores_of(BLEU()),
+    "chrF++": _scores_of(CHRF(word_order=2)),
+    "TER": _scores_of(TER()),
+    "COMET": _ratios,
+    "nll": _ratios,
 }
