@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, ("group_by",), "does not go with --x width, which draws either kind of heads")
     check_figure(args.figure)
     folder = check_page(args)
-    from collab_fairseq.records import curve, figures, table
+    from collab_fairseq.records import figures, key_dim_study, table
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         ))  # fmt: skip
         return 0
     if args.x == "width":
-        curve.draw(runs, args.figure)
+        key_dim_study.draw(runs, args.figure)
     elif args.x == "updates":
         figures.draw_losses(runs, args.figure, args.group_by)
     else:

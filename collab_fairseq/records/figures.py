@@ -1,4 +1,4 @@
-"""Figures from records: scores against parameters or time, and loss curves; see also curve.py."""
+"""Figures from records: scores against parameters or time, and loss curves; see also key_dim_study.py."""
 
 import contextlib
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from collab_fairseq.records.columns import KEYS, METRICS, NUMBERS
 from collab_fairseq.records.drawing import PlotError, drawing, look
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import Run, frame
+from collab_fairseq.records.rows import TrainingRecord, frame
 from collab_fairseq.records.scores import score, test_sets
 
 #: series in a figure
@@ -14,7 +14,7 @@ MOST = 6
 _PANEL, _LINE = (4.2, 3.0), 0.2  # inches: a panel, and the height of a line
 
 
-def draw_scores(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
+def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
     """A point per row, with error bars of one standard deviation over the seeds; a panel for each test set.
 
     Args:
@@ -40,7 +40,7 @@ def draw_scores(runs: Sequence[Run], path: PathLike, x: str, y: str, group_by: S
             axis.set_title(test, fontsize="medium")
 
 
-def draw_losses(runs: Sequence[Run], path: PathLike, group_by: Sequence[str]) -> None:
+def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequence[str]) -> None:
     """A curve of the validation loss against updates per run; for the arguments and errors see `draw_scores`."""
     data = frame(runs, group_by)
     with _panels(path, 1) as (axis,):

@@ -15,10 +15,10 @@ from collab_fairseq.records.record import RecordError, load
 
 logger = logging.getLogger(__name__)
 
-Run = Dict[str, Any]
+TrainingRecord = Dict[str, Any]
 
 
-def load_run(path: PathLike) -> Run:
+def load_run(path: PathLike) -> TrainingRecord:
     """Read the record of a training. Heads that were converted get the settings that flags would give them.
 
     Raises:
@@ -40,7 +40,7 @@ def load_run(path: PathLike) -> Run:
     return run
 
 
-def lookup(run: Run, field: str) -> Any:
+def lookup(run: TrainingRecord, field: str) -> Any:
     """What stands in a run at a path such as config.model.dropout; lists and the like as text."""
     value: Any = run
     for part in field.split("."):
@@ -48,7 +48,7 @@ def lookup(run: Run, field: str) -> Any:
     return str(value) if isinstance(value, (dict, list)) else value
 
 
-def heads(run: Run) -> str:
+def heads(run: TrainingRecord) -> str:
     """In words, what kind of attention heads the model has, and whether the result is of a publication."""
     sites = lookup(run, "config.model.collaborative_heads")
     named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
@@ -72,7 +72,7 @@ def heads(run: Run) -> str:
     return f"{kind}, as published" if "published" in run else kind
 
 
-def keys(run: Run) -> Dict[str, Any]:
+def keys(run: TrainingRecord) -> Dict[str, Any]:
     """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
     model = run["config"]["model"]
     dims = {site: key_dim(model, site) for site in kinds.SITES}
@@ -87,14 +87,14 @@ def key_dim(model: Dict[str, Any], site: str) -> Any:
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
-def averaged(run: Run) -> Optional[str]:
+def averaged(run: TrainingRecord) -> Optional[str]:
     """Of what the weights are the mean: of so many epochs' checkpoints, or of so many after some updates each."""
     files = [entry["file"] for entry in run.get("averaged_from") or ()]
     kind = "epochs" if all(re.fullmatch(r"checkpoint\d+\.pt", file) for file in files) else "checkpoints"
     return f"{len(files)} {kind}" if files else None
 
 
-def cache(run: Run) -> Optional[int]:
+def cache(run: TrainingRecord) -> Optional[int]:
     """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
@@ -102,13 +102,13 @@ def cache(run: Run) -> Optional[int]:
     return kinds.kv_cache_per_token(kinds.sized(model, "decoder"))
 
 
-def losses(run: Run) -> Dict[str, float]:
+def losses(run: TrainingRecord) -> Dict[str, float]:
     """Validation set → its last loss, of the last checkpoint itself rather than the average."""
     curves = {name: [p["loss"] for p in curve if "loss" in p] for name, curve in run["curves"].items()}
     return {name: curve[-1] for name, curve in sorted(curves.items()) if curve and name != "train"}
 
 
-def numbers(run: Run) -> Dict[str, Any]:
+def numbers(run: TrainingRecord) -> Dict[str, Any]:
     """What is averaged over the seeds; None for what the run does not have."""
     training = run["training"]
     seconds = training["wall_seconds"]
@@ -123,7 +123,7 @@ def numbers(run: Run) -> Dict[str, Any]:
     }
 
 
-def hardware(run: Run) -> str:
+def hardware(run: TrainingRecord) -> str:
     """The machine in words."""
     about = run["hardware"]
     if about["device"] == "gpu":
@@ -134,7 +134,7 @@ def hardware(run: Run) -> str:
     return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
 
 
-def precision(run: Run) -> str:
+def precision(run: TrainingRecord) -> str:
     """In which precision a run was trained, by the flags of fairseq that chose it."""
     chosen = run["config"].get("common")
     if chosen is None:
@@ -153,7 +153,7 @@ def text(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def frame(runs: Sequence[Run], group_by: Sequence[str]) -> Any:
+def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,

@@ -5,14 +5,14 @@ import json
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 from collab_fairseq.records.columns import DASH, METRICS
-from collab_fairseq.records.rows import Run
+from collab_fairseq.records.rows import TrainingRecord
 from collab_fairseq.scoring.significance import over_seeds
 
 #: all test sets that a loss is of, as one, weighted by tokens
 ALL = "all tests"
 
 
-def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
+def test_sets(runs: Sequence[TrainingRecord], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
     """All sets that runs were scored on, in order of their names; of nll validation sets, too, and `ALL` of several."""
     if metric != METRICS["nll"]:
         return sorted({test for run in runs for test in run["scores"]})
@@ -20,7 +20,7 @@ def test_sets(runs: Sequence[Run], metric: str = METRICS["sacrebleu"]) -> List[s
     return [*found, ALL] if sum(not test.startswith("valid") for test in found) > 1 else found
 
 
-def evaluation(run: Run, test: str, metric: str) -> Dict[str, Any]:
+def evaluation(run: TrainingRecord, test: str, metric: str) -> Dict[str, Any]:
     """The scores of a test set, with their sentence statistics, as `scoring.Evaluation`; of a loss in the same form."""
     if metric != METRICS["nll"]:
         return run["scores"].get(test) or {"scores": []}
@@ -38,13 +38,15 @@ def evaluation(run: Run, test: str, metric: str) -> Dict[str, Any]:
     return {"scores": [{"metric": "nll", "score": mean}], "sentence_statistics": statistics}
 
 
-def score(run: Run, test: str, metric: str) -> Optional[float]:
+def score(run: TrainingRecord, test: str, metric: str) -> Optional[float]:
     """A score of a test set; None where the run has none."""
     entries = evaluation(run, test, metric)["scores"]
     return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
 
 
-def interval(runs: Sequence[Run], test: str, name: str, alone: Set[str], base: Sequence[Run] = ()) -> str:
+def interval(
+    runs: Sequence[TrainingRecord], test: str, name: str, alone: Set[str], base: Sequence[TrainingRecord] = ()
+) -> str:
     """`mean [low, high]` over the seeds of a metric or, with runs of the same seeds, of the difference from these.
 
     Of one seed it is the number alone; where 0 is outside the interval of a difference, a star follows. Metrics whose

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 
 from collab_fairseq.records.columns import COLUMNS, DASH, GROUP_BY, KEYS, MACHINES, METRICS, NUMBERS, ON_REQUEST
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import Run, frame, losses
+from collab_fairseq.records.rows import TrainingRecord, frame, losses
 from collab_fairseq.records.scores import interval, test_sets
 from collab_fairseq.scoring.significance import OVER_SEEDS
 
@@ -20,7 +20,7 @@ _COMPARED = ("nll", "sacrebleu", "chrf++", "ter", "comet")
 
 
 def markdown_table(
-    runs: Sequence[Run],
+    runs: Sequence[TrainingRecord],
     *,
     columns: Optional[Sequence[str]] = None,
     group_by: Sequence[str] = GROUP_BY,
@@ -110,7 +110,7 @@ def _header(field: str) -> str:
     return KEYS.get(field) or field.removeprefix("config.")
 
 
-def _records(runs: Sequence[Run], folder: str) -> str:
+def _records(runs: Sequence[TrainingRecord], folder: str) -> str:
     """Where the records are: a pattern, linked to their folder."""
     paths = [os.path.relpath(run["path"], folder).replace(os.sep, "/") for run in runs]
     start = os.path.commonprefix(paths)  # noqa: RUF071  (of the characters, not of the folders)

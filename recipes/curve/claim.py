@@ -17,7 +17,7 @@ from scipy import stats
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import add_page, check_page, publish
-from collab_fairseq.records import curve, pages
+from collab_fairseq.records import key_dim_study, pages
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import load_run, lookup
 
@@ -42,21 +42,23 @@ def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, fl
         RecordError: two runs of one row and seed, or a seed that not all rows have.
     """
     wanted = {"F": ("standard", FULL), "S": ("standard", key_dim), "C": ("collaborative", key_dim)}
-    of = curve.rows(runs)
-    found = {name: {seed: curve.loss(run) for seed, run in of.get(row, {}).items()} for name, row in wanted.items()}
-    full, narrow, shared = found.values()
+    of = key_dim_study.rows(runs)
+    losses = {
+        name: {seed: key_dim_study.loss(run) for seed, run in of.get(row, {}).items()} for name, row in wanted.items()
+    }
+    full, narrow, shared = losses.values()
     if not full.keys() == narrow.keys() == shared.keys() or len(full) < 2:
-        seeds = "; ".join(f"{name} {wanted[name][1]}: {sorted(row) or 'none'}" for name, row in found.items())
+        seeds = "; ".join(f"{name} {wanted[name][1]}: {sorted(row) or 'none'}" for name, row in losses.items())
         raise RecordError(f"expected the same seeds, two or more, in all three rows, but they have {seeds}")
     return {seed: (full[seed], narrow[seed], shared[seed]) for seed in sorted(full)}
 
 
-def exchange_rates(runs: Sequence[Dict]) -> List[str]:
+def equivalent_key_dims(runs: Sequence[Dict]) -> List[str]:
     """For each key dim of collaborative heads, in words, the key dim of standard heads with their loss."""
-    costs = {row: cost.mean for row, cost in curve.costs(runs).items()}
+    costs = {row: cost.mean for row, cost in key_dim_study.costs(runs).items()}
     standard = {width: cost for (kind, width), cost in costs.items() if kind == "standard"}
     return [
-        f"of {curve.exchange_rate(standard, cost)} for that of collaborative heads at {width}"
+        f"of {key_dim_study.equivalent_key_dim(standard, cost)} for that of collaborative heads at {width}"
         for (kind, width), cost in sorted(costs.items())
         if kind == "collaborative"
     ]
@@ -92,7 +94,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="claim.py: %(message)s", stream=sys.stderr)
     check_page(args)
     runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
-    seeds, rates = rows(runs, args.key_dim), exchange_rates(runs)
+    seeds, key_dims = rows(runs, args.key_dim), equivalent_key_dims(runs)
     found = {
         name: contrast([sum(a * b for a, b in zip(weights, losses, strict=True)) for losses in seeds.values()])
         for name, weights in CONTRASTS.items()
@@ -103,7 +105,7 @@ def main() -> None:
     shown = [
         pages.table(losses, numbers=True),
         pages.table(tests, numbers=True),
-        f"For the same loss standard heads need a key dim {', '.join(rates)}.",
+        f"For the same loss standard heads need a key dim {', '.join(key_dims)}.",
         f"Outcome of {len(seeds)} seeds: **{outcome(*found.values())}**.",
     ]
     publish(args, "\n\n".join(shown) + "\n")

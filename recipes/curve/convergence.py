@@ -43,7 +43,7 @@ from collab_fairseq.cli.options import add_page, check_page, publish
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import Run, load_run
+from collab_fairseq.records.rows import TrainingRecord, load_run
 from collab_fairseq.scoring.significance import Interval
 
 
@@ -86,7 +86,7 @@ def tests_page(settings: Settings) -> str:
     ])  # fmt: skip
 
 
-def difference(runs: Dict[str, Dict[int, Run]], seeds: Sequence[int], one: str, other: str) -> str:
+def difference(runs: Dict[str, Dict[int, TrainingRecord]], seeds: Sequence[int], one: str, other: str) -> str:
     """The difference of two rows in test NLL with its 95 % interval; a dash for fewer than two seeds."""
     return shown(spread(differences(losses(runs, seeds), one, other))) if len(seeds) > 1 else "–"
 
@@ -108,7 +108,7 @@ def pairs_page(settings: Settings) -> str:
 
 def masked_page(settings: Settings) -> str:
     """Design B: rows S, B and C, and g."""
-    runs: Dict[str, Dict[int, Run]] = {}
+    runs: Dict[str, Dict[int, TrainingRecord]] = {}
     for setting, of_setting in settings.items():
         if setting.row in runs:
             raise RecordError(f"row {setting.row} must have one setting; got a second, {setting}")

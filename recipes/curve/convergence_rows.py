@@ -6,9 +6,9 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 import numpy
 from scipy import stats
 
-from collab_fairseq.records import curve
+from collab_fairseq.records import key_dim_study
 from collab_fairseq.records.record import RecordError
-from collab_fairseq.records.rows import Run, key_dim, lookup
+from collab_fairseq.records.rows import TrainingRecord, key_dim, lookup
 from collab_fairseq.scoring.significance import Interval, interval
 
 FULL, SMALL = 256, 32
@@ -32,10 +32,10 @@ class Setting(NamedTuple):
         return f"{self.row}, lr {self.lr:g}{scaled}"
 
 
-Settings = Dict[Setting, Dict[int, Run]]
+Settings = Dict[Setting, Dict[int, TrainingRecord]]
 
 
-def setting_of(run: Run) -> Setting:
+def setting_of(run: TrainingRecord) -> Setting:
     """The setting that a run belongs to.
 
     Raises:
@@ -53,7 +53,7 @@ def setting_of(run: Run) -> Setting:
     return Setting(row, run["config"]["optimization"]["lr"][0], round(scales.pop() / default, 6))
 
 
-def by_setting(runs: Sequence[Run]) -> Settings:
+def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
     """Setting → seed → run.
 
     Raises:
@@ -71,12 +71,12 @@ def by_setting(runs: Sequence[Run]) -> Settings:
     return {setting: dict(sorted(settings[setting].items())) for setting in sorted(settings)}
 
 
-def length_of(run: Run) -> int:
+def length_of(run: TrainingRecord) -> int:
     """The updates of its schedule."""
     return int(run["config"]["optimization"]["max_update"])
 
 
-def valid_nll(run: Run) -> float:
+def valid_nll(run: TrainingRecord) -> float:
     return float(run["losses"]["valid"]["nll_loss"])
 
 
@@ -127,9 +127,9 @@ def shown(found: Interval) -> str:
     return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
-def losses(runs: Dict[str, Dict[int, Run]], seeds: Sequence[int]) -> Dict[str, List[float]]:
+def losses(runs: Dict[str, Dict[int, TrainingRecord]], seeds: Sequence[int]) -> Dict[str, List[float]]:
     """Row → test NLL of each seed."""
-    return {row: [curve.loss(of_row[seed]) for seed in seeds] for row, of_row in runs.items()}
+    return {row: [key_dim_study.loss(of_row[seed]) for seed in seeds] for row, of_row in runs.items()}
 
 
 def differences(nll: Dict[str, List[float]], one: str, other: str) -> List[float]:
@@ -141,7 +141,7 @@ def contrast(nll: Dict[str, List[float]]) -> List[float]:
     return [c - (1 - MARGIN) * f - MARGIN * s for f, s, c in zip(nll["F"], nll["S"], nll["C"], strict=True)]
 
 
-def common_seeds(rows: Dict[str, Dict[int, Run]]) -> List[int]:
+def common_seeds(rows: Dict[str, Dict[int, TrainingRecord]]) -> List[int]:
     """The seeds that all rows have.
 
     Raises:

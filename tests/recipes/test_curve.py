@@ -12,7 +12,7 @@ from scipy import stats
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import initial_mixing
 from collab_fairseq.models.config import inherit_attention
-from collab_fairseq.records import curve
+from collab_fairseq.records import key_dim_study
 from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run
 from tests.fairseq.commands import train_command
@@ -132,11 +132,12 @@ def test_rows_with_other_seeds_are_refused(tmp_path):
     assert "is the second of seed 1" in done.stderr
 
 
-def test_the_exchange_rate_is_interpolated_between_key_dims(tmp_path):
+def test_the_equivalent_key_dim_is_interpolated_between_key_dims(tmp_path):
     standard = {256: 0.0, 64: 0.08, 32: 0.2, 16: 0.5}
     losses = {0.08: "64", 0.04: "128", 0.14: "45", 0.5: "16", 0.51: "< 16", 0.0: "256", -0.001: "> 256"}
-    assert {value: curve.exchange_rate(standard, value) for value in losses} == losses
-    assert curve.exchange_rate({16: 0.2, 32: 0.25, 64: 0.1, 256: 0.0}, 0.15) == "51"  # 0.2 at 32 would make it twice
+    assert {value: key_dim_study.equivalent_key_dim(standard, value) for value in losses} == losses
+    not_monotone = {16: 0.2, 32: 0.25, 64: 0.1, 256: 0.0}
+    assert key_dim_study.equivalent_key_dim(not_monotone, 0.15) == "51"
     made = records(tmp_path, [0.08] * 3, [0.03, 0.04, 0.05], none_16=[0.5], encoder_cross_decoder_32=[0.6])
     done = run("python", RECIPE / "claim.py", 64, *made).stdout
     need = "of < 16 for that of collaborative heads at 32, of 128 for that of collaborative heads at 64"
@@ -153,7 +154,7 @@ def test_the_figure_is_one_command(tmp_path):
     lost = [0.08, 0.09, 0.07, 0.1, 0.06, 0.08], [0.0, 0.01, -0.01, 0.02, 0.0, 0.01]
     more = {"none_32": [0.15, 0.2, 0.16], "none_16": [0.3, 0.32, 0.29], "encoder_cross_decoder_32": [0.05]}
     made = records(tmp_path, *lost, **more)
-    costs = curve.costs([load_run(path) for path in made])
+    costs = key_dim_study.costs([load_run(path) for path in made])
     expected = stats.ttest_1samp(lost[0], 0).confidence_interval(0.95)
     assert costs["standard", 64] == pytest.approx((numpy.mean(lost[0]), *expected))
     assert costs["standard", 256] == pytest.approx((0, 0, 0))
@@ -167,7 +168,7 @@ def test_the_figure_is_one_command(tmp_path):
                 bits += found["nll_loss"] - bits.mean()  # whose mean is the loss
                 found["sentences"] = "; ".join(f"{each * found['tokens'] / 50} {found['tokens'] / 50}" for each in bits)
         path.write_text(json.dumps(record))
-    wider = curve.costs([load_run(path) for path in made])
+    wider = key_dim_study.costs([load_run(path) for path in made])
     assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])
     del costs["collaborative", 32]
     assert all(wider[row].low <= cost.low + 1e-9 for row, cost in costs.items())
