@@ -32,14 +32,10 @@ Curve = Dict[int, float]
 
 
 def parse_budget(text: str) -> float:
-    """The key dim, averaged over the layers, of ``mean:85``.
-
-    Raises:
-        ReparamError: anything else.
-    """
+    """The key dim, averaged over the layers, of ``mean:85``."""
     match = re.fullmatch(r"mean:(\d+\.?\d*)", text)
     if match is None or float(match[1]) < 1:
-        raise ReparamError(f"the budget must be mean:KEY_DIM, but is {text!r}")
+        raise ReparamError(f"the budget must be mean:KEY_DIM; got {text!r}")
     return float(match[1])
 
 
@@ -124,76 +120,49 @@ def convex(curve: Curve) -> List[Tuple[int, float]]:
     return hull
 
 
-def at_multiples(curve: Curve, multiple: int) -> Curve:
-    """A curve at the multiples of a key dim that it spans, in straight lines between its points.
+def allocate_ranks(curves: Mapping[str, Curve], budget: float) -> Dict[str, int]:
+    """Key dims of least total divergence whose mean is within the budget.
 
-    Raises:
-        ReparamError: it spans none.
-    """
-    known, most = sorted(curve), max(curve) // multiple * multiple
-    if most == 0:
-        raise ReparamError(
-            f"key dims must be multiples of {multiple}, but a layer has only {known[-1]} (--multiple 1 allows any)"
-        )
-    dims = list(range(min(-(-known[0] // multiple) * multiple, most), most + 1, multiple))
-    return dict(zip(dims, numpy.interp(dims, known, [curve[dim] for dim in known]).tolist(), strict=True))
-
-
-def allocate(curves: Mapping[str, Curve], budget: float, step: int = 1) -> Dict[str, int]:
-    """Key dims of least total divergence whose sum is within the budget.
+    Dimensions are taken away by 1/32 of the largest key dim at a time, but for a layer's last.
 
     Args:
         curves: layer → key dim → divergence; the largest key dim is where the layer starts.
-        step: key dims are multiples of it, but for the largest and smallest of a curve.
 
     Raises:
         ReparamError: even the smallest key dims are too large.
     """
     hulls = {name: convex(curve) for name, curve in curves.items()}
+    smallest = {name: hull[0][0] for name, hull in hulls.items()}
     dims = {name: hull[-1][0] for name, hull in hulls.items()}
-    least, number = sum(hull[0][0] for hull in hulls.values()), len(hulls)
-    if least > budget:
-        raise ReparamError(
-            f"the budget is too small: a mean key dim of {least / number:g} is the least, got {budget / number:g}"
-        )
-    while sum(dims.values()) > budget:
+    step = max(1, max(dims.values()) // 32)
+    total = budget * len(hulls)
+    if sum(smallest.values()) > total:
+        least = sum(smallest.values()) / len(hulls)
+        raise ReparamError(f"the budget is too small: a mean key dim of {least:g} is the least, got {budget:g}")
+    while sum(dims.values()) > total:
         options = []
         for name, hull in hulls.items():
-            dim, smallest = dims[name], hull[0][0]
-            if dim > smallest:
-                lower = max(smallest, (dim - 1) // step * step)
-                after, before = numpy.interp([lower, dim], [d for d, _ in hull], [v for _, v in hull])
-                options.append((float(after - before) / (dim - lower), name, lower))
+            dim = dims[name]
+            if dim == smallest[name]:
+                continue
+            lower = max(smallest[name], (dim - 1) // step * step)
+            after, before = numpy.interp([lower, dim], [d for d, _ in hull], [v for _, v in hull])
+            cost = float(after - before) / (dim - lower)
+            options.append((cost, name, lower))
         _, name, lower = min(options)
         dims[name] = lower
     return dims
 
 
-def spend(curves: Mapping[str, Curve], budget: float, *, multiple: int = 1) -> Dict[str, int]:
-    """Key dims, all multiples of ``multiple``, of the layers whose curves were measured; ``budget`` is their mean.
-
-    Dimensions are taken away by 1/32 of the largest key dim at a time, but for a layer's last.
+def check_budget(trained: TrainedModel, names: Sequence[str], budget: float) -> None:
+    """Reject a budget that is too small or too large before anything is measured.
 
     Raises:
-        ReparamError: the budget is too small, or a layer for the multiple.
-    """
-    step = max(1, max(max(curve) for curve in curves.values()) // 32)
-    if multiple > 1:
-        curves = {name: at_multiples(curve, multiple) for name, curve in curves.items()}
-        step = -(-step // multiple) * multiple
-    return allocate(curves, budget * len(curves), step)
-
-
-def check_budget(trained: TrainedModel, names: Sequence[str], budget: float, multiple: int) -> None:
-    """Refuse a budget that is too small or too large before anything is measured.
-
-    Raises:
-        ReparamError: it does not allow the smallest key dims of :data:`GRID`, in multiples of ``multiple``, or more
-            than the layers have.
+        ReparamError: it does not allow the smallest key dims of :data:`GRID`, or more than the layers have.
     """
     ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
         raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}, got {budget:g}")
     curves = {name: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
-    spend(curves, budget, multiple=multiple)
+    allocate_ranks(curves, budget)
