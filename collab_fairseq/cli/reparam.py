@@ -5,18 +5,19 @@
         --distill 2000 --distill-text train:29000
 
 CHECKPOINT is one of fairseq's `transformer` in any size, or of `transformer_collab`, which can so be made smaller
-again. At the key dim of the source nothing changes but the form. Calibration text tells which queries and keys occur:
-with a few hundred sentences the fit loses much less. Text files must be in the model's own tokens, as those that
-fairseq-preprocess got; a split of the data-bin always is.
+again. At the key dimension of the source only the form changes. Calibration text shows which queries and keys occur:
+with a few hundred sentences the fit loses much less. Text files must be in the model's own tokens, like the input of
+fairseq-preprocess; a split of the data-bin always is.
 
-The result is an ordinary checkpoint for fairseq-generate, -interactive and -validate with --user-dir. To train it on:
+The result is an ordinary checkpoint for fairseq-generate, -interactive and -validate with --user-dir. To continue
+training:
 
     fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab SIZES ... \\
         --attention-from collaborative.pt --finetune-from-model collaborative.pt
 
 SIZES are the flags of the source's layers, widths, heads and shared embeddings. The checkpoint has no optimizer state
-(its parameters are gone) and starts at epoch 1, so that --restore-file needs no --reset-... flags either. The same
-command resumes the run, and checkpoints of the run can be used like any others.
+(its parameters have been replaced) and starts at epoch 1, so that --restore-file needs no --reset-... flags either. The
+same command resumes the run, and checkpoints of the run can be used like any others.
 """
 
 import argparse
@@ -34,23 +35,22 @@ HELP = "collaborative heads for a trained model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq")
-    add("--output", required=True, metavar="FILE", help="the converted checkpoint, a new file; whole or not at all")
+    add("--output", required=True, metavar="FILE", help="the converted checkpoint, a new file, written atomically")
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--key-dim", type=int, metavar="N", help="shared key dim of every converted layer")
-    size.add_argument("--budget", metavar="mean:N",
-        help="key dim on average, spread over the layers by what they do to the model's predictions on the calibration "
-        "text")  # fmt: skip
-    add("--multiple", type=options.positive, metavar="N",
-        help="the key dims of --budget are multiples of N: on GPUs half types are fast at multiples of 8 "
-        "(default: 8 where --device is a GPU, else 1)")  # fmt: skip
+    size.add_argument("--key-dim", type=int, metavar="N", help="shared key dimension of every converted layer")
+    text = (
+        "mean key dimension, spread over the layers by their effect on the model's predictions on the calibration text"
+    )
+    size.add_argument("--budget", metavar="mean:N", help=text)
     options.add_sites(parser, "attention to convert")
-    add("--calibration", metavar="TEXT",
-        help="SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE, a text file, "
-        "which the model translates first (default: none, a plain fit)")  # fmt: skip
+    text = (
+        "SPLIT:N, the first N sentences of a split of the data-bin, such as train:400; or SOURCE, a text file, which "
+        "the model translates first (default: none, a plain fit)"
+    )
+    add("--calibration", metavar="TEXT", help=text)
     add("--data", metavar="DIR", help="data-bin (default: the one that the checkpoint names)")
-    add("--distill", type=int, metavar="STEPS",
-        help="afterwards train the new layers together for so many steps to predict what the source predicts, without "
-        "labels")  # fmt: skip
+    text = "then train the new layers together for STEPS steps to predict what the source predicts, without labels"
+    add("--distill", type=int, metavar="STEPS", help=text)
     text = "SPLIT:N or SOURCE, whose translations the model makes itself (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)
     add("--distill-rate", type=float, metavar="RATE", help="learning rate, relative to each tensor (default: 0.005)")
@@ -68,16 +68,13 @@ def run(args: argparse.Namespace) -> int:
     check_targets(args.json)
     if args.json:
         options.check_distinct(args.json, args.checkpoint)
-    if not (args.evaluate or args.calibration):
-        options.refuse(args, ("max_tokens",), "needs --calibration or --evaluate")
-    if not args.budget:
-        options.refuse(args, ("multiple",), "needs --budget")
     args.device = options.choose_device(args)
     from collab_fairseq.reparam.pipeline import Settings, convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    named = {each.name: getattr(args, each.name) for each in fields(Settings) if each.name != "references"}
-    record = convert_model(args.checkpoint, args.output, Settings(**named, references=dict(args.reference)))
+    args.references = dict(args.reference)
+    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
+    record = convert_model(args.checkpoint, args.output, settings)
     if args.json:
         write_json(record.content, args.json)
     sys.stdout.write(table(record.parts))

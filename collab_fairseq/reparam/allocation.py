@@ -1,10 +1,10 @@
-"""How many shared dimensions each layer gets out of a budget for all of them.
+"""Allocation of a budget of shared dimensions to the layers.
 
-Some layers can do with far fewer dimensions than others. What counts is what their lack does in the end: for each layer
-alone and each key dim of a grid the divergence KL(p ‖ p') of the model's predictions p' from the source's p is measured
-on calibration text, and these divergences are taken to add up. From full size on, dimensions are taken away where that
-costs least divergence per dimension saved. On the lower convex hull of every layer's curve this greedy way
-is the best one (Fox 1966, "Discrete optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
+Some layers can do with far fewer dimensions than others. For each layer alone and each key dim of a grid, the
+divergence KL(p ‖ p') of the model's predictions p' from the source's p is measured on calibration text; these
+divergences are taken to add up. From full size on, dimensions are taken away where that costs least divergence per
+dimension saved. On the lower convex hull of every layer's curve this greedy way is the best one (Fox 1966, "Discrete
+optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
 """
 
 import logging
@@ -66,7 +66,7 @@ def divergences(
         reference = predict(sample, encoded)
         for name, layers in variants.items():
             with swapped(model, layers):
-                changed = any(place.startswith("encoder") for place in layers)
+                changed = any(layer_id.startswith("encoder") for layer_id in layers)
                 other = predict(sample, model.encoder(**source) if changed else encoded)
             totals[name] += float((reference.exp() * (reference - other)).sum(dtype=torch.float64))
         tokens += len(reference)
@@ -138,7 +138,7 @@ def allocate_ranks(curves: Mapping[str, Curve], budget: float) -> Dict[str, int]
     total = budget * len(hulls)
     if sum(smallest.values()) > total:
         least = sum(smallest.values()) / len(hulls)
-        raise ReparamError(f"the budget is too small: a mean key dim of {least:g} is the least, got {budget:g}")
+        raise ReparamError(f"the budget is too small: a mean key dim of {least:g} is the least; got {budget:g}")
     while sum(dims.values()) > total:
         options = []
         for name, hull in hulls.items():
@@ -163,6 +163,6 @@ def check_budget(trained: TrainedModel, names: Sequence[str], budget: float) -> 
     ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
-        raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}, got {budget:g}")
+        raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}; got {budget:g}")
     curves = {name: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
     allocate_ranks(curves, budget)

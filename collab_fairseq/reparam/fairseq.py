@@ -1,7 +1,7 @@
 """Whole translation models of fairseq: calibrated, fitted and written as ordinary checkpoints.
 
-What the layers have of their own (key dim, scale, biases) stands in the model's ``attention_shapes``, from which
-fairseq-generate, -validate and -train build them.
+The model's ``attention_shapes`` hold what differs from layer to layer (key dim, scale, biases); fairseq-generate,
+-validate and -train build the layers from them.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ Call = Tuple[Dict[str, Any], Tensor, Tensor]
 SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
 
 
-def score_parameters(state: Mapping[str, Any], place: str) -> int:
+def score_parameters(state: Mapping[str, Any], layer_id: str) -> int:
     """How many parameters the scores of ``site.layer`` have in a checkpoint."""
-    own = tuple(parameter_prefix(place) + part for part in SCORE_PARAMETERS)
-    return sum(tensor.numel() for name, tensor in state["model"].items() if name.startswith(own))
+    prefixes = tuple(parameter_prefix(layer_id) + part for part in SCORE_PARAMETERS)
+    return sum(tensor.numel() for name, tensor in state["model"].items() if name.startswith(prefixes))
 
 
-def places(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
+def layer_ids(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
     """Names of the attention layers at ``sites`` (written as in ``--collaborative-heads``), such as ``cross.3``.
 
     Raises:
@@ -41,10 +41,10 @@ def places(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
         ReparamError: the model has no attention there.
     """
     wanted = parse_sites(sites, "--sites")
-    found = [place for place in attention_layers(trained.model) if place.split(".")[0] in wanted]
-    if not found:
+    chosen = [layer_id for layer_id in attention_layers(trained.model) if layer_id.split(".")[0] in wanted]
+    if not chosen:
         raise ReparamError(f"the model has no attention at {sites!r}")
-    return found
+    return chosen
 
 
 def sources(trained: TrainedModel, names: Optional[Sequence[str]] = None) -> Dict[str, ScoreWeights]:
@@ -69,9 +69,9 @@ def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) 
     words: Dict[str, Tensor] = {}
 
     def hook(name: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
-        given = {**dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)), **kwargs}
+        positional = zip(("query", "key", "value", "key_padding_mask"), args, strict=False)
         side = "src_tokens" if name.startswith("encoder") else "prev_output_tokens"
-        seen[name] = given, words[side], result[0].transpose(0, 1)
+        seen[name] = {**dict(positional), **kwargs}, words[side], result[0].transpose(0, 1)
 
     pad = trained.task.target_dictionary.pad()
     with contextlib.ExitStack() as stack:
@@ -88,10 +88,14 @@ def calibrate(trained: TrainedModel, split: str, names: Sequence[str], **text: A
     """Statistics of the inputs of the named layers on the text of a split; see :func:`calls`."""
     calibrators = {name: Calibrator(scores) for name, scores in sources(trained, names).items()}
     for batch in calls(trained, split, names, **text):
-        for name, (given, counted, _) in batch.items():
-            query, key = given["query"].transpose(0, 1), given["key"].transpose(0, 1)
-            masks = given.get("key_padding_mask"), given.get("attn_mask")
-            calibrators[name].update(query, key, *masks, query_padding_mask=~counted)
+        for name, (arguments, counted, _) in batch.items():
+            calibrators[name].update(
+                arguments["query"].transpose(0, 1),
+                arguments["key"].transpose(0, 1),
+                arguments.get("key_padding_mask"),
+                arguments.get("attn_mask"),
+                query_padding_mask=~counted,
+            )
     return {name: calibrator.result() for name, calibrator in calibrators.items()}
 
 
@@ -102,11 +106,11 @@ def output_errors(
     layers = attention_layers(converted.model)
     sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
     for batch in calls(trained, split, names, **text):
-        for name, (given, counted, output) in batch.items():
+        for name, (arguments, counted, output) in batch.items():
             with torch.no_grad():
-                found = layers[name](**given)[0].transpose(0, 1)
-            for place, values in enumerate((found - output, output)):
-                sums[name][place] += values[counted].double().square().sum().cpu()
+                new_output = layers[name](**arguments)[0].transpose(0, 1)
+            for index, values in enumerate((new_output - output, output)):
+                sums[name][index] += values[counted].double().square().sum().cpu()
     return {name: math.sqrt(gap / whole) if whole > 0 else 0.0 for name, (gap, whole) in sums.items()}
 
 
@@ -117,27 +121,34 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
-    shapes = {place: dict(shape) for place, shape in (config.get("attention_shapes") or {}).items()}
+    shapes = {layer_id: dict(shape) for layer_id, shape in (config.get("attention_shapes") or {}).items()}
     layers = attention_layers(trained.model)
-    for place, scores in weights.items():
-        prefix = parameter_prefix(place)
-        dtype = model[f"{prefix}q_proj.weight"].dtype
-        for name in [n for n in model if n.startswith(tuple(prefix + part for part in SCORE_PARAMETERS))]:
-            del model[name]
-        for name, tensor in scores.parameters().items():
-            model[prefix + name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True)
-        shape = shapes.setdefault(place, {})
-        for flag in layers[place].flags:  # of the kind that the heads were
+    for layer_id, scores in weights.items():
+        _replace_scores(model, parameter_prefix(layer_id), scores)
+        layer, shape = layers[layer_id], shapes.setdefault(layer_id, {})
+        for flag in layer.flags:  # settings of its former attention type
             shape.pop(flag.argument, None)
-        if layers[place].value_heads != (config.get("value_heads") or layers[place].num_heads):
-            shape["value_heads"] = layers[place].value_heads
-        shape.update(
-            collaborative=True, key_dim=scores.heads.rank, scale=scores.scale, key_bias=False,
-            query_bias=scores.query_bias is not None, content_bias=scores.content_bias is not None,
-        )  # fmt: skip
+        if layer.value_heads != (config.get("value_heads") or layer.num_heads):
+            shape["value_heads"] = layer.value_heads
+        shape["collaborative"] = True
+        shape["key_dim"] = scores.heads.rank
+        shape["scale"] = scores.scale
+        shape["key_bias"] = False
+        shape["query_bias"] = scores.query_bias is not None
+        shape["content_bias"] = scores.content_bias is not None
     config["attention_shapes"] = shapes
-    drop_training_state(state, converted={place: scores.heads.rank for place, scores in weights.items()})
+    drop_training_state(state, converted={layer_id: scores.heads.rank for layer_id, scores in weights.items()})
     return state
+
+
+def _replace_scores(model: Dict[str, Tensor], prefix: str, scores: ScoreWeights) -> None:
+    """Put the scores of a layer, whose parameters start with ``prefix``, into the parameters of a model."""
+    dtype = model[f"{prefix}q_proj.weight"].dtype
+    replaced = tuple(prefix + part for part in SCORE_PARAMETERS)
+    for name in [name for name in model if name.startswith(replaced)]:
+        del model[name]
+    for name, tensor in scores.parameters().items():
+        model[prefix + name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True)
 
 
 def convert(

@@ -1,12 +1,15 @@
-"""A whole conversion, from a checkpoint of fairseq to one with collaborative heads: :func:`convert_model`."""
+"""A whole conversion, from a checkpoint of fairseq to one with collaborative heads: :func:`convert_model`.
+
+Its stages: calibration on text, allocation of the ranks where a budget is given, fit, distillation, evaluation.
+"""
 
 import logging
 import os
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -16,10 +19,12 @@ from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import check_targets
 from collab_fairseq.records.record import Record
+from collab_fairseq.translation import TrainedModel
 
 from . import allocation, fairseq
+from .calibrate import Calibration
 from .distill import distill
-from .scores import ScoreFit
+from .scores import ScoreFit, fit_layers
 from .text import text_of
 
 logger = logging.getLogger(__name__)
@@ -33,8 +38,7 @@ class Settings:
     """How a model is converted.
 
     Attributes:
-        key_dim: D̃k of every converted layer; or else budget: ``mean:N``, their mean, spread over the layers in
-            multiples of ``multiple``; None: 8, for half types, where ``device`` is a GPU, else 1.
+        key_dim: D̃k of every converted layer; or else budget: ``mean:N``, their mean, spread over the layers.
         sites: which attention, written as in ``--collaborative-heads``.
         calibration: ``SPLIT:N`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
         data: data-bin; None: the one that the checkpoint names.
@@ -44,14 +48,10 @@ class Settings:
         evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
         references: test split → file of raw references, for ``evaluate``.
         seed: of random starts and batches. max_tokens: per batch.
-
-    Raises:
-        ReparamError: settings that do not go together.
     """
 
     key_dim: Optional[int] = None
     budget: Optional[str] = None
-    multiple: Optional[int] = None
     sites: str = "encoder_cross_decoder"
     calibration: Optional[str] = None
     data: Optional[PathLike] = None
@@ -65,7 +65,7 @@ class Settings:
     max_tokens: int = 4000
 
     def __post_init__(self) -> None:
-        for name in ("key_dim", "multiple", "distill", "max_tokens"):
+        for name in ("key_dim", "distill", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -82,129 +82,217 @@ class Settings:
             raise ReparamError("--reference needs --evaluate")
 
 
-def convert_model(checkpoint: PathLike, output: PathLike, given: Settings) -> Record:
+class FittedModel(NamedTuple):
+    """What :func:`fit_model` found.
+
+    Attributes:
+        weights: ``site.layer`` → scores of the collaborative heads, distilled or as they were fitted.
+        fits: ``site.layer`` → fit before distillation.
+        distillation: what :func:`.distill` says for records; None: not distilled.
+        cpu_seconds: of this process.
+    """
+
+    weights: Dict[str, ScoreWeights]
+    fits: Dict[str, ScoreFit]
+    distillation: Optional[Dict[str, Any]]
+    cpu_seconds: float
+
+
+def fit_model(
+    trained: TrainedModel,
+    key_dims: Mapping[str, int],
+    calibrations: Optional[Mapping[str, Calibration]] = None,
+    *,
+    distill_split: Optional[str] = None,
+    distill_steps: int = 0,
+    distill_rate: Optional[float] = None,
+    seed: int = 1,
+) -> FittedModel:
+    """Fit collaborative heads to the attention of a model and, if text for it is given, distill them.
+
+    Args:
+        key_dims: ``site.layer`` → key dim. calibrations: of :func:`.fairseq.calibrate`; None: a plain fit.
+        distill_split, distill_steps, distill_rate: see :func:`.distill`. seed: of random starts and batches.
+    """
+    origin = fairseq.sources(trained, list(key_dims))
+    began = time.process_time()
+    fits = fit_layers(origin, key_dims, calibrations, seed=seed)
+    weights = {layer_id: fit.weights for layer_id, fit in fits.items()}
+    seconds = time.process_time() - began
+    if distill_split is None:
+        return FittedModel(weights, fits, None, seconds)
+    weights, distillation = distill(trained, weights, distill_split, distill_steps, rate=distill_rate, seed=seed)
+    return FittedModel(weights, fits, distillation, seconds + distillation["cpu_seconds"])
+
+
+def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) -> Record:
     """Convert a trained translation model of fairseq, as `collab reparam` does.
 
     Args:
-        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: where the new one goes, whole or
-            not at all.
+        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: the new checkpoint, written
+            atomically.
 
     Returns:
-        A record of kind ``conversion`` for :func:`table`. Its parts: ``output`` (file and sum), ``layers`` (a list),
-        ``parameters`` (of the model), ``divergences`` (that the budget was spread by), ``distillation`` (divergences
-        before, after and on the way), ``seconds`` (of all but the evaluation) and ``evaluation`` (by name).
+        A record of kind ``conversion`` for :func:`table`. Its parts: ``output`` (file and checksum), ``layers`` (a
+        list), ``parameters`` (of the model), ``divergences`` (that the budget was spread by), ``distillation``
+        (divergences before, after and on the way), ``seconds`` (of all but the evaluation) and ``evaluation`` (by
+        name).
 
     Raises:
         ReparamError: a model that the settings do not fit. TargetError: ``output`` cannot be written. CheckpointError,
         TranslationError, ConfigurationError: see :func:`.load_model`.
     """
-    recorded = ("key_dim", "budget", "sites", "distill", "seed", "distill_text", "distill_rate")
-    settings: Dict[str, Any] = {name: getattr(given, name) for name in recorded}
-    device, seed, multiple, calibration = given.device, given.seed, given.multiple, given.calibration
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
-    spending = allocation.parse_budget(given.budget) if given.budget else None
+    budget = allocation.parse_budget(settings.budget) if settings.budget else None
     began = time.perf_counter()
-    text_wanted = bool(calibration or given.evaluate)
-    trained = translation.load_model(checkpoint, given.data, device=device, seed=seed, text=text_wanted)
-    names = fairseq.places(trained, given.sites)
-    if spending:
-        settings["multiple"] = multiple = multiple or (8 if device.startswith("cuda") else 1)
-        allocation.check_budget(trained, names, spending, multiple)
-    if given.evaluate:
-        translation.test_splits(trained, given.references)
+    trained = translation.load_model(
+        checkpoint,
+        settings.data,
+        device=settings.device,
+        seed=settings.seed,
+        text=bool(settings.calibration or settings.evaluate),
+    )
+    layer_ids = fairseq.layer_ids(trained, settings.sites)
+    if budget:
+        allocation.check_budget(trained, layer_ids, budget)
+    if settings.evaluate:
+        translation.test_splits(trained, settings.references)
 
-    text = calibrations = curves = distilled = None
-    tokens: Dict[str, Any] = {"max_tokens": given.max_tokens}
-    if calibration:
-        split, text = text_of(calibration, trained, given.max_tokens)
-        some = min(_MEASURED, text["sentences"])
+    text = calibrations = curves = distill_split = distill_text = None
+    key_dims: Any = dict.fromkeys(layer_ids, settings.key_dim)
+    sample: Dict[str, Any] = {"max_tokens": settings.max_tokens}
+    if settings.calibration:
+        split, text = text_of(settings.calibration, trained, settings.max_tokens)
         logger.info("calibrating on %s", text["text"])
-        calibrations = fairseq.calibrate(trained, split, names, sentences=text["sentences"], **tokens)
+        calibrations = fairseq.calibrate(trained, split, layer_ids, **{**sample, "sentences": text["sentences"]})
+        sample["sentences"] = min(_MEASURED, text["sentences"])
+        if budget:
+            curves = allocation.measure_curves(trained, layer_ids, split, calibrations, seed=settings.seed, **sample)
+            key_dims = allocation.allocate_ranks(curves, budget)
     else:
         logger.warning(
             "no --calibration: the fit counts all inputs alike and loses more than one to which text shows the queries "
             "and keys that occur; a few hundred sentences do, such as --calibration train:400"
         )
-    key_dims: Any = dict.fromkeys(names, given.key_dim)
-    if spending and text:
-        measured = {**tokens, "sentences": some, "seed": seed}
-        curves = allocation.measure_curves(trained, names, split, calibrations, **measured)
-        key_dims = allocation.spend(curves, spending, multiple=multiple or 1)
-    state, fits = fairseq.convert(trained, key_dims, calibrations, seed=seed)
-    weights = {name: fit.weights for name, fit in fits.items()}
-    if given.distill and calibration:
-        unlabelled = given.distill_text or calibration
-        own, settings["distill_text"] = text_of(unlabelled, trained, **tokens, option="--distill-text", seed=seed)
-        weights, distilled = distill(trained, weights, own, given.distill, rate=given.distill_rate, seed=seed)
-        state = fairseq.converted(trained, weights)
+    if settings.distill and settings.calibration:
+        flag = settings.distill_text or settings.calibration
+        distill_split, distill_text = text_of(
+            flag, trained, settings.max_tokens, option="--distill-text", seed=settings.seed
+        )
+    fitted = fit_model(
+        trained,
+        key_dims,
+        calibrations,
+        distill_split=distill_split,
+        distill_steps=settings.distill or 0,
+        distill_rate=settings.distill_rate,
+        seed=settings.seed,
+    )
+    state = fairseq.converted(trained, fitted.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))
 
-    record = Record(
-        "conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]),
-        {**settings, "checkpoint": file_setting(checkpoint), "calibration": text},
-        device="gpu" if device.startswith("cuda") else "cpu", threads=torch.get_num_threads(),
-    )  # fmt: skip
-    errors, evaluation = {}, {}
-    after = translation.with_state(trained, state) if text or given.evaluate else trained
+    errors: Dict[str, float] = {}
+    evaluation: Dict[str, Any] = {}
+    if text or settings.evaluate:
+        model = translation.with_state(trained, state)
     if text:
-        errors = fairseq.output_errors(trained, after, split, names, sentences=some, **tokens)
-    if given.evaluate:
+        errors = fairseq.output_errors(trained, model, split, layer_ids, **sample)
+    if settings.evaluate:
         logger.info("evaluating on valid and the test splits")
-        evaluation = _compare(*(translation.evaluate(model, given.references, **tokens) for model in (trained, after)))
-    record.parts.update(
-        output=file_setting(output), layers=[
-            _layer(name, source, fits[name], weights[name], errors.get(name), trained.state, state)
-            for name, source in fairseq.sources(trained, names).items()
-        ],
-        parameters={"before": checkpoints.num_parameters(trained.state), "after": checkpoints.num_parameters(state)},
-        divergences=curves, distillation=distilled, seconds=seconds, evaluation=evaluation,
-    )  # fmt: skip
+        before = translation.evaluate(trained, settings.references, max_tokens=settings.max_tokens)
+        after = translation.evaluate(model, settings.references, max_tokens=settings.max_tokens)
+        evaluation = _compare(before, after)
+
+    recorded = asdict(settings)
+    del recorded["data"], recorded["device"]  # a folder of this machine; the record's hardware has the device
+    recorded["checkpoint"] = file_setting(checkpoint)
+    recorded["calibration"] = text
+    recorded["distill_text"] = distill_text
+    recorded["references"] = {name: file_setting(file) for name, file in settings.references.items()}
+    record = Record(
+        "conversion",
+        "reparam",
+        shlex.join(["collab", *sys.argv[1:]]),
+        recorded,
+        device="gpu" if settings.device.startswith("cuda") else "cpu",
+        threads=torch.get_num_threads(),
+    )
+    record.parts["output"] = file_setting(output)
+    record.parts["layers"] = _layers(trained, fitted, state, errors)
+    record.parts["parameters"] = {
+        "before": checkpoints.num_parameters(trained.state),
+        "after": checkpoints.num_parameters(state),
+    }
+    record.parts["divergences"] = curves
+    record.parts["distillation"] = fitted.distillation
+    record.parts["seconds"] = seconds
+    record.parts["evaluation"] = evaluation
     return record
 
 
-def _layer(
-    name: str, source: ScoreWeights, fit: ScoreFit, made: ScoreWeights, error: Optional[float],
-    before: Mapping[str, Any], after: Mapping[str, Any],
-) -> Dict[str, Any]:  # fmt: skip
-    """What the record says of one layer; ``made``: what the fit has become; ``before``, ``after``: the checkpoints."""
-    states = {"before": before, "after": after}
-    return {
-        "layer": name, "key_dim": {"before": source.heads.rank, "after": made.heads.rank},
-        "relative_error": relative_error(source.heads, made.heads), "weighted_error": fit.weighted_error,
-        "output_error": error,
-        "parameters": {when: fairseq.score_parameters(state, name) for when, state in states.items()},
-        **{name: getattr(fit.found, name) for name in ("start", "sweeps", "seconds")},
-    }  # fmt: skip
+def _layers(
+    trained: TrainedModel, fitted: FittedModel, state: Mapping[str, Any], errors: Mapping[str, float]
+) -> List[Dict[str, Any]]:
+    """What the record says of each layer; ``state``: of the new checkpoint, ``errors``: of its outputs."""
+    rows = []
+    for layer_id, source in fairseq.sources(trained, list(fitted.weights)).items():
+        fit, weights = fitted.fits[layer_id], fitted.weights[layer_id]
+        row = {
+            "layer": layer_id,
+            "key_dim": {"before": source.heads.rank, "after": weights.heads.rank},
+            "relative_error": relative_error(source.heads, weights.heads),
+            "weighted_error": fit.weighted_error,
+            "output_error": errors.get(layer_id),
+            "parameters": {
+                "before": fairseq.score_parameters(trained.state, layer_id),
+                "after": fairseq.score_parameters(state, layer_id),
+            },
+            "start": fit.found.start,
+            "sweeps": fit.found.sweeps,
+            "seconds": fit.found.seconds,
+        }
+        rows.append(row)
+    return rows
 
 
 def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, Any]:
     """Two results of :func:`collab_fairseq.translation.evaluate`, by name: loss on ``valid``, BLEU of each split."""
-    found: Dict[str, Any] = {"valid loss": {"before": before["valid"]["loss"], "after": after["valid"]["loss"]}}
-    for name, scored in before["bleu"].items():
-        kept = {key: scored[key] for key in ("signature", "references")}
-        found[f"BLEU {name}"] = {"before": scored["score"], "after": after["bleu"][name]["score"], **kept}
-    return found
+    results: Dict[str, Any] = {"valid loss": {"before": before["valid"]["loss"], "after": after["valid"]["loss"]}}
+    for split, scored in before["bleu"].items():
+        results[f"BLEU {split}"] = {
+            "before": scored["score"],
+            "after": after["bleu"][split]["score"],
+            "signature": scored["signature"],
+            "references": scored["references"],
+        }
+    return results
 
 
 def table(parts: Mapping[str, Any]) -> str:
     """The record of :func:`convert_model` for people, in Markdown: a line per layer, sums, evaluation."""
     rows = [["layer", "key dim", "error", "output error", "parameters", "seconds"]]
     for layer in parts["layers"]:
-        output, dims, sizes = layer["output_error"], layer["key_dim"], layer["parameters"]
-        rows.append([
-            layer["layer"], f"{dims['before']} → {dims['after']}", f"{layer['relative_error']:.4f}",
-            "–" if output is None else f"{output:.4f}", f"{sizes['before']:,} → {sizes['after']:,}",
+        dims, sizes, output_error = layer["key_dim"], layer["parameters"], layer["output_error"]
+        row = [
+            layer["layer"],
+            f"{dims['before']} → {dims['after']}",
+            f"{layer['relative_error']:.4f}",
+            "–" if output_error is None else f"{output_error:.4f}",
+            f"{sizes['before']:,} → {sizes['after']:,}",
             f"{layer['seconds']:.1f}",
-        ])  # fmt: skip
+        ]
+        rows.append(row)
     sizes = parts["parameters"]
     rows.append(["model", "", "", "", f"{sizes['before']:,} → {sizes['after']:,}", f"{parts['seconds']:.1f}"])
     text = pages.table(rows, numbers=True) + "\n"
-    text += "\nerror: of the products Wq Wkᵀ of all heads; output error: of what layers give on text; both relative\n"
+    text += "\nerror: of the products Wq Wkᵀ of all heads; output error: of the layers' output on text; both relative\n"
     for name, values in parts["evaluation"].items():
-        digits, before, after = 4 if name == "valid loss" else 2, values["before"], values["after"]
-        text += f"\n{name}: {before:.{digits}f} → {after:.{digits}f} ({after - before:+.{digits}f})"
+        digits = 4 if name == "valid loss" else 2
+        before, after = values["before"], values["after"]
+        change = round(after - before, digits) + 0.0  # no minus sign before zero
+        text += f"\n{name}: {before:.{digits}f} → {after:.{digits}f} ({change:+.{digits}f})"
     return text + "\n" * bool(parts["evaluation"])

@@ -11,12 +11,12 @@ from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
-from collab_fairseq.reparam.fairseq import calibrate, convert, output_errors, places, sources
+from collab_fairseq.reparam.fairseq import calibrate, convert, layer_ids, output_errors, sources
 from collab_fairseq.translation import batches, load_model, loss, translate, with_state
 from collab_fairseq.translation.load import run_state
 from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
 
-PLACES = ["encoder.0", "cross.0", "decoder.0"]
+LAYER_IDS = ["encoder.0", "cross.0", "decoder.0"]
 E, H = 16, 2
 
 
@@ -39,7 +39,7 @@ def trained(checkpoint, tiny_data):
 
 @pytest.fixture(scope="module")
 def calibrations(trained):
-    return calibrate(trained, "train", PLACES, sentences=100)
+    return calibrate(trained, "train", LAYER_IDS, sentences=100)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_calibration_and_size_matter(trained, calibrations):
     errors = {}
     for dim, calibration in ((12, calibrations), (6, calibrations), (6, None)):
         state, _ = convert(trained, dim, calibration)
-        found = output_errors(trained, with_state(trained, state), "valid", PLACES)
+        found = output_errors(trained, with_state(trained, state), "valid", LAYER_IDS)
         errors[dim, calibration is not None] = sum(found.values()) / len(found)
     assert 0 < errors[12, True] < errors[6, True] < 0.75 * errors[6, False] < 1
     assert all(torch.equal(trained.state["model"][name], tensor) for name, tensor in before.items())
@@ -102,15 +102,16 @@ def test_calibration_and_size_matter(trained, calibrations):
 
 
 def test_only_the_chosen_sites_change(trained):
-    chosen = places(trained, "decoder_cross")
+    chosen = layer_ids(trained, "decoder_cross")
     state, fits = convert(trained, dict.fromkeys(chosen, 6))
     assert list(fits) == chosen == ["cross.0", "decoder.0"]
     kept = [name for name in trained.state["model"] if name.startswith("encoder")]
     assert all(state["model"][name] is trained.state["model"][name] for name in kept)
     assert sorted(model_config(state)["attention_shapes"]) == ["cross.0", "decoder.0"]
-    kinds = {place: type(layer).__name__ for place, layer in attention_layers(with_state(trained, state).model).items()}
-    assert kinds["encoder.0"] == "IncrementalStandardAttention"
-    assert kinds["cross.0"] == kinds["decoder.0"] == "IncrementalCollaborativeAttention"
+    layers = attention_layers(with_state(trained, state).model)
+    types = {layer_id: type(layer).__name__ for layer_id, layer in layers.items()}
+    assert types["encoder.0"] == "IncrementalStandardAttention"
+    assert types["cross.0"] == types["decoder.0"] == "IncrementalCollaborativeAttention"
 
 
 def test_a_collaborative_model_becomes_smaller_again(trained, calibrations):
@@ -118,10 +119,10 @@ def test_a_collaborative_model_becomes_smaller_again(trained, calibrations):
     state, fits = convert(half, {"encoder.0": 5}, {"encoder.0": calibrations["encoder.0"]})
     assert fits["encoder.0"].weights.content_bias is not None
     quarter = with_state(half, state)
-    dims = {place: layer.key_dim for place, layer in attention_layers(quarter.model).items()}
+    dims = {layer_id: layer.key_dim for layer_id, layer in attention_layers(quarter.model).items()}
     assert dims == {"encoder.0": 5, "cross.0": 8, "decoder.0": 8}
     assert 1e-4 < output_errors(half, quarter, "valid", ["encoder.0"])["encoder.0"] < 0.6
-    with pytest.raises(ReparamError, match=r"encoder\.0: the shared key dim must be between 1 and 5, .* but is 6"):
+    with pytest.raises(ReparamError, match=r"the shared key dim must be between 1 and 5, .* got 6"):
         convert(quarter, 6)
 
 
@@ -138,10 +139,10 @@ def test_half_precision_stays_half(trained, calibrations, tiny_data):
 def test_the_command_writes_what_the_functions_make(command_line, checkpoint, tiny_data):
     folder, done = command_line
     report = load_record(folder / "report.json", "conversion", "reparam")["parts"]
-    assert [layer["layer"] for layer in report["layers"]] == PLACES
+    assert [layer["layer"] for layer in report["layers"]] == LAYER_IDS
     trained = load_model(checkpoint, tiny_data)
     small = load_model(folder / "six.pt", tiny_data)
-    errors = output_errors(trained, small, "train", PLACES, sentences=100)
+    errors = output_errors(trained, small, "train", LAYER_IDS, sentences=100)
     sizes = {model: sum(p.numel() for p in one.model.parameters()) for model, one in (("b", trained), ("a", small))}
     assert report["parameters"] == {"before": sizes["b"], "after": sizes["a"]}
     saved = 0
@@ -180,17 +181,16 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--key-dim", "17"], "encoder.0: the shared key dim must be between 1 and 16"),
+        (["--key-dim", "17"], "the shared key dim must be between 1 and 16"),
         (["--budget", "mean:8"], "--budget needs text"),
         (["--key-dim", "8", "--distill-text", "train:9"], "--distill-text and --distill-rate need --distill"),
         (["--key-dim", "8", "--distill", "9", "--calibration", "train:9", "--distill-rate", "0"], "must be above 0"),
-        (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev'; it has train, valid, test"),
-        (["--budget", "parameters:100", "--calibration", "train:9"], "budget must be mean:KEY_DIM, but is 'parameters"),
-        (["--key-dim", "8", "--calibration", "SHORT,SHORT"], "must be SPLIT:N or SOURCE, but there is no file"),
-        (["--budget", "mean:1", "--calibration", "train:9"], "too small: a mean key dim of 2 is the least, got 1"),
-        (["--budget", "mean:500", "--calibration", "train:9"], "too large: the layers' mean key dim is 16, got 500"),
+        (["--key-dim", "8", "--calibration", "dev:9"], "no split 'dev': it has train, valid, test"),
+        (["--budget", "parameters:100", "--calibration", "train:9"], "budget must be mean:KEY_DIM; got 'parameters"),
+        (["--key-dim", "8", "--calibration", "SHORT,SHORT"], "must be SPLIT:N or SOURCE; there is no file"),
+        (["--budget", "mean:1", "--calibration", "train:9"], "too small: a mean key dim of 2 is the least; got 1"),
+        (["--budget", "mean:500", "--calibration", "train:9"], "too large: the layers' mean key dim is 16; got 500"),
         (["--key-dim", "8", "--evaluate", "--reference", "test=SHORT"], "short.txt has 2 lines, expected 20, one for"),
-        (["--key-dim", "8", "--multiple", "8"], "--multiple needs --budget"),
         (["--key-dim", "8", "--sites", "none"], "has no attention at 'none'"),
         (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
         (["--key-dim", "8", "--output", "SOURCE"], "there is already something under"),

@@ -10,20 +10,18 @@ from collab_fairseq import checkpoints
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import (
-    allocate,
-    at_multiples,
+    allocate_ranks,
     convex,
     divergences,
     measure_curves,
     parse_budget,
-    spend,
 )
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, convert, converted
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation import batches, load_model, with_state
 
-PLACES = ["encoder.0", "cross.0", "decoder.0"]
+LAYER_IDS = ["encoder.0", "cross.0", "decoder.0"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,7 @@ def trained(tiny_run, tiny_data):
 
 @pytest.fixture(scope="module")
 def calibrations(trained):
-    return calibrate(trained, "train", PLACES, sentences=100)
+    return calibrate(trained, "train", LAYER_IDS, sentences=100)
 
 
 def test_the_convex_hull_of_a_curve():
@@ -56,7 +54,7 @@ def test_greedy_is_as_good_as_trying_everything(budget):
         steps = torch.rand(7, generator=random).sort().values
         falls = torch.flip(steps.cumsum(0), [0]).tolist()
         curves[name] = dict(zip(range(1, 9), [*falls, 0.0], strict=True))
-    found = allocate(curves, budget)
+    found = allocate_ranks(curves, budget / 3)
     assert sum(found.values()) == budget
     total = sum(curves[name][dim] for name, dim in found.items())
     every = [dims for dims in itertools.product(range(1, 9), repeat=3) if sum(dims) == budget]
@@ -68,7 +66,7 @@ def test_greedy_is_as_good_as_trying_everything(budget):
 def test_budgets_are_read():
     assert parse_budget("mean:85.3") == 85.3
     for text in ("mean", "mean:0", "parameters:1500000"):
-        with pytest.raises(ReparamError, match=f"must be mean:KEY_DIM, but is '{text}'"):
+        with pytest.raises(ReparamError, match=f"must be mean:KEY_DIM; got '{text}'"):
             parse_budget(text)
 
 
@@ -90,26 +88,12 @@ def test_divergences_are_those_of_the_predictions(trained, calibrations):
     assert found["none"] == pytest.approx(0, abs=1e-7)
 
 
-def test_budgets_are_spent_in_multiples(trained):
-    curves = {name: {2: 1.0 + n, 7: 0.3, 16: 0.0} for n, name in enumerate(PLACES)}
-    for multiple in (3, 4, 8):
-        dims = spend(curves, 9, multiple=multiple)
-        assert all(dim % multiple == 0 for dim in dims.values())
-        assert 9 * 3 - 2 * multiple < sum(dims.values()) <= 9 * 3
-    assert any(dim % 8 for dim in spend(curves, 9).values())
-    assert spend(curves, 16, multiple=8) == dict.fromkeys(PLACES, 16)
-    between = at_multiples({4: 1.0, 8: 0.6, 12: 0.2, 20: 0.0}, 3)
-    assert between == pytest.approx({6: 0.8, 9: 0.5, 12: 0.2, 15: 0.125, 18: 0.05})
-    with pytest.raises(ReparamError, match="must be multiples of 17, but a layer has only 16"):
-        spend(curves, 9, multiple=17)
-
-
-def test_budgets_are_spent_where_they_matter(trained, calibrations):
-    curves = measure_curves(trained, PLACES, "train", calibrations, grid=(0.25, 0.5, 0.75), sentences=30, seed=1)
-    assert list(curves) == PLACES
+def test_budgets_are_allocated_where_they_matter(trained, calibrations):
+    curves = measure_curves(trained, LAYER_IDS, "train", calibrations, grid=(0.25, 0.5, 0.75), sentences=30, seed=1)
+    assert list(curves) == LAYER_IDS
     assert all(sorted(curve) == [4, 8, 12, 16] for curve in curves.values())
     assert all(curve[16] == 0 < curve[4] for curve in curves.values())
-    dims = spend(curves, 9)
+    dims = allocate_ranks(curves, 9)
     assert 9 * 3 - 1 <= sum(dims.values()) <= 9 * 3
     state, _ = convert(trained, dims, calibrations)
     assert checkpoints.num_parameters(state) == sum(p.numel() for p in with_state(trained, state).model.parameters())

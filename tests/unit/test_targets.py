@@ -50,7 +50,6 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads gates x --output y.json", "--output is the new checkpoint, got y.json; the record goes to --json"),
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam is of a measurement"),
-        ("reparam x --key-dim 8 --output y --max-tokens 9", "--max-tokens needs --calibration or --evaluate"),
         ("table x --x width", "--x needs --figure"),
         ("translate x .", ". is a folder: DIR comes first, then FILE"),
     ],
