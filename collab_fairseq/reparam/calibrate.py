@@ -1,4 +1,4 @@
-"""What a layer's queries and keys look like, so that scores are fitted where they matter.
+"""Statistics of a layer's queries and keys, so that scores are fitted where they matter.
 
 Replacing the score forms T_i of the heads by others with a difference Δ_i changes the score of query x and key y by
 ``x Δ_i yᵀ`` (times the scale). To second order this moves the attention p of head i at query x by
@@ -96,20 +96,16 @@ class Calibrator:
         y = key.to(torch.float64).masked_fill(~visible.flatten(1, 2).any(dim=1)[:, :, None], 0.0)
         for name, values in (("query", x), ("key", y)):
             if not bool(torch.isfinite(values).all()):
-                raise ReparamError(f"{name} must be finite where it is not masked, but holds NaN or infinity")
+                raise ReparamError(f"{name} must be finite where it is not masked; got NaN or infinity")
         scores = additive if self._scores is None else additive + self._scores.logits(x, y)
         new = _moments(x, y, torch.softmax(scores, dim=-1) * visible)
         self._sums = tuple(old + more for old, more in zip(self._sums, new, strict=True)) if self._sums else new
         self._queries += int(counted.sum())
 
     def result(self) -> Calibration:
-        """The statistics so far.
-
-        Raises:
-            ReparamError: no query was counted.
-        """
+        """The statistics so far; ReparamError: no query was counted."""
         if self._queries == 0:
-            raise ReparamError("calibration needs at least one query position that is not masked, but saw none")
+            raise ReparamError("calibration needs at least one query position that is not masked; got none")
         mean, square, spread = (s / self._queries for s in self._sums)
         weight = spread.trace()
         if not bool(weight > 0):

@@ -28,7 +28,7 @@ from .scores import scores_of
 
 logger = logging.getLogger(__name__)
 
-# every so many steps: a point of the curve and a line in the log
+# steps between two points of the curve and two lines in the log
 _STRIDE = 50
 # part of the steps in which the learning rate rises
 _WARMUP = 0.05
@@ -44,8 +44,8 @@ class _Student:
         self.model: Any = with_state(trained, converted(trained, _balanced(weights))).model.requires_grad_(False)
         self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
         self.parameters = {
-            f"{place}.{name}": parameter.requires_grad_()
-            for place, layer in self.layers.items()
+            f"{layer_id}.{name}": parameter.requires_grad_()
+            for layer_id, layer in self.layers.items()
             for name, parameter in layer.named_parameters()
             if name.startswith(SCORE_PARAMETERS)
         }
@@ -66,10 +66,10 @@ class _Student:
             features = self.model(**sample["net_input"], features_only=True)[0]
             logits = self.model.decoder.output_layer(features[counted])
         with torch.no_grad():
-            found = torch.log_softmax(logits.float(), dim=-1)
+            predicted = torch.log_softmax(logits.float(), dim=-1)
             p = reference.exp()
-            total = float((p * (reference - found)).sum(dtype=torch.float64))
-            gradient = found.exp_().sub_(p).div_(len(p))  # of the mean KL by the logits: p' − p
+            total = float((p * (reference - predicted)).sum(dtype=torch.float64))
+            gradient = predicted.exp_().sub_(p).div_(len(p))  # of the mean KL by the logits: p' − p
         self.optimizer.zero_grad()
         logits.backward(gradient.to(logits.dtype))
         for group in self.optimizer.param_groups:
@@ -117,13 +117,10 @@ def distill(
         Scores of all layers of ``weights``, where the model came no closer those that it started from; and for records
         ``before`` and ``after``, KL(p ‖ p') in bits per target token on some of the text, ``curve``, of steps and the
         same on the batches since the point before, and ``cpu_seconds`` of this process.
-
-    Raises:
-        ReparamError: no steps, no positive rate.
     """
     rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
-        raise ReparamError(f"distillation needs at least one step and a positive rate, got {steps} and {rate:g}")
+        raise ReparamError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")
     origin = sources(trained, list(weights))
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:
@@ -139,10 +136,11 @@ def distill(
             logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, curve[-1][1])
             total, tokens = 0.0, 0
     seconds = time.process_time() - began
-    given = attention_layers(with_state(trained, converted(trained, weights)).model)
-    variants = {"before": {name: given[name] for name in learning}, "after": student.layers}
+    start = attention_layers(with_state(trained, converted(trained, weights)).model)
+    variants = {"before": {name: start[name] for name in learning}, "after": student.layers}
     measured = divergences(trained, variants, split, sentences=_MEASURED)
-    closer = measured["after"] < measured["before"]  # else so close from the start that steps led away
-    learnt = {**weights, **_balanced({n: scores_of(s) for n, s in student.layers.items()})} if closer else dict(weights)
+    distilled = dict(weights)
+    if measured["after"] < measured["before"]:  # else so close from the start that steps led away
+        distilled.update(_balanced({name: scores_of(layer) for name, layer in student.layers.items()}))
     divergence = {"before": measured["before"], "after": min(measured.values())}
-    return learnt, {**divergence, "curve": curve, "cpu_seconds": seconds}
+    return distilled, {**divergence, "curve": curve, "cpu_seconds": seconds}

@@ -80,13 +80,13 @@ def calibrate(
         decoder = model.config.is_encoder_decoder and name.startswith("decoder.")
 
         def hook(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-            given = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
-            queries = given["hidden_states"]
-            source = given.get("key_value_states", given.get("encoder_hidden_states"))
+            arguments = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
+            queries = arguments["hidden_states"]
+            source = arguments.get("key_value_states", arguments.get("encoder_hidden_states"))
             keys = queries if source is None else source
             causal = model.config._attn_implementation != "eager" and bool(getattr(layer, "is_causal", False))
             size = (queries.size(0), queries.size(1), keys.size(1))
-            mask = visible(given.get("attention_mask"), causal, *size)
+            mask = visible(arguments.get("attention_mask"), causal, *size)
             calibrators[name].update(queries, keys, attn_mask=mask, query_padding_mask=_padding(model, batch, decoder))
 
         return hook
@@ -95,22 +95,16 @@ def calibrate(
     training = model.training
     model.eval()
     try:
-        for number, given in enumerate(batches):
-            if not isinstance(given, Mapping):
-                raise ReparamError(f"calibration batch {number} must be a dictionary, but is a {type(given).__name__}")
-            batch = {k: value.to(model.device) if isinstance(value, Tensor) else value for k, value in given.items()}
+        for number, inputs in enumerate(batches):
+            if not isinstance(inputs, Mapping):
+                raise ReparamError(f"calibration batch {number} must be a dictionary; got {type(inputs).__name__}")
+            batch = {k: value.to(model.device) if isinstance(value, Tensor) else value for k, value in inputs.items()}
             model(**batch)
     finally:
         model.train(training)
         for handle in handles:
             handle.remove()
-    results = {}
-    for name, calibrator in calibrators.items():
-        try:
-            results[name] = calibrator.result()
-        except ReparamError as error:
-            raise ReparamError(f"{name}: {error}") from error
-    return results
+    return {name: calibrator.result() for name, calibrator in calibrators.items()}
 
 
 def to_collaborative(
@@ -138,11 +132,11 @@ def to_collaborative(
     if not isinstance(key_dim, int):
         unknown = [name for name in key_dim if name not in sources]
         if unknown:
-            raise ReparamError(f"layers must be among {', '.join(sources)}, but key_dim names {', '.join(unknown)}")
+            raise ReparamError(f"layers in key_dim must be among {', '.join(sources)}; got {', '.join(unknown)}")
         sources = {name: source for name, source in sources.items() if name in key_dim}
     if isinstance(calibration, Mapping):
         if not all(isinstance(value, Calibration) for value in calibration.values()):
-            raise ReparamError("calibration must be a list of batches or what calibrate() returns, but is one batch")
+            raise ReparamError("calibration must be a list of batches or the result of calibrate(); got one batch")
     elif calibration is not None:
         calibration = calibrate(model, calibration, list(sources))
     fits = fit_layers(sources, key_dim, calibration, **options)
@@ -156,29 +150,30 @@ def _rebuilt(
 ) -> CollaborativeModel:
     """A new model of these shapes with the weights of ``model``, but those of the layers that were fitted."""
     model_class: Any = type(model)
-    made_class = collaborative_class(model_class)
-    config_class: Any = made_class.config_class
-    implementation, described = model.config._attn_implementation, model.config.to_dict()
+    new_class = collaborative_class(model_class)
+    config_class: Any = new_class.config_class
+    settings = model.config.to_dict()
     for field in ("model_type", "architectures", "transformers_version"):
-        described.pop(field, None)
-    config = config_class.from_dict({**described, "attention_shapes": shapes})
+        settings.pop(field, None)
+    config = config_class.from_dict({**settings, "attention_shapes": shapes})
+    implementation = model.config._attn_implementation
     config._attn_implementation = implementation if implementation in IMPLEMENTATIONS else "sdpa"
 
     state = dict(model.state_dict())
     for name, weights in fitted.items():
         names: Any = names_of(model.base_model.get_submodule(name))
-        own = f"{base_prefix(model)}{name}."
-        replaced = tuple(f"{own}{part}" for part in (f"{names.query}.", f"{names.key}.", "mixing", "content_bias"))
+        prefix = f"{base_prefix(model)}{name}."
+        replaced = tuple(prefix + part for part in (f"{names.query}.", f"{names.key}.", "mixing", "content_bias"))
         state = {key: tensor for key, tensor in state.items() if not key.startswith(replaced)}
-        state.update({f"{own}{key}": tensor for key, tensor in names.parameters(weights).items()})
+        state.update({prefix + key: tensor for key, tensor in names.parameters(weights).items()})
     with torch.random.fork_rng(devices=[]), no_init_weights():
-        made = made_class(config)
+        collaborative = new_class(config)
     try:
-        made.load_state_dict({key: tensor.detach().clone() for key, tensor in state.items()}, assign=True)
+        collaborative.load_state_dict({key: tensor.detach().clone() for key, tensor in state.items()}, assign=True)
     except RuntimeError as error:
         raise ReparamError(f"{type(model).__name__} does not match its own config: {error}") from error
-    made.tie_weights()
-    made.to(model.device)
+    collaborative.tie_weights()
+    collaborative.to(model.device)
     if getattr(model, "generation_config", None) is not None:
-        made.generation_config = copy.deepcopy(model.generation_config)
-    return made.train(model.training)
+        collaborative.generation_config = copy.deepcopy(model.generation_config)
+    return collaborative.train(model.training)

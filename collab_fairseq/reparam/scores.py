@@ -1,4 +1,4 @@
-"""Attention scores of a trained layer from fewer shared dimensions: what goes into and comes out of the fit."""
+"""Attention scores of a trained layer from fewer shared dimensions: inputs and results of the fit."""
 
 import logging
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
@@ -22,7 +22,7 @@ class ScoreFit(NamedTuple):
         weights: of the collaborative heads, in the precision and on the device of the source.
         error: ‖T − T'‖ / ‖T‖ over all heads, of the weights as they are returned.
         weighted_error: the same where differences count as they matter on the calibration text; None without one.
-        found: what it was made of, weighted heads where there is a calibration.
+        found: the decomposition, of weighted heads where there is a calibration.
     """
 
     weights: ScoreWeights
@@ -55,23 +55,22 @@ def fit_scores(
     Args:
         calibration: of the layer's inputs.
         ridge: part of the mean variance that is added to the variance of every direction of the inputs.
-        options: of :func:`.decompose`.
-
-    Raises:
-        ReparamError: sizes that do not fit, NaN or infinity.
+        options: of :func:`.decompose`, which also says what it raises.
     """
     heads, weighting = source.heads, None
     if calibration is not None:
         for name in ("query", "key"):
-            width, seen = getattr(heads, name).size(1), getattr(calibration, f"{name}_covariance").size(0)
-            if seen != width:
-                raise ReparamError(f"{name} inputs are {width} wide, but were {seen} wide in the calibration")
+            width = getattr(heads, name).size(1)
+            calibrated_width = getattr(calibration, f"{name}_covariance").size(0)
+            if calibrated_width != width:
+                raise ReparamError(f"{name} inputs of the calibration must be {width} wide; got {calibrated_width}")
         calibration = Calibration(calibration.queries, *(t.to(heads.query.device) for t in calibration[1:]))
         weighting = Weighting.of(calibration, ridge)
     found = decompose(heads if weighting is None else weighting.apply(heads), key_dim, **options)
     weights = source
     if key_dim < heads.rank:
-        fit = (found.heads if weighting is None else weighting.undo(found.heads).balanced()).to(heads.query.dtype)
+        fit = found.heads if weighting is None else weighting.undo(found.heads).balanced()
+        fit = fit.to(heads.query.dtype)
         weights = ScoreWeights(fit, source.scale, None, _content_bias(source, fit, calibration))
     weighted_error = None if weighting is None else found.error
     return ScoreFit(weights, relative_error(heads, weights.heads), weighted_error, found)
@@ -108,35 +107,37 @@ def fit_layers(
         options: of :func:`fit_scores`.
 
     Raises:
-        ReparamError: see :func:`fit_scores`, with the layer's name; layers without a key dim or calibration.
+        ReparamError: layers without a key dim or calibration.
     """
-    wanted = dict.fromkeys(sources, key_dims) if isinstance(key_dims, int) else dict(key_dims)
-    for what, given in (("a key dim", wanted), ("calibration", calibrations)):
-        missing = [name for name in sources if given is not None and name not in given]
+    if isinstance(key_dims, int):
+        key_dims = dict.fromkeys(sources, key_dims)
+    for what, by_name in (("a key dim", key_dims), ("calibration", calibrations)):
+        missing = [name for name in sources if by_name is not None and name not in by_name]
         if missing:
-            raise ReparamError(f"every layer needs {what}, but there is none for {', '.join(missing)}")
+            raise ReparamError(f"every layer needs {what}; there is none for {', '.join(missing)}")
     fits: Dict[str, ScoreFit] = {}
     for name, source in sources.items():
-        try:
-            fits[name] = fit = fit_scores(source, wanted[name], calibrations[name] if calibrations else None, **options)
-        except ReparamError as error:
-            raise ReparamError(f"{name}: {error}") from error
+        calibration = calibrations[name] if calibrations else None
+        fit = fit_scores(source, key_dims[name], calibration, **options)
+        fits[name] = fit
         if progress is not None:
             progress(name, fit)
-        else:
-            logger.info(
-                "%s (%d of %d): key dim %d to %d, relative error %.4f, %.1f s",
-                name, len(fits), len(sources), source.heads.rank, wanted[name], fit.error, fit.found.seconds,
-            )  # fmt: skip
+            continue
+        logger.info(
+            "%s (%d of %d): key dim %d to %d, relative error %.4f, %.1f s",
+            name,
+            len(fits),
+            len(sources),
+            source.heads.rank,
+            key_dims[name],
+            fit.error,
+            fit.found.seconds,
+        )
     return fits
 
 
 def scores_of(layer: AttentionLayer) -> ScoreWeights:
-    """The scores of a layer of :mod:`collab_fairseq.attention`; every conversion asks here which layers it can convert.
-
-    Raises:
-        ReparamError: a layer that cannot be converted, by name.
-    """
+    """The scores of a layer of :mod:`collab_fairseq.attention`; ReparamError: it cannot be converted."""
     if not isinstance(layer, AttentionLayer):
         raise ReparamError(f"{type(layer).__name__} cannot be converted; expected an AttentionLayer of this project")
     return layer.score_weights()
@@ -144,15 +145,24 @@ def scores_of(layer: AttentionLayer) -> ScoreWeights:
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:
     """A collaborative layer with these scores and the values, output and dropout of ``layer``."""
-    made = CollaborativeAttention(
-        layer.embed_dim, layer.num_heads, weights.heads.rank,
-        kdim=layer.kdim, vdim=layer.vdim, head_dim=layer.head_dim, value_heads=layer.value_heads,
-        dropout=layer.dropout, scale=weights.scale,
-        query_bias=weights.query_bias is not None, key_bias=False,
-        value_bias=layer.v_proj.bias is not None, out_bias=layer.out_proj.bias is not None,
+    collaborative = CollaborativeAttention(
+        layer.embed_dim,
+        layer.num_heads,
+        weights.heads.rank,
+        kdim=layer.kdim,
+        vdim=layer.vdim,
+        head_dim=layer.head_dim,
+        value_heads=layer.value_heads,
+        dropout=layer.dropout,
+        scale=weights.scale,
+        query_bias=weights.query_bias is not None,
+        key_bias=False,
+        value_bias=layer.v_proj.bias is not None,
+        out_bias=layer.out_proj.bias is not None,
         content_bias=weights.content_bias is not None,
-        device=weights.heads.query.device, dtype=weights.heads.query.dtype,
-    )  # fmt: skip
-    kept = {n: t for n, t in layer.state_dict().items() if n.startswith(("v_proj.", "out_proj."))}
-    made.load_state_dict({**kept, **weights.parameters()})
-    return made.train(layer.training)
+        device=weights.heads.query.device,
+        dtype=weights.heads.query.dtype,
+    )
+    kept = {name: tensor for name, tensor in layer.state_dict().items() if name.startswith(("v_proj.", "out_proj."))}
+    collaborative.load_state_dict({**kept, **weights.parameters()})
+    return collaborative.train(layer.training)

@@ -121,12 +121,12 @@ def decompose(
     checked(source, "source")
     if not 1 <= rank <= source.rank:
         raise ReparamError(
-            f"the shared key dim must be between 1 and {source.rank}, the key dim of the source, but is {rank}"
+            f"the shared key dim must be between 1 and {source.rank}, the key dim of the source; got {rank}"
         )
     if not starts or set(starts) - set(STARTS):
-        raise ReparamError(f"starts must be among {', '.join(STARTS)}, but are {', '.join(starts) or 'none'}")
+        raise ReparamError(f"starts must be among {', '.join(STARTS)}; got {', '.join(starts) or 'none'}")
     if sweeps < 1:
-        raise ReparamError(f"sweeps must be positive, but are {sweeps}")
+        raise ReparamError(f"sweeps must be positive; got {sweeps}")
     began = time.perf_counter()
     with torch.no_grad():
         norm = math.sqrt(max(0.0, source.inner(source)))

@@ -1,4 +1,4 @@
-"""What text may be given as, a split of the data-bin or text files; and the model's own translations of a text."""
+"""Text for calibration and distillation: a split of the data-bin or a text file, with the model's translations."""
 
 import logging
 import os
@@ -22,12 +22,12 @@ def text_of(
     """Find or read the text; sources without a translation are translated by the model.
 
     Args:
-        flag: as the value of ``option``: ``SPLIT:N`` or ``SOURCE``.
-        seed: if given, the source side is all that is read, and the model draws the translations.
+        flag: the value of ``option``: ``SPLIT:N`` or ``SOURCE``.
+        seed: if given, only the source side is read, and the model draws the translations.
 
     Returns:
-        The split that it is, in the model's tokens, and the setting of a record: ``text``, what it is for people, and
-        ``sentences``, how many of the split, the first.
+        The name of the split, in the model's tokens, and the setting of a record: ``text``, a description, and
+        ``sentences``, the number of sentences from the start of the split.
 
     Raises:
         TranslationError: no such file or split. ScoringError: a file that cannot be read.
@@ -38,19 +38,19 @@ def text_of(
         description = f"{len(sources)} sentences, {os.path.basename(flag)}"
     else:
         split, _, number = flag.partition(":")
-        there = translation.splits(trained)
-        if split not in there:
+        splits = translation.splits(trained)
+        if split not in splits:
             raise TranslationError(
-                f"{option} must be SPLIT:N or SOURCE, but there is no file {flag}, and the data-bin has no split "
-                f"{split!r}; it has {', '.join(there) or 'none'}"
+                f"{option} must be SPLIT:N or SOURCE; there is no file {flag}, and the data-bin has no split "
+                f"{split!r}: it has {', '.join(splits) or 'none'}"
             )
         if number and not (number.isdigit() and int(number) > 0):
             raise TranslationError(f"{option} {flag}: the number of sentences must be at least 1")
-        found = int(number) if number else _SENTENCES
-        description = f"the first {found} sentences of {split}"
+        sentences = int(number) if number else _SENTENCES
+        description = f"the first {sentences} sentences of {split}"
         if seed is None:
-            return split, {"text": description, "sentences": found}
-        sources = _sources(trained, split, found)
+            return split, {"text": description, "sentences": sentences}
+        sources = _sources(trained, split, sentences)
     translation.add_text(trained, name, sources, _translated(trained, sources, name, max_tokens, seed))
     description += " and its translation by the model" if seed is None else ", translations drawn from the model"
     return name, {"text": description, "sentences": len(sources)}
@@ -59,9 +59,9 @@ def text_of(
 def _translated(
     trained: TrainedModel, sources: Sequence[str], name: str, max_tokens: int, seed: Optional[int]
 ) -> List[str]:
-    """The model's translations, drawn with a seed or else greedy, in its own tokens as the sources are."""
+    """The model's translations, drawn with a seed or else greedy; like the sources in the model's tokens."""
     translation.add_text(trained, f"{name} source", sources)
-    # what is drawn may never end
+    # a drawn translation might never end
     search: Dict[str, Any] = {} if seed is None else {"sampling": True, "max_len_a": 2, "max_len_b": 10}
     search.update(beam=1, max_tokens=max_tokens, remove_bpe=None, unkpen=float("inf"))
     logger.info("translating %d sentences for %s", len(sources), name)
@@ -71,8 +71,8 @@ def _translated(
 
 
 def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:
-    """The first sentences of a split that the model is long enough for, in its units."""
-    model, data = trained.model, dataset(trained, split)
-    some = (data.src[number] for number in range(min(sentences, len(data.src))))
-    longest: int = model.max_positions()[0]  # type: ignore[operator]
-    return [data.src_dict.string(tokens) for tokens in some if len(tokens) <= longest]
+    """The first sentences of a split, in the model's tokens, without those longer than its positions."""
+    data = dataset(trained, split)
+    longest: int = trained.model.max_positions()[0]  # type: ignore[operator]
+    first = (data.src[number] for number in range(min(sentences, len(data.src))))
+    return [data.src_dict.string(tokens) for tokens in first if len(tokens) <= longest]

@@ -231,8 +231,8 @@ def test_bad_requests_are_named():
     model, broken = make("bert"), make("bert")
     broken.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     for source, key_dim, calibration, message in (
-        (model, {"bert.encoder": 16}, None, r"key_dim names bert\.encoder$"),
-        (model, 16, inputs("bert"), r"calibration must be a list of batches .* but is one batch"),
+        (model, {"bert.encoder": 16}, None, r"got bert\.encoder$"),
+        (model, 16, inputs("bert"), r"calibration must be a list of batches .* got one batch"),
         (broken, 16, None, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear, but"),
     ):
         with pytest.raises(ReparamError, match=message):

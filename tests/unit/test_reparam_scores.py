@@ -79,12 +79,12 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
         assert at_mean.abs().max() < 1e-9 < gap.abs().max()
 
 
-def test_bad_sources_are_refused_by_name():
+def test_bad_sources_raise_errors():
     good, narrow = scores_of(build("standard")), calibrated_on(coloured(N, T, E), coloured(N, S, 7))
     for make, message in (
-        (lambda: fit_scores(good, 3, narrow), "key inputs are 12 wide, but were 7 wide in the calibration"),
-        (lambda: fit_layers({"a": good, "b": good}, {"a": 3}), "every layer needs a key dim, but there is none for b"),
-        (lambda: fit_layers({"encoder.3": good}, 13), "encoder.3: the shared key dim must be between 1 and 12"),
+        (lambda: fit_scores(good, 3, narrow), "key inputs of the calibration must be 12 wide; got 7"),
+        (lambda: fit_layers({"a": good, "b": good}, {"a": 3}), "every layer needs a key dim; there is none for b"),
+        (lambda: fit_layers({"encoder.3": good}, 13), "the shared key dim must be between 1 and 12.*got 13"),
         (lambda: scores_of(torch.nn.Linear(2, 2)), "Linear cannot be converted; expected an AttentionLayer"),
     ):
         with pytest.raises(ReparamError, match=message):

@@ -173,8 +173,8 @@ def changed(**factors: torch.Tensor) -> HeadFactors:
         (lambda: decompose(changed(key=torch.ones(K - 1, 3)), 4), r"key must have shape \(24, Dk\), but is \[23, 3\]"),
         (lambda: decompose(changed(key=torch.ones(K, 3).long()), 4), "key must hold floating-point numbers"),
         (lambda: decompose(changed(query=normal(K, 3) * math.inf), 4), "query must be finite"),
-        (lambda: decompose(standard(), K + 1), "between 1 and 24.*but is 25"),
-        (lambda: decompose(standard(), 4, starts=["energy", "svd"]), "among energy, random, but are energy, svd"),
+        (lambda: decompose(standard(), K + 1), "between 1 and 24.*got 25"),
+        (lambda: decompose(standard(), 4, starts=["energy", "svd"]), "among energy, random; got energy, svd"),
         (lambda: standard_heads(normal(24, 20), normal(24, 20), 5), r"5 standard heads must have shape \(5 · dk, Dq\)"),
     ],
 )
