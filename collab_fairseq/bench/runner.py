@@ -68,9 +68,15 @@ def run(
     check_targets(output)
     torch.set_num_threads(options.threads)
     record = Record(
-        "bench", what, command, asdict(options), output, device="gpu" if options.device == "cuda" else "cpu",
-        threads=options.threads, fixed=("commit", "hardware", "versions"),
-    )  # fmt: skip
+        "bench",
+        what,
+        command,
+        asdict(options),
+        output,
+        device="gpu" if options.device == "cuda" else "cpu",
+        threads=options.threads,
+        fixed=("commit", "hardware", "versions"),
+    )
     for number, name in enumerate(chosen, start=1):
         logger.info("%d of %d: %s", number, len(chosen), name)
         row = record.part(name, functools.partial(_measured, name, all_rows[name], options))

@@ -40,17 +40,24 @@ def results(record: Dict[str, Any]) -> pandas.DataFrame:
     over the fine-tuned source), seconds, and a column for the BLEU of each test split.
     """
     rows = []
-    for name, found in record["parts"].items():
-        kind, _, what = name.partition("/")
-        if kind in ("source", "conversion", "finetuned"):
-            method, part = found.get("method", "source"), Fraction(found.get("part", 1))
-            if kind == "finetuned" and not what.endswith("-full"):  # tiny-calibrated-3of4
-                _, method, last = what.rsplit("-", 2)
-                part = Fraction(last.replace("of", "/"))
-            bleu = {split: scored["score"] for split, scored in found.get("bleu", {}).items()}
-            loss = found["valid"]["loss"]
-            rows.append({"kind": kind, "method": method, "part": part, "loss": loss,
-                         "seconds": found.get("cpu_seconds"), **bleu})  # fmt: skip
+    for name, result in record["parts"].items():
+        kind, _, model = name.partition("/")
+        if kind not in ("source", "conversion", "finetuned"):
+            continue
+        method = result.get("method", "source")
+        part = Fraction(result.get("part", 1))
+        if kind == "finetuned" and not model.endswith("-full"):  # tiny-calibrated-3of4
+            _, method, suffix = model.rsplit("-", 2)
+            part = Fraction(suffix.replace("of", "/"))
+        row = {
+            "kind": kind,
+            "method": method,
+            "part": part,
+            "loss": result["valid"]["loss"],
+            "seconds": result.get("cpu_seconds"),
+        }
+        row.update({split: scored["score"] for split, scored in result.get("bleu", {}).items()})
+        rows.append(row)
     frame = pandas.DataFrame(rows)
     before = frame[frame["method"] == "source"].groupby("kind")["loss"].first()
     frame["increase"] = frame["loss"] - frame["kind"].replace("conversion", "source").map(before)
@@ -72,12 +79,13 @@ def spread(values: pandas.Series, digits: int) -> str:
 
 def study(record: Dict[str, Any]) -> str:
     """The text and the table of one model."""
-    settings, source, splits = record["settings"], record["parts"]["source"], list(record["parts"]["source"]["bleu"])
-    model, sizes, full = settings["model"], settings["model"]["sizes"], source["full"]
+    settings, source = record["settings"], record["parts"]["source"]
+    model, full, splits = settings["model"], source["full"], list(source["bleu"])
+    sizes = model["sizes"]
     columns = {"loss": 4, "increase": 4, "seconds": 1, **dict.fromkeys(splits, 2)}
     rows = [["model", "key dim", "validation loss", "increase", "CPU seconds", *(f"sacreBLEU {s}" for s in splits)]]
-    for (kind, part, method), own in results(record).groupby(["kind", "part", "method"], sort=False):
-        cells = [spread(own[column], digits) for column, digits in columns.items()]
+    for (kind, part, method), seeds in results(record).groupby(["kind", "part", "method"], sort=False):
+        cells = [spread(seeds[column], digits) for column, digits in columns.items()]
         rows.append([METHODS[method] + ", fine-tuned" * (kind == "finetuned"), f"R = {part}", *cells])
     updates = [part["updates"] for name, part in record["parts"].items() if name.startswith("finetuned/")]
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
@@ -88,10 +96,12 @@ def study(record: Dict[str, Any]) -> str:
         "where they make a difference. CPU seconds of the whole model, calibration and allocation not counted.",
     ]
     if any("/distilled-" in name for name in record["parts"]):
-        about += [f"Distilled in {settings['distill']:,} steps, without labels, on {settings['unlabelled']:,} source",
-                  "sentences of the training text."]  # fmt: skip
+        about.append(
+            f"Distilled in {settings['distill']:,} steps, without labels, on {settings['unlabelled']:,} source "
+            "sentences of the training text."
+        )
     if updates:
-        about += [f"Fine-tuned for {updates[0]} updates; the increase is that over the fine-tuned source."]
+        about.append(f"Fine-tuned for {updates[0]} updates; the increase is that over the fine-tuned source.")
     at_full = [
         f"sacreBLEU: `{signature}`. At full rank the loss differs by",
         f"{abs(full['valid']['loss'] - source['valid']['loss']):.0e} and BLEU by {max(gaps, default=0):.2f}.",
@@ -109,8 +119,8 @@ def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
         for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
             frame = results(record)
             shown = frame[(frame["method"] != "source") & (frame["method"] != "authors")].dropna(subset=column)
-            for number, ((kind, method), own) in enumerate(shown.groupby(["kind", "method"], sort=False)):
-                values = own.groupby("part")[column]
+            for number, ((kind, method), points) in enumerate(shown.groupby(["kind", "method"], sort=False)):
+                values = points.groupby("part")[column]
                 label = METHODS[method] + ", fine-tuned" * (kind == "finetuned")
                 parts, bars = list(map(float, values.groups)), values.std().fillna(0.0)
                 axis.errorbar(parts, values.mean(), yerr=bars, label=label, **look(number))
@@ -128,9 +138,12 @@ def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
 
 
 def write(
-    records: List[Path], table: Optional[Path] = None, marker: Optional[str] = None, time: Optional[Path] = None,
+    records: List[Path],
+    table: Optional[Path] = None,
+    marker: Optional[str] = None,
+    time: Optional[Path] = None,
     quality: Optional[Path] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Table and figures of studies, as the options of this script say."""
     studies = [load(path, "study") for path in records]
     if not all("source" in record["parts"] for record in studies):
