@@ -1,4 +1,4 @@
-"""One attention layer, projections and masks included, as it stands in a model: trained, and decoding.
+"""One attention layer, with projections and masks as in a model: training and decoding.
 
 A decoding step is what fairseq's search does with a layer: reorder its cache as the hypotheses were reordered, then
 attend from one new position per hypothesis. The cache before the step has been filled by the implementation itself.
@@ -35,7 +35,8 @@ def check_agreement(steps: Dict[str, Step]) -> None:
 
 def padding_mask(sentences: int, longest: int, device: str) -> Tensor:
     """(N, S) boolean, True for padding, which is on the left, as fairseq pads sources."""
-    mask: Tensor = data_utils.lengths_to_padding_mask(torch.tensor(draw(sentences, longest=longest), device=device))
+    lengths = torch.tensor(draw(sentences, longest=longest), device=device)
+    mask: Tensor = data_utils.lengths_to_padding_mask(lengths)
     return mask.flip(1)
 
 
@@ -47,8 +48,8 @@ def train(sentences: int, length: int, key_dim: int, embed_dim: int, num_heads: 
     """
     where: Any = {"device": options.device, "dtype": options.torch_dtype}
     random = torch.Generator().manual_seed(SEED)
-    drawn = (torch.randn(length, sentences, embed_dim, generator=random) for _ in range(2))
-    query, gradient = (tensor.to(**where).requires_grad_() for tensor in drawn)
+    query = torch.randn(length, sentences, embed_dim, generator=random).to(**where).requires_grad_()
+    gradient = torch.randn(length, sentences, embed_dim, generator=random).to(**where).requires_grad_()
     padding = padding_mask(sentences, length, options.device)
 
     def step_of(implementation: Implementation) -> Step:
@@ -82,26 +83,29 @@ def decode(
         sentences, beams: R, the hypotheses, is their product. length: S of the source, or T of the targets with the new
             position. embed_dim, num_heads, key_dim: of the layer.
     """
-    where, random = (options.device, options.torch_dtype), torch.Generator().manual_seed(SEED)
+    where = (options.device, options.torch_dtype)
+    random = torch.Generator().manual_seed(SEED)
     key: Any = None
     if cross:
         source = torch.randn(length, sentences, embed_dim, generator=random)
         key = source.repeat_interleave(beams, dim=1).to(*where)
         padding = padding_mask(sentences, length, options.device).repeat_interleave(beams, dim=0)
     queries = torch.randn(1 if cross else length, sentences * beams, embed_dim, generator=random).to(*where)
-    # of a search that continues any hypothesis of the same sentence
+    # the order of a search that continues any hypothesis of the same sentence
     chosen = torch.randint(beams, (sentences, beams), generator=random)
     order = (torch.arange(sentences)[:, None] * beams + chosen).flatten().to(options.device)
-    find = functools.cache(moved)  # for ours the host looks at the order in the first step alone
+    find = functools.cache(moved)  # ours reads the order on the host in the first step only
 
     @torch.no_grad()
     def step_of(implementation: Implementation) -> Step:
         module = implementation.module.to(*where).eval()
-        every = implementation.hypotheses_per_row
+        stride = implementation.hypotheses_per_row
         filled: Dict[str, Any] = {}
 
         def attend(query: Tensor, state: Dict[str, Any]) -> Tensor:
-            source, source_padding = (query, None) if key is None else (key[:, ::every], padding[::every])
+            source, source_padding = query, None
+            if cross:
+                source, source_padding = key[:, ::stride], padding[::stride]
             output: Tensor = module(query, source, source, source_padding, state, False, cross)[0]
             return output
 
@@ -111,8 +115,8 @@ def decode(
         @torch.no_grad()
         def step() -> Tuple[Tensor]:
             state = {name: copy.copy(kept) for name, kept in filled.items()}  # every step begins with the same cache
-            known = (find,) if isinstance(module, IncrementalAttention) else ()
-            module.reorder_incremental_state(state, order, *known)  # type: ignore[operator]
+            arguments = (find,) if isinstance(module, IncrementalAttention) else ()
+            module.reorder_incremental_state(state, order, *arguments)  # type: ignore[operator]
             return (attend(queries[-1:], state),)
 
         return step
@@ -125,11 +129,13 @@ def decode(
 
 def layer_rows(quick: bool) -> Dict[str, Row]:
     """The rows of ``collab bench layer``."""
-    sizes, key_dims, width = ((64, 32), (16, 128), (4, 512)), (64, 128, 256, 512), (512, 8)
+    sizes, key_dims = [(64, 32), (16, 128), (4, 512)], [64, 128, 256, 512]
+    embed_dim, num_heads = 512, 8
     if quick:
-        sizes, key_dims, width = ((3, 6),), (4,), (16, 2)  # type: ignore[assignment]
+        sizes, key_dims = [(3, 6)], [4]
+        embed_dim, num_heads = 16, 2
     return {
-        f"layer/encoder/{n}x{length}/dk{dim}/{what}": functools.partial(train, n, length, dim, *width)
+        f"layer/encoder/{n}x{length}/dk{dim}/{what}": functools.partial(train, n, length, dim, embed_dim, num_heads)
         for what in ("train", "memory")
         for n, length in sizes
         for dim in key_dims

@@ -20,7 +20,7 @@ CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor"
 SEED = 1
 #: rounds that are not counted
 WARMUP = 2
-#: the fewest rounds that are
+#: the fewest rounds that are counted
 LEAST = 3
 #: largest difference relative to the largest number
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-2}
@@ -68,16 +68,12 @@ Row = Callable[[Options], Parts]
 
 
 def compare(what: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Two tensors that must agree to the rounding of a type.
-
-    Raises:
-        BenchError: with the difference.
-    """
+    """Raise BenchError unless two tensors agree to the rounding of a type."""
     scale = max(float(expected.detach().abs().max()), 1e-30)
     difference = float((got.detach().double() - expected.detach().double()).abs().max()) / scale
     if not difference <= TOLERANCE[dtype]:
         raise BenchError(
-            f"{what} differs by {difference:.2g} of the largest value, allowed are {TOLERANCE[dtype]:.2g}: "
+            f"{what} differs by {difference:.2g} of the largest value; at most {TOLERANCE[dtype]:.2g} is allowed: "
             "nothing is timed"
         )
 
@@ -102,9 +98,10 @@ def interleave(parts: Parts, options: Options) -> Dict[str, List[float]]:
     order, clock = list(parts[0]), CLOCKS[options.clock]
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     shuffle = random.Random(SEED).shuffle
+    rounds = min(2, options.rounds) if options.quick else options.rounds
     times: Dict[str, List[float]] = {name: [] for name in order}
     spent = 0.0
-    for number in range(-WARMUP, min(2, options.rounds) if options.quick else options.rounds):
+    for number in range(-WARMUP, rounds):
         if number >= LEAST and spent >= options.seconds:
             break
         totals = dict.fromkeys(order, 0.0)

@@ -23,7 +23,7 @@ from .measure import SEED, Options
 
 #: our preset of a size; fairseq's transformer is built with the same sizes
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
-#: types of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
+#: entries of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}
 #: two layers of two heads for --quick
 _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -51,10 +51,15 @@ class Task:
         self.source_dictionary = self.target_dictionary = dictionary
 
     def sentences(self, lengths: Sequence[int], seed: int = SEED) -> List[Tensor]:
-        """Made-up symbols, in sentences of these lengths with ``</s>``."""
-        random, known = torch.Generator().manual_seed(seed), self.source_dictionary
-        drawn = [torch.randint(known.nspecial, len(known), (length,), generator=random) for length in lengths]
-        return [sentence.index_fill(0, torch.tensor(len(sentence) - 1), known.eos()) for sentence in drawn]
+        """Synthetic sentences of these lengths, ``</s>`` included."""
+        random = torch.Generator().manual_seed(seed)
+        dictionary = self.source_dictionary
+        sentences = []
+        for length in lengths:
+            sentence = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=random)
+            sentence[-1] = dictionary.eos()
+            sentences.append(sentence)
+        return sentences
 
 
 def build(
@@ -71,23 +76,31 @@ def build(
     flags: Dict[str, Any] = {"share_all_embeddings": True}
     if options.quick:
         flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
-    found: Dict[str, nn.Module] = {}
+    built: Dict[str, nn.Module] = {}
     for name in names:
-        own = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
-        args = Namespace(arch=PRESETS[size], **flags, **own, **more)
+        heads = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
+        args = Namespace(arch=PRESETS[size], **flags, **heads, **more)
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name.startswith("fairseq"):
             args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
         torch.manual_seed(SEED)
-        found[name] = models.build_model(args, task)
-    for layer_name, layer in attention_layers(found["authors"]).items() if "authors" in found else ():
-        sizes: Any = layer.embed_dim, layer.num_heads, layer.key_dim
-        authors = AuthorsAttention(*sizes, dropout=layer.dropout, cross=layer.cross)
-        found["authors"].set_submodule(parameter_prefix(layer_name)[:-1], authors)
-    for one, other in (("fairseq", "none"), ("ours", "authors")):
-        if one in found and other in found:
-            found[other].load_state_dict(found[one].state_dict())
-    return {name: model.to(options.device) for name, model in found.items()}
+        built[name] = models.build_model(args, task)
+    if "authors" in built:
+        _use_authors_attention(built["authors"])
+    for source, target in (("fairseq", "none"), ("ours", "authors")):
+        if source in built and target in built:
+            built[target].load_state_dict(built[source].state_dict())
+    return {name: model.to(options.device) for name, model in built.items()}
+
+
+def _use_authors_attention(model: nn.Module) -> None:
+    """Replace the attention layers of a model by the authors' formulation."""
+    layers: Dict[str, Any] = dict(attention_layers(model))
+    for layer_id, layer in layers.items():
+        authors = AuthorsAttention(
+            layer.embed_dim, layer.num_heads, layer.key_dim, dropout=layer.dropout, cross=layer.cross
+        )
+        model.set_submodule(parameter_prefix(layer_id)[:-1], authors)
 
 
 def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:
@@ -95,5 +108,5 @@ def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any
     pairs = itertools.zip_longest(sources, targets or ())
     samples = [{"id": number, "source": source, "target": target} for number, (source, target) in enumerate(pairs)]
     batch = collate(samples, task.source_dictionary.pad(), task.source_dictionary.eos())
-    moved: Dict[str, Any] = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
-    return moved
+    on_device: Dict[str, Any] = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
+    return on_device

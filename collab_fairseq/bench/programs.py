@@ -1,14 +1,14 @@
 """Whole models: training steps, and translation by beam search.
 
 A training step is forward, label-smoothed loss, backward and Adam, with the preset's dropouts. Rows ``fast`` have ours
-with ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and ``--fast-dropout`` beside
-fairseq's transformer with its own loss and Adam in float32; rows ``fast-bf16`` have ours, and fairseq's once more
+with ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and ``--fast-dropout`` compared
+with fairseq's transformer with its own loss and Adam in float32; rows ``fast-bf16`` have ours, and fairseq's once more
 (``fairseq-bf16``), under autocast in bfloat16, as with ``--amp``. All their sentences are equally long: fairseq batches
 by length, and padding, which the chunked loss leaves out, would flatter it.
 
-Every model translates as in fairseq-generate: ours over shortlists (:mod:`collab_fairseq.search.shortlist`). Untrained,
-it would not stop by itself: all implementations translate a batch into as many tokens as its longest source has, so
-that all take the same number of steps.
+Every model translates as in fairseq-generate: ours over shortlists (:mod:`collab_fairseq.search.shortlist`). Untrained
+models would not stop by themselves: all implementations translate a batch into as many tokens as its longest source
+has, so that all take the same number of steps.
 """
 
 from functools import partial
@@ -26,8 +26,8 @@ from collab_fairseq.training.fused_adam import FusedAdam
 from .measure import SEED, BenchError, Options, Parts, Row, Step
 from .models import Task, build, draw, make_batch
 
-#: kind of a training row → its implementations
-KINDS = {
+#: last part of the id of a training row → its implementations
+TRAIN_IMPLEMENTATIONS = {
     "": ("fairseq", "none", "ours", "authors"),
     "fast": ("fairseq", "ours"),
     "fast-bf16": ("fairseq", "fairseq-bf16", "ours"),
@@ -35,26 +35,25 @@ KINDS = {
 }
 
 
-def train(size: str, sentences: int, length: int, key_dim: int, kind: str, options: Options) -> Parts:
-    """A step of all models of a kind of row.
+def train(size: str, sentences: int, length: int, key_dim: int, mode: str, options: Options) -> Parts:
+    """A training step of all models of a row.
 
     In bfloat16 parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
 
     Args:
-        size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest. kind: of
-            :data:`KINDS`.
+        size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest. mode: of
+            :data:`TRAIN_IMPLEMENTATIONS`.
     """
-    fast = kind.startswith("fast")
+    fast = mode.startswith("fast")
     task = Task(options, size)
-    models = build(size, task, key_dim, KINDS[kind], options, fast_dropout=fast)
-    theirs, chunked = (
-        criterion(task, sentence_avg=False, label_smoothing=0.1)
-        for criterion in (LabelSmoothedCrossEntropyCriterion, ChunkedLabelSmoothedCrossEntropy)
-    )
+    models = build(size, task, key_dim, TRAIN_IMPLEMENTATIONS[mode], options, fast_dropout=fast)
+    theirs = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+    chunked = ChunkedLabelSmoothedCrossEntropy(task, sentence_avg=False, label_smoothing=0.1)
     lengths = [length] * sentences if fast else draw(sentences, longest=length)
-    sources, targets = (task.sentences(lengths, SEED + side) for side in (0, 1))
+    sources = task.sentences(lengths, SEED)
+    targets = task.sentences(lengths, SEED + 1)
     batch = make_batch(sources, targets, task, options.device)
-    if kind == "fast-bf16":
+    if mode == "fast-bf16":
         in_bfloat16 = {"fairseq-bf16", "ours"}
     elif fast or options.torch_dtype == torch.float32:
         in_bfloat16 = set()
@@ -69,7 +68,7 @@ def train(size: str, sentences: int, length: int, key_dim: int, kind: str, optio
 
 def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any], autocast: bool) -> Step:
     """A whole step as fairseq's trainer makes it; ``autocast``: in bfloat16."""
-    made = optimizer(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
+    adam = optimizer(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
     device = batch["target"].device.type
 
     def step() -> None:
@@ -78,8 +77,8 @@ def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any
         loss.backward()
         for parameter in model.parameters():
             parameter.grad.div_(batch["ntokens"])  # type: ignore[union-attr]
-        made.step()
-        made.zero_grad(set_to_none=True)
+        adam.step()
+        adam.zero_grad(set_to_none=True)
 
     return step
 
@@ -88,7 +87,7 @@ def translate(size: str, sentences: int, key_dim: int, half: bool, options: Opti
     """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them.
 
     Args:
-        half: ours in bfloat16, beside fairseq's in float32 and bfloat16.
+        half: ours in bfloat16, compared with fairseq's in float32 and bfloat16.
     """
     task = Task(options, "tiny")  # with Multi30k's dictionary
     sources = task.sentences(sorted(draw(sentences)))
@@ -107,20 +106,20 @@ def _search(search: Any, batch: Dict[str, Any]) -> None:
     length = batch["net_input"]["src_tokens"].size(1)
     search.max_len_b = search.min_len = length - 1  # without </s>
     if any(len(sentence[0]["tokens"]) != length for sentence in search.generate([], batch)):
-        raise BenchError(f"a translation of a batch has not the {length} tokens that all must have")
+        raise BenchError(f"every translation of a batch must have {length} tokens; got another length")
 
 
 def train_rows(quick: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench train``; the tiny batch has the 4,096 tokens of recipes/multi30k, nearly."""
+    """The rows of ``collab bench train``; the tiny batch has nearly the 4,096 tokens of recipes/multi30k."""
     sizes = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
     if quick:
         sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)]
-    cases = [(case, "") for case in sizes]
-    cases += [(case, kind) for case in (sizes[0], sizes[-1]) for kind in KINDS if kind]
+    cases = [(size, "") for size in sizes]
+    cases += [(size, mode) for size in (sizes[0], sizes[-1]) for mode in TRAIN_IMPLEMENTATIONS if mode]
     rows: Dict[str, Row] = {}
-    for (size, number, length, key_dim), kind in cases:
-        name = f"train/{size}/{number}x{length}/dk{key_dim}"
-        rows[f"{name}/{kind}" if kind else name] = partial(train, size, number, length, key_dim, kind)
+    for (preset, number, length, key_dim), mode in cases:
+        name = f"train/{preset}/{number}x{length}/dk{key_dim}"
+        rows[f"{name}/{mode}" if mode else name] = partial(train, preset, number, length, key_dim, mode)
     return rows
 
 

@@ -1,7 +1,7 @@
 """Tables of the records of ``collab bench``."""
 
 import os
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import PathLike
@@ -41,12 +41,15 @@ def table(
     present = {implementation for part in parts.values() for implementation in part["ratios"]}
     columns = [name for name in LABELS if name in present]
     lines = [[name, *(_ratio(part["ratios"].get(column)) for column in columns)] for name, part in parts.items()]
-    text = [pages.table([["ours, compared with", *(LABELS[name] for name in columns)], *lines]), _about(records)]
+    header = ["ours, compared with", *(LABELS[name] for name in columns)]
+    paragraphs = [pages.table([header, *lines]), _about(records)]
     links = [
         f"[{record['name']}]({os.path.relpath(path, folder).replace(os.sep, '/')})"
         for record, path in zip(records, paths, strict=False)
     ]
-    return "\n\n".join([*text, *([f"Records: {', '.join(links)}."] if links else [])]) + "\n"
+    if links:
+        paragraphs.append(f"Records: {', '.join(links)}.")
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _ratio(ratio: Optional[Dict[str, Any]]) -> str:
@@ -58,16 +61,18 @@ def _ratio(ratio: Optional[Dict[str, Any]]) -> str:
 
 def _about(records: Sequence[Dict[str, Any]]) -> str:
     """What was measured on what, one line per machine and setting."""
-    lines: Dict[str, None] = {}
+    lines: List[str] = []
     for record in records:
         hardware, settings = record["hardware"], record["settings"]
         machine = ", ".join(gpu["name"] for gpu in hardware["gpus"])
         if hardware["device"] == "cpu":
             machine = f"{hardware['cpu']}, {hardware['threads']} thread(s)"
         quick = "; a miniature, no measurement" if settings["quick"] else ""
-        lines[
+        line = (
             f"Ratios of medians of {settings['clock']} time, ± the distance of the quartiles within the rounds, or of "
             f"peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, "
             f"torch {record['versions']['torch']}{quick}."
-        ] = None
+        )
+        if line not in lines:
+            lines.append(line)
     return "  \n".join(lines)

@@ -124,10 +124,10 @@ def test_a_decoding_step_with_a_spoilt_cache_is_noticed(monkeypatch):
 
 def test_models_have_the_parameters_of_their_like():
     task = models.Task(QUICK, "base")
-    found = models.build("base", task, 4, programs.KINDS[""], QUICK)
+    built = models.build("base", task, 4, programs.TRAIN_IMPLEMENTATIONS[""], QUICK)
     batch = models.make_batch(task.sentences([6, 4]), task.sentences([5, 6], 2), task, "cpu")["net_input"]
     with torch.no_grad():
-        outputs = {name: model.eval()(**batch)[0] for name, model in found.items()}
+        outputs = {name: model.eval()(**batch)[0] for name, model in built.items()}
     torch.testing.assert_close(outputs["none"], outputs["fairseq"])
     torch.testing.assert_close(outputs["ours"], outputs["authors"])
     assert (outputs["ours"] - outputs["none"]).abs().max() > 0.1
