@@ -65,25 +65,37 @@ class CollaborativeAttention(AttentionLayer):
     kernels = tuple(COLLABORATIVE)
     flags = (
         Flag(
-            "value_heads", "value_heads",
+            "value_heads",
+            "value_heads",
             "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
             "fewer numbers (default: every head has values of its own)",
             words="{} value head{s}",
         ),
         Flag(
-            "mixing_init", "mixing", "initial mixing matrix of collaborative heads",
-            default="xavier", choices=tuple(INITIAL_MIXING), own=False, lasting=False,
+            "mixing_init",
+            "mixing",
+            "initial mixing matrix of collaborative heads",
+            default="xavier",
+            choices=tuple(INITIAL_MIXING),
+            own=False,
+            lasting=False,
         ),
         Flag(
-            "mixing_lr_multiplier", "mixing_lr_multiplier",
+            "mixing_lr_multiplier",
+            "mixing_lr_multiplier",
             "under Adam the mixing matrix learns this many times as fast as the other parameters",
-            type=float, default=1.0, own=False,
+            type=float,
+            default=1.0,
+            own=False,
         ),
         Flag(
-            "attention_content_bias", "content_bias",
-            "collaborative heads have a content bias (eq. 13 of the paper)", type=bool, default=False,
+            "attention_content_bias",
+            "content_bias",
+            "collaborative heads have a content bias (eq. 13 of the paper)",
+            type=bool,
+            default=False,
         ),
-    )  # fmt: skip
+    )
 
     content_bias: Optional[Tensor]
 

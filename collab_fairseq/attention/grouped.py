@@ -28,12 +28,13 @@ class GroupedAttention(StandardAttention):
     kind, chosen_by = "grouped", "kv_heads"
     flags = (
         Flag(
-            "kv_heads", "kv_heads",
+            "kv_heads",
+            "kv_heads",
             "standard heads share keys and values in this many groups of neighbouring heads: grouped-query attention; "
             "1: multi-query attention (default: every head has its own)",
             words="{} key and value head{s}",
         ),
-    )  # fmt: skip
+    )
 
     def __init__(
         self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any

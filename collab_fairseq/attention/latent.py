@@ -39,12 +39,13 @@ class LatentAttention(StandardAttention):
     kind, chosen_by = "latent", "kv_latent_dim"
     flags = (
         Flag(
-            "kv_latent_dim", "kv_latent_dim",
+            "kv_latent_dim",
+            "kv_latent_dim",
             "standard heads make keys and values from a latent of this width for each position, which is all that "
             "decoding caches: multi-head latent attention (default: no latents)",
             words="latent {}",
         ),
-    )  # fmt: skip
+    )
 
     def __init__(
         self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_latent_dim: int, **options: Any

@@ -270,9 +270,16 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             )
         queries, entry = self._project(query, key, value)
         return self.attend(
-            queries, entry, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
-            head_multiplier, projected=True,
-        )  # fmt: skip
+            queries,
+            entry,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+            head_multiplier,
+            projected=True,
+        )
 
     def extra_repr(self) -> str:
         shared = f"value_heads={self.value_heads}, " if self.value_heads < self.num_heads else ""
