@@ -57,16 +57,21 @@ class CompiledDecoderLayer(CollabDecoderLayer):
                 encoder_out = encoder_out.contiguous()
                 encoder_padding_mask = _padding(encoder_padding_mask, encoder_out)
             if self_attn_mask is not None:
-                # a slice of fairseq's buffer, to torch another thing than the whole of it
+                # torch treats a slice of fairseq's buffer differently from the whole buffer
                 self_attn_mask = self_attn_mask.clone(memory_format=torch.contiguous_format)
             call = functools.partial(_compiled(x.device.type), self)
             x, self_attn_padding_mask = x.contiguous(), _padding(self_attn_padding_mask, x)
         else:
             call = super().__call__
         return call(
-            x, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask=self_attn_mask,
-            self_attn_padding_mask=self_attn_padding_mask, **rest,
-        )  # fmt: skip
+            x,
+            encoder_out,
+            encoder_padding_mask,
+            incremental_state,
+            self_attn_mask=self_attn_mask,
+            self_attn_padding_mask=self_attn_padding_mask,
+            **rest,
+        )
 
 
 def _trains(layer: nn.Module, *tensors: Tensor) -> bool:
@@ -85,7 +90,7 @@ def _forward(layer: nn.Module, *tensors: Optional[Tensor], **rest: Any) -> Any:
 
 
 def allow_graphs() -> None:
-    """Tell torch of layers that have graphs of their own, and of sizes that are equal by chance in the first batch.
+    """Configure torch for layers with separate graphs, and for sizes that are equal by chance in the first batch.
 
     Graphs stay whole where gradients of several processes are averaged: layers are too small to be split for that.
     """
@@ -120,7 +125,7 @@ def _try(device: str) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         needed = "a C++ compiler" if device == "cpu" else "Triton and a C compiler"
         raise ConfigurationError(
-            f"--compile needs {needed} that torch.compile can use for {device} devices, but a trial failed: {reason}"
+            f"--compile needs {needed} that torch.compile can use for {device} devices; a trial failed: {reason}"
         ) from error
     if device == "cpu" and BACKEND == "inductor":
         logger.warning("--compile brings nothing on a CPU, and compiling takes minutes: better leave it out there")

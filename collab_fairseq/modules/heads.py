@@ -26,7 +26,7 @@ def parse_heads(text: Optional[str]) -> Heads:
     Raises:
         ConfigurationError: a descriptor of another form, by name.
     """
-    found: Dict[str, set] = {}
+    chosen: Dict[str, set] = {}
     for word in (text or "").split():
         match = _DESCRIPTOR.fullmatch(word)
         if match is None or match[1] not in LETTERS:
@@ -34,8 +34,8 @@ def parse_heads(text: Optional[str]) -> Heads:
         layer, heads = int(match[2]), [int(number) for number in match[3].split(",")]
         if layer < 1 or min(heads) < 1:
             raise ConfigurationError(f"{word!r} does not name heads: layers and heads count from 1")
-        found.setdefault(f"{LETTERS[match[1]]}.{layer - 1}", set()).update(head - 1 for head in heads)
-    return {name: tuple(sorted(found[name])) for name in in_order(found)}
+        chosen.setdefault(f"{LETTERS[match[1]]}.{layer - 1}", set()).update(head - 1 for head in heads)
+    return {name: tuple(sorted(chosen[name])) for name in in_order(chosen)}
 
 
 def check_heads(heads: Mapping[str, Iterable[int]], counts: Mapping[str, int]) -> None:

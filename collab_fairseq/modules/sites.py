@@ -33,7 +33,7 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
     Raises:
         ConfigurationError: a model with other attention, such as fairseq's (:func:`.as_transformer_collab`).
     """
-    found: Dict[str, IncrementalAttention] = {}
+    attention: Dict[str, IncrementalAttention] = {}
     for site, (stack, attribute) in _HOMES.items():
         layers = getattr(getattr(model, stack), "layers")  # noqa: B009  (a module, to mypy)
         for number in range(len(layers)):  # iterating would skip layers at random where layers are dropped in training
@@ -42,10 +42,10 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
                 continue
             if not isinstance(layer, IncrementalAttention):
                 raise ConfigurationError(
-                    f"{site}.{number} must be attention of transformer_collab, but is {type(layer).__name__}"
+                    f"{site}.{number} must be attention of transformer_collab; got {type(layer).__name__}"
                 )
-            found[f"{site}.{number}"] = layer
-    return found
+            attention[f"{site}.{number}"] = layer
+    return attention
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def swapped(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]
 
 
 def parameter_prefix(name: str) -> str:
-    """What the names of the parameters of ``site.layer`` begin with in a checkpoint: ``encoder.layers.0.self_attn.``"""
+    """The prefix of the parameters of ``site.layer`` in a checkpoint: ``encoder.layers.0.self_attn.``"""
     site, _, number = name.partition(".")
     stack, attribute = _HOMES[site]
     return f"{stack}.layers.{number}.{attribute}."
@@ -77,33 +77,36 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
     config, parameters = model_config(dict(state)), state["model"]
     shapes = parse_shapes(config.get("attention_shapes"))
     settings = {**flat_settings(TransformerConfig()), **config}
-    found: Dict[str, AttentionLayer] = {}
+    layers: Dict[str, AttentionLayer] = {}
     for site in SITES:
         for number in itertools.count():
-            layer_name, prefix = f"{site}.{number}", parameter_prefix(f"{site}.{number}")
+            layer_id = f"{site}.{number}"
+            prefix = parameter_prefix(layer_id)
             if not any(name.startswith(prefix) for name in parameters):
                 break
-            found[layer_name] = sized(settings, site, shapes.get(layer_name))
-            own = {name: parameters.get(prefix + name) for name in found[layer_name].state_dict()}
-            for name, expected in found[layer_name].state_dict().items():
-                if own[name] is None:
+            layer = sized(settings, site, shapes.get(layer_id))
+            tensors = {name: parameters.get(prefix + name) for name in layer.state_dict()}
+            for name, expected in layer.state_dict().items():
+                if tensors[name] is None:
                     raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which its attention there has")
-                if own[name].shape != expected.shape:
-                    sizes, got = tuple(expected.shape), tuple(own[name].shape)
-                    raise ConfigurationError(f"{prefix}{name} must have shape {sizes}, but is {got}")
-            found[layer_name].load_state_dict(own, assign=True)
-    if not found:
+                if tensors[name].shape != expected.shape:
+                    sizes, got = tuple(expected.shape), tuple(tensors[name].shape)
+                    raise ConfigurationError(f"{prefix}{name} must have shape {sizes}; got {got}")
+            layer.load_state_dict(tensors, assign=True)
+            layers[layer_id] = layer
+    if not layers:
         raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
-    return found
+    return layers
 
 
 def gates_of(model: nn.Module) -> Dict[str, HeadGates]:
     """Layer (``E:1``, …) → its gates, of a model that may be wrapped for data-parallel training."""
     sites = {home: site for site, home in _HOMES.items()}
-    found = {}
+    gates = {}
     for name, module in model.named_modules():
         if isinstance(module, HeadGates):
-            stack, _, layer = name.partition(".layers.")  # … encoder.layers.0.self_attn.head_gates
-            site = sites[stack.split(".")[-1], layer.split(".")[-2]]
-            found[short_name(f"{site}.{layer.split('.')[0]}")] = module
-    return found
+            stack, _, rest = name.partition(".layers.")  # … encoder.layers.0.self_attn.head_gates
+            parts = rest.split(".")
+            site = sites[stack.split(".")[-1], parts[-2]]
+            gates[short_name(f"{site}.{parts[0]}")] = module
+    return gates

@@ -1,9 +1,9 @@
 """fairseq's beam search with fewer passes over the vocabulary: the same hypotheses and scores, sooner.
 
-fairseq's SequenceGenerator goes over the log-probabilities of all types six times at every step. But of a hypothesis
-only its 2 · beam best types can be among the 2 · beam best of its sentence. So the generator is shown a vocabulary of
-4 + 2 · beam types, each hypothesis its own: the four special symbols, under their usual numbers, and its best others.
-What the search chooses is then given its real number.
+fairseq's SequenceGenerator goes over the log-probabilities of the whole vocabulary six times at every step. But of a
+hypothesis only its 2 · beam best entries can be among the 2 · beam best of its sentence. So the generator is shown a
+vocabulary of 4 + 2 · beam entries, a separate one for each hypothesis: the four special symbols, under their usual
+numbers, and its best others. The entries that the search chooses are then given their real numbers.
 
 Whatever else reads or changes log-probabilities by their numbers (sampling, constraints, forced prefixes, blocked
 n-grams, a language model) gets the whole vocabulary, as in fairseq.
@@ -19,26 +19,26 @@ from torch import Tensor, nn
 
 #: <s>, <pad>, </s>, <unk>
 SPECIAL = 4
-#: types of which the largest is looked for first
+#: entries of a block; the largest of each block is looked for first
 BLOCK = 64
 
 State = Dict[str, Dict[str, Optional[Tensor]]]
 
 
 class Shortlist(EnsembleModel):  # type: ignore[misc]
-    """Models that tell, of each of R hypotheses, the log-probabilities of 4 + K types only.
+    """Models that report, of each of R hypotheses, the log-probabilities of 4 + K vocabulary entries only.
 
     Args:
         models: one or several transformers. size: K.
 
     Attributes:
-        types: (R, 4 + K), the numbers of these types, of the last step.
+        entries: (R, 4 + K), the numbers of these entries, of the last step.
     """
 
     def __init__(self, models: List[nn.Module], size: int) -> None:
         super().__init__(models)
         self.size = size
-        self.types = torch.empty(0)
+        self.entries = torch.empty(0)
         self._logits = torch.empty(0)
 
     def forward_decoder(
@@ -46,13 +46,13 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Log-probabilities (R, 4 + K), and attention (R, S) or None; arguments as in fairseq."""
         if len(self.models) > 1 or not self._one_product(self.single_model.decoder):
-            found, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+            lprobs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         else:
-            found, attention = self._decode(tokens, encoder_outs[0], incremental_states[0], temperature)
-        values, numbers = largest(found[:, SPECIAL:], self.size)
-        special = torch.arange(SPECIAL, device=found.device).expand(found.size(0), -1)
-        self.types = torch.cat([special, numbers + SPECIAL], 1)
-        return torch.cat([found[:, :SPECIAL], values], 1), attention
+            lprobs, attention = self._decode(tokens, encoder_outs[0], incremental_states[0], temperature)
+        values, numbers = largest(lprobs[:, SPECIAL:], self.size)
+        special = torch.arange(SPECIAL, device=lprobs.device).expand(lprobs.size(0), -1)
+        self.entries = torch.cat([special, numbers + SPECIAL], 1)
+        return torch.cat([lprobs[:, :SPECIAL], values], 1), attention
 
     @staticmethod
     def _one_product(decoder: Any) -> bool:
@@ -66,10 +66,12 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         decoder: Any = self.single_model.decoder
         features, extra = decoder(tokens, encoder_out=source, incremental_state=incremental_state, features_only=True)
         features, weight = features[:, -1], decoder.output_projection.weight
-        shape, kept = (features.size(0), weight.size(0)), self._logits
-        if kept.numel() < shape[0] * shape[1] or kept.dtype != features.dtype or kept.device != features.device:
-            kept = self._logits = features.new_empty(shape[0] * shape[1])
-        logits = torch.mm(features, weight.t(), out=kept[: shape[0] * shape[1]].view(shape))
+        shape = (features.size(0), weight.size(0))
+        size = shape[0] * shape[1]
+        memory = self._logits
+        if memory.numel() < size or memory.dtype != features.dtype or memory.device != features.device:
+            memory = self._logits = features.new_empty(size)
+        logits = torch.mm(features, weight.t(), out=memory[:size].view(shape))
         if temperature != 1.0:
             logits.div_(temperature)
         attention = extra["attn"][0]
@@ -80,25 +82,25 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
-    """The K largest of each row (R, V), in order, and their columns, both (R, K): those of ``topk``, on a CPU sooner.
+    """The K largest of each row (R, V), in order, and their columns, both (R, K): ``topk``, faster on a CPU.
 
     They lie in the K blocks with the largest maxima; a maximum costs a fraction of a sorted selection.
     """
     rows, blocks = values.size(0), values.size(1) // BLOCK
     if values.device.type != "cpu" or blocks < 4 * number:
-        found = values.topk(number)
-        return found.values, found.indices
+        top = values.topk(number)
+        return top.values, top.indices
     blocked = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
     first = blocked.amax(2).topk(number).indices[:, :, None]  # (R, K, 1)
-    some = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)
+    candidates = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)
     columns = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
     rest = torch.arange(blocks * BLOCK, values.size(1)).expand(rows, -1)
-    found = torch.cat([some, values[:, blocks * BLOCK :]], 1).topk(number)
-    return found.values, torch.cat([columns, rest], 1).gather(1, found.indices)
+    top = torch.cat([candidates, values[:, blocks * BLOCK :]], 1).topk(number)
+    return top.values, torch.cat([columns, rest], 1).gather(1, top.indices)
 
 
 class ShortlistSearch(BeamSearch):  # type: ignore[misc]
-    """fairseq's beam search over the types of a :class:`Shortlist`, which it gives their real numbers."""
+    """fairseq's beam search over the entries of a :class:`Shortlist`, which it gives their real numbers."""
 
     def __init__(self, search: BeamSearch, model: Shortlist) -> None:
         nn.Module.__init__(self)
@@ -106,10 +108,10 @@ class ShortlistSearch(BeamSearch):  # type: ignore[misc]
         self._shortlist = [model]  # not a submodule of this one as well
 
     def step(self, step: int, lprobs: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
-        """Scores, types and beams (N, 2 · beam), of log-probabilities (N, beam, 4 + K)."""
+        """Scores, vocabulary entries and beams (N, 2 · beam), of log-probabilities (N, beam, 4 + K)."""
         scores, columns, beams = super().step(step, lprobs, *rest)
-        types = self._shortlist[0].types.view(lprobs.size(0), -1)  # (N, beam · (4 + K))
-        return scores, types.gather(1, beams * lprobs.size(2) + columns), beams
+        entries = self._shortlist[0].entries.view(lprobs.size(0), -1)  # (N, beam · (4 + K))
+        return scores, entries.gather(1, beams * lprobs.size(2) + columns), beams
 
 
 class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
@@ -122,7 +124,7 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
         constraints: Optional[Tensor] = None,
         bos_token: Optional[int] = None,
     ) -> List[List[Dict[str, Tensor]]]:
-        size, models = 2 * self.beam_size, list(self.model.models)
+        size = 2 * self.beam_size
         plain = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
         forced = prefix_tokens is not None or constraints is not None or self.token_indices_to_suppress is not None
         special = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
@@ -130,6 +132,7 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
             return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
         shown = copy.copy(self)  # several threads may share the generator
         shown._modules = dict(self._modules)
-        shown.model = Shortlist(models, size).eval()
-        shown.search, shown.vocab_size = ShortlistSearch(self.search, shown.model), SPECIAL + size
+        shown.model = Shortlist(list(self.model.models), size).eval()
+        shown.search = ShortlistSearch(self.search, shown.model)
+        shown.vocab_size = SPECIAL + size
         return SequenceGenerator._generate(shown, sample, bos_token=bos_token)  # type: ignore[no-any-return]

@@ -83,7 +83,7 @@ class Gradients:
         self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
 
     def add(self, rows: slice, logits: Tensor, features: Tensor, weight: Tensor) -> None:
-        """Take up a chunk: gradient of its logits (n, V), its features (n, D), and W, in the type of the products."""
+        """Add a chunk: gradient of its logits (n, V), its features (n, D), and W, in the type of the products."""
         if self.bias is not None:
             self.bias.add_(logits.sum(0))
         logits = logits.to(weight.dtype)
@@ -97,13 +97,13 @@ class Gradients:
             self.weight.add_(logits.t().mm(features))
 
     def of(self, *leaves: Optional[Tensor]) -> List[Optional[Tensor]]:
-        """The three, in the types of what they are gradients of."""
+        """The three gradients, each in the type of its leaf."""
         pairs = zip((self.features, self.weight, self.bias), leaves, strict=True)
-        return [None if found is None or leaf is None else found.to(leaf.dtype) for found, leaf in pairs]
+        return [None if gradient is None or leaf is None else gradient.to(leaf.dtype) for gradient, leaf in pairs]
 
 
 def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator[Tuple[slice, Tensor, Tensor]]:
-    """Rows of a chunk, their features (n, D) and log-probabilities (n, V), which lie where those of the last one did.
+    """Rows of a chunk, their features (n, D) and log-probabilities (n, V), in memory that the next chunk reuses.
 
     Args:
         features: (N, D). weight, bias: (V, D) and (V) or None, in the type of the products.
@@ -111,18 +111,19 @@ def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator
     wide = torch.promote_types(weight.dtype, torch.float32)
     limit = GPU_CHUNK_BYTES if weight.device.type == "cuda" else CHUNK_BYTES
     size = max(1, limit // (weight.size(0) * wide.itemsize))
-    size = -(-features.size(0) // max(1, -(-features.size(0) // size)))  # all about as large
+    size = -(-features.size(0) // max(1, -(-features.size(0) // size)))  # chunks of nearly equal size
     memory = torch.empty(min(size, features.size(0)), weight.size(0), dtype=wide, device=weight.device)
     for first in range(0, features.size(0), max(1, size)):
         rows = slice(first, min(first + size, features.size(0)))
-        some, found = features[rows].to(weight.dtype), memory[: rows.stop - first]
+        chunk = features[rows].to(weight.dtype)
+        logits = memory[: rows.stop - first]
         if wide == weight.dtype:
-            torch.mm(some, weight.t(), out=found)
+            torch.mm(chunk, weight.t(), out=logits)
         else:
-            found.copy_(some.mm(weight.t()))
+            logits.copy_(chunk.mm(weight.t()))
         if bias is not None:
-            found.add_(bias)
-        yield rows, some, torch.log_softmax(found, -1, out=found)
+            logits.add_(bias)
+        yield rows, chunk, torch.log_softmax(logits, -1, out=logits)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -130,28 +131,37 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, epsilon: float,
-        reduce: bool, count: bool, product: torch.dtype, early: bool,
-    ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor],
+        target: Tensor,
+        epsilon: float,
+        reduce: bool,
+        count: bool,
+        product: torch.dtype,
+        early: bool,
+    ) -> Tuple[Tensor, Tensor, Tensor]:
         needed = ctx.needs_input_grad[:3]
-        found = Gradients(features, weight, bias, needed) if early and any(needed) else None
+        gradients = Gradients(features, weight, bias, needed) if early and any(needed) else None
         cast, wide = weight.to(product), torch.promote_types(product, torch.float32)
-        nll, smooth = (torch.empty(target.shape, dtype=wide, device=target.device) for _ in range(2))
+        nll = torch.empty(target.shape, dtype=wide, device=target.device)
+        smooth = torch.empty(target.shape, dtype=wide, device=target.device)
         correct = torch.zeros((), dtype=torch.long, device=target.device)
-        for rows, some, log_probabilities in chunks(features, cast, bias):
-            wanted = target[rows, None]
-            nll[rows] = -log_probabilities.gather(1, wanted).squeeze(1)
+        for rows, chunk, log_probabilities in chunks(features, cast, bias):
+            targets = target[rows, None]
+            nll[rows] = -log_probabilities.gather(1, targets).squeeze(1)
             smooth[rows] = -log_probabilities.sum(1)
             if count:
-                correct += log_probabilities.argmax(1, keepdim=True).eq(wanted).sum()
-            if found is not None:
-                found.add(rows, gradient_of_logits(log_probabilities, wanted, epsilon), some, cast)
+                correct += log_probabilities.argmax(1, keepdim=True).eq(targets).sum()
+            if gradients is not None:
+                gradients.add(rows, gradient_of_logits(log_probabilities, targets, epsilon), chunk, cast)
         on_target, per_type = factors(epsilon, weight.size(0))
         loss = on_target * nll + per_type * smooth
         if reduce:
             loss, nll = loss.sum(), nll.sum()
         ctx.save_for_backward(features, weight, bias, target)
-        ctx.epsilon, ctx.product, ctx.found = epsilon, product, found
+        ctx.epsilon, ctx.product, ctx.gradients = epsilon, product, gradients
         ctx.mark_non_differentiable(nll, correct)
         return loss, nll, correct
 
@@ -164,18 +174,19 @@ class ChunkedLoss(torch.autograd.Function):
                 "use label_smoothed_cross_entropy"
             )
         features, weight, bias, target = ctx.saved_tensors
-        found, ctx.found = ctx.found, None  # given away: a second backward pass, with retain_graph, computes it again
-        if found is not None:
-            scaled = found.of(features, weight, bias)
+        gradients, ctx.gradients = ctx.gradients, None  # a second backward pass (retain_graph) computes them again
+        if gradients is not None:
+            scaled = gradients.of(features, weight, bias)
             if gradient.device.type != "cpu" or gradient.item() != 1.0:
                 scaled = [None if x is None else x.mul_(gradient) for x in scaled]
             return (*scaled, *[None] * 6)
-        found, cast = Gradients(features, weight, bias, ctx.needs_input_grad[:3]), weight.to(ctx.product)
-        each = gradient.expand(features.size(0))[:, None]
-        for rows, some, log_probabilities in chunks(features, cast, bias):
+        gradients = Gradients(features, weight, bias, ctx.needs_input_grad[:3])
+        cast = weight.to(ctx.product)
+        per_token = gradient.expand(features.size(0))[:, None]
+        for rows, chunk, log_probabilities in chunks(features, cast, bias):
             logits = gradient_of_logits(log_probabilities, target[rows, None], ctx.epsilon)
-            found.add(rows, logits.mul_(each[rows]), some, cast)
-        return (*found.of(features, weight, bias), *[None] * 6)
+            gradients.add(rows, logits.mul_(per_token[rows]), chunk, cast)
+        return (*gradients.of(features, weight, bias), *[None] * 6)
 
 
 def factors(epsilon: float, types: int) -> Tuple[float, float]:
@@ -204,7 +215,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     state_of = LabelSmoothedCrossEntropyCriterion.__name__  # to fairseq_modern, as with the optimizer fused_adam
 
     def check_training(self, trainer: Any) -> None:
-        """Refuse other kinds of models, and DDP that looks for unused parameters before the loss uses them."""
+        """Reject other models, and DDP that looks for unused parameters before the loss uses them."""
         cfg, model = trainer.cfg.distributed_training, trainer.get_model()
         tied = output_projection(model).weight is model.decoder.embed_tokens.weight
         looks = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
@@ -216,7 +227,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
             )
 
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
-        output_projection(model)  # before the model is called in a way that it may not know
+        output_projection(model)  # raises an error for a model that may not know features_only
         sample = {**sample, "net_input": {**sample["net_input"], "features_only": True}}
         result: Tuple[Tensor, int, Any] = super().forward(model, sample, reduce=reduce)
         return result
@@ -231,21 +242,23 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         layer = output_projection(model)
         if kept.numel() < target.numel():
             features = features.index_select(0, kept)
-        found = label_smoothed(features, layer.weight, layer.bias, target[kept], self.eps, reduce, self.report_accuracy)
-        extra["accuracy"] = found.correct, torch.tensor(kept.numel())
+        losses = label_smoothed(
+            features, layer.weight, layer.bias, target[kept], self.eps, reduce, self.report_accuracy
+        )
+        extra["accuracy"] = losses.correct, torch.tensor(kept.numel())
         if reduce:
-            return found.loss, found.nll
-        zeros = found.loss.new_zeros(target.numel(), 1)
-        return zeros.index_copy(0, kept, found.loss[:, None]), zeros.index_copy(0, kept, found.nll[:, None])
+            return losses.loss, losses.nll
+        zeros = losses.loss.new_zeros(target.numel(), 1)
+        return zeros.index_copy(0, kept, losses.loss[:, None]), zeros.index_copy(0, kept, losses.nll[:, None])
 
     def compute_accuracy(self, model: Any, net_output: Any, sample: Any) -> Tuple[Tensor, Tensor]:
-        """How many targets are the most probable type, and how many there are; known since :meth:`compute_loss`."""
+        """The number of correct predictions and of targets; known since :meth:`compute_loss`."""
         accuracy: Tuple[Tensor, Tensor] = net_output[1]["accuracy"]
         return accuracy
 
 
 def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor:
-    """Where a target (N) is no padding; with their ``number``, a GPU, which alone knows them, is not waited for."""
+    """Positions where a target (N) is no padding; given their ``number``, the host does not wait for a GPU."""
     if number is None:
         return target.ne(padding).nonzero().squeeze(1)
     torch._assert_async(target.ne(padding).sum() == number)
@@ -276,6 +289,6 @@ def output_projection(model: nn.Module) -> nn.Linear:
     if not usual or type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         raise ConfigurationError(
             f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without "
-            f"hooks, but got {type(model).__name__} with {type(layer).__name__}"
+            f"hooks; got {type(model).__name__} with {type(layer).__name__}"
         )
     return layer

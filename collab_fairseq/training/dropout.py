@@ -1,6 +1,6 @@
 """Dropout that a CPU computes fast: ``--fast-dropout``.
 
-torch draws a number of its own for each element, one after the other, which on a CPU takes longer than the layer norm
+torch draws a separate number for each element, one after the other, which on a CPU takes longer than the layer norm
 that follows. Here each element gets 15 random bits, four elements from one draw. The probability becomes a multiple of
 2⁻¹⁵, and what is kept is scaled by exactly its inverse, so that the mean stays. Another random stream than fairseq's.
 """
@@ -26,7 +26,7 @@ class FastDropout(FairseqDropout):  # type: ignore[misc]
 
 
 def use_fast_dropout(model: nn.Module) -> None:
-    """Put a :class:`FastDropout` in the place of every dropout module of fairseq's, before a model is trained."""
+    """Replace every dropout module of fairseq's by a :class:`FastDropout`, before a model is trained."""
     for name, module in list(model.named_modules()):
         if type(module) is FairseqDropout:
             model.set_submodule(name, FastDropout(module.p, module.module_name))
@@ -37,7 +37,7 @@ def factors(like: Tensor, p: float) -> Tensor:
     words = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_()  # 63 random bits
     numbers = words.view(torch.int16)[: like.numel()].bitwise_and_((1 << BITS) - 1).view(like.shape)
     dropped = round(p * 2**BITS)
-    found = torch.empty(like.shape, dtype=like.dtype)
+    result = torch.empty(like.shape, dtype=like.dtype)
     if dropped == 2**BITS:
-        return found.zero_()
-    return torch.ge(numbers, dropped, out=found).mul_(1.0 / (1.0 - dropped / 2**BITS))
+        return result.zero_()
+    return torch.ge(numbers, dropped, out=result).mul_(1.0 / (1.0 - dropped / 2**BITS))

@@ -7,7 +7,7 @@ gradient later sees a smaller ε than fairseq's at first, which matters where gr
 a step at gradients of 1e-6 and an ε of 1e-8). Kingma and Ba (2015), https://arxiv.org/abs/1412.6980; decoupled weight
 decay: Loshchilov and Hutter (2019), https://arxiv.org/abs/1711.05101.
 
-A training may change between the two whenever it is resumed.
+A training run may change between the two whenever it is resumed.
 """
 
 import math
@@ -33,14 +33,14 @@ class FusedAdam(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """One update, without the fused kernel where the tensors of a parameter lie in memory differently."""
-        given = [group["eps"] for group in self.param_groups]
+        unscaled = [group["eps"] for group in self.param_groups]
         for group, steps in zip(self.param_groups, self._steps(), strict=True):
             group["fused"] = all(map(self._laid_out_alike, group["params"]))
             group["eps"] /= math.sqrt(1.0 - group["betas"][1] ** (steps + 1.0))
         try:
             return super().step(closure)
         finally:
-            for group, eps in zip(self.param_groups, given, strict=True):
+            for group, eps in zip(self.param_groups, unscaled, strict=True):
                 group["eps"], group["fused"] = eps, True
 
     def _laid_out_alike(self, p: torch.Tensor) -> bool:
@@ -51,11 +51,11 @@ class FusedAdam(torch.optim.AdamW):
 
     def _steps(self) -> List[float]:
         """Most updates of any parameter of each group. A GPU, which may have skipped some, is waited for once."""
-        found = []
+        most = []
         for group in self.param_groups:
             steps = [self.state[p]["step"] for p in group["params"] if self.state.get(p)]
-            found.append(torch.stack(steps or [torch.zeros((), device=group["params"][0].device)]).max())
-        return torch.stack(found).tolist()  # type: ignore[no-any-return]
+            most.append(torch.stack(steps or [torch.zeros((), device=group["params"][0].device)]).max())
+        return torch.stack(most).tolist()  # type: ignore[no-any-return]
 
     def state_dict(self) -> Dict[str, Any]:
         """As in fairseq's Adam: the number of updates is an integer."""

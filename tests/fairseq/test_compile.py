@@ -142,7 +142,7 @@ def test_without_a_compiler_training_ends_in_one_sentence(tiny_data, tmp_path):
     command = train_command(tiny_data, tmp_path, compile=True, max_update=1, no_save=True, **SMALL)
     done = run(*command, env=lacking, check=False)
     assert done.returncode != 0
-    expected = "--compile needs a C++ compiler that torch.compile can use for cpu devices, but a trial failed: "
+    expected = "--compile needs a C++ compiler that torch.compile can use for cpu devices; a trial failed: "
     assert expected in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 

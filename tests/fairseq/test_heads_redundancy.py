@@ -87,8 +87,8 @@ def test_weights_are_found_by_place_with_each_layers_own_heads():
     ("name", "rows", "message"),
     [
         ("encoder.layers.0.self_attn.q_proj.weight", None, r"has no encoder.layers.0.self_attn.q_proj.weight"),
-        ("decoder.layers.0.self_attn.k_proj.weight", 5, r"k_proj.weight must have shape \(6, 16\), but is \(5, 16\)"),
-        ("encoder.layers.1.self_attn.mixing", 1, r"mixing must have shape \(2, 6\), but is \(1, 6\)"),
+        ("decoder.layers.0.self_attn.k_proj.weight", 5, r"k_proj.weight must have shape \(6, 16\); got \(5, 16\)"),
+        ("encoder.layers.1.self_attn.mixing", 1, r"mixing must have shape \(2, 6\); got \(1, 6\)"),
     ],
 )
 def test_parameters_that_are_missing_or_do_not_fit_are_named(name, rows, message):
