@@ -4,7 +4,6 @@ import argparse
 import importlib.util
 import logging
 import os
-import sys
 from pathlib import Path
 
 import report
@@ -17,7 +16,7 @@ from runner.trained import build_parser, open_folder, train_on
 
 logger = logging.getLogger("recipe")
 
-ABOUT = """Convert a trained fairseq transformer at several key dims: the paper's method (TensorLy) beside ours, plain,
+ABOUT = """Convert a trained fairseq transformer at several key dims: the paper's method (TensorLy) and ours, plain,
 with calibration text, with the rank spread over the layers, and distilled without labels; three seeds; loss, BLEU and
 time. Then fine-tune converted models, and the unchanged one for comparison. Needs the extras reparam (for the paper's
 method) and plots of this project. The same command continues an interrupted run; what is finished is skipped."""
@@ -41,8 +40,6 @@ def main() -> None:
     text = "which converted models are fine-tuned: calibrated or distilled (default: %(default)s)"
     add("--finetune-method", metavar="METHOD", default="calibrated", help=text)
     study.add_options(parser)
-    if "--" in sys.argv:
-        raise RecipeError("options of the study are options of run.sh now: leave out --")
     args = parser.parse_args()
     if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
         raise RecipeError("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")

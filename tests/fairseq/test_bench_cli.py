@@ -57,11 +57,12 @@ def test_decoding_in_miniature_and_its_table(tmp_path, capsys):
         ("layer --rows nothing", "--rows nothing matches no row"),
         ("layer --clock processor --threads 2", "--clock processor is for one thread of a CPU"),
         pytest.param(
-            "layer --device cuda", "--device cuda needs a GPU that torch can use",
+            "layer --device cuda",
+            "--device cuda needs a GPU that torch can use",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
         ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_clear_sentence(command, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", *command.split(), *([] if "--device" in command else ["--device", "cpu"])]) == 1

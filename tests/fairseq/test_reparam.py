@@ -148,8 +148,8 @@ def test_the_command_writes_what_the_functions_make(command_line, checkpoint, ti
     saved = 0
     for layer in report["layers"]:
         assert layer["key_dim"] == {"before": E, "after": 6}
-        own = [sources(one, [layer["layer"]])[layer["layer"]].heads for one in (trained, small)]
-        assert layer["relative_error"] == pytest.approx(relative_error(*own), rel=1e-4)  # distilled
+        heads = [sources(model, [layer["layer"]])[layer["layer"]].heads for model in (trained, small)]
+        assert layer["relative_error"] == pytest.approx(relative_error(*heads), rel=1e-4)  # distilled
         assert 0 < layer["relative_error"] < 1
         assert layer["output_error"] == pytest.approx(errors[layer["layer"]], rel=1e-4)
         assert layer["parameters"]["after"] == 6 * (E + E + H) + H * E
@@ -158,9 +158,9 @@ def test_the_command_writes_what_the_functions_make(command_line, checkpoint, ti
     assert 0 < learnt["after"] < learnt["before"]
     assert [step for step, _ in learnt["curve"]] == [9]
     assert sizes["b"] - sizes["a"] == saved
-    told = report["evaluation"]["valid loss"]
-    assert told["before"] == pytest.approx(loss(trained, "valid").loss, abs=1e-6)
-    assert told["after"] == pytest.approx(loss(small, "valid").loss, abs=1e-6)
+    valid_loss = report["evaluation"]["valid loss"]
+    assert valid_loss["before"] == pytest.approx(loss(trained, "valid").loss, abs=1e-6)
+    assert valid_loss["after"] == pytest.approx(loss(small, "valid").loss, abs=1e-6)
     assert "BLEU test" in report["evaluation"]
     assert all(text in done.stdout for text in ("→ 6", f"{sizes['a']:,}", "valid loss: "))
     assert "cross.0 (2 of 3): key dim 16 to 6" in done.stderr
@@ -173,9 +173,9 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
     arguments = ["reparam", str(tmp_path / "source.pt"), "--output", str(tmp_path / "out.pt"), "--key-dim", "16"]
     assert main(arguments) == 0
     assert "no --calibration" in caplog.text
-    made = checkpoints.load(tmp_path / "out.pt")["model"]
-    assert torch.equal(made["encoder.layers.0.self_attn.q_proj.weight"],
-                       state["model"]["encoder.layers.0.self_attn.q_proj.weight"])  # fmt: skip
+    converted = checkpoints.load(tmp_path / "out.pt")["model"]
+    name = "encoder.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(converted[name], state["model"][name])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "8", "--output", "SOURCE"], "there is already something under"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_written(
+def test_mistakes_are_reported_and_nothing_is_written(
     checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message
 ):
     (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
@@ -204,9 +204,9 @@ def test_what_cannot_be_is_said_and_nothing_written(
     before = checkpoints.sha256(checkpoint)
     arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt"), *flags]
     assert main(arguments) == 1
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert told.startswith("collab reparam: error: ")
-    assert message in told
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("collab reparam: error: ")
+    assert message in error
     assert list(tmp_path.iterdir()) == []
     assert checkpoints.sha256(checkpoint) == before
 
@@ -218,14 +218,14 @@ def test_text_files_calibrate_too(checkpoint, tiny_data, tmp_path, capsys):
     lines = [data.source_dictionary.string(data.dataset("valid").src[number]) for number in range(20)]
     for name, encoding in (("source", "utf-8"), ("marked", "utf-8-sig")):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding=encoding)
-    made = {}
+    biases = {}
     for name, text in {"split": "valid:20", "source": f"{tmp_path}/source", "marked": f"{tmp_path}/marked"}.items():
         output = tmp_path / f"{name}.pt"
-        assert main(["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(output), "--key-dim", "8",
-                     "--calibration", text]) == 0  # fmt: skip
-        made[name] = checkpoints.load(output)["model"]["decoder.layers.0.encoder_attn.content_bias"]
-    assert torch.equal(made["marked"], made["source"])
-    assert float((made["source"] - made["split"]).abs().max()) > 1e-3
+        arguments = ["--data", tiny_data, "--output", output, "--key-dim", 8, "--calibration", text]
+        assert main(["reparam", str(checkpoint), *map(str, arguments)]) == 0
+        biases[name] = checkpoints.load(output)["model"]["decoder.layers.0.encoder_attn.content_bias"]
+    assert torch.equal(biases["marked"], biases["source"])
+    assert float((biases["source"] - biases["split"]).abs().max()) > 1e-3
 
 
 def train_from(source, data, updates, folder, *start):

@@ -58,9 +58,8 @@ def test_the_record_has_every_method(done):
 def test_fine_tuned_models_are_scored_and_tables_made_of_it_all(done):
     parts = load(done / "tiny.json", "study", "tiny")["parts"]
     tuned = {name: part for name, part in parts.items() if name.startswith("finetuned/")}
-    assert {name: part["updates"] for name, part in tuned.items()} == {
-        "finetuned/tiny-full": 4, "finetuned/tiny-calibrated-1of2": 4,
-    }  # fmt: skip
+    updates = {name: part["updates"] for name, part in tuned.items()}
+    assert updates == {"finetuned/tiny-full": 4, "finetuned/tiny-calibrated-1of2": 4}
     table = (done / "table.md").read_text(encoding="utf-8")
     losses = [tuned[f"finetuned/tiny-{name}"]["valid"]["loss"] for name in ("full", "calibrated-1of2")]
     assert f"| source, fine-tuned | R = 1 | {losses[0]:.4f} | 0.0000 | – |" in table

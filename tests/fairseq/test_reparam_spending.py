@@ -1,4 +1,4 @@
-"""How dimensions are spread over layers, and distillation."""
+"""Allocation of ranks to layers, and distillation."""
 
 import itertools
 import math
@@ -132,12 +132,12 @@ def test_translations_are_drawn_from_the_model(trained, own):
 def scores_of_predictions(trained, start, split, steps, rate):
     """:func:`distill` on a single batch, by autograd of the loss as it is written in its module."""
     model = with_state(trained, converted(trained, start)).model
-    learning = {
-        parameter: float(parameter.detach().square().mean().sqrt())
-        for place, layer in attention_layers(model).items() if place in start
-        for name, parameter in layer.named_parameters() if not name.startswith(("v_proj", "out_proj"))
-    }  # fmt: skip
-    optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in learning], betas=(0.9, 0.98))
+    sizes = {}
+    for layer_id, layer in attention_layers(model).items():
+        for name, parameter in layer.named_parameters():
+            if layer_id in start and not name.startswith(("v_proj", "out_proj")):
+                sizes[parameter] = float(parameter.detach().square().mean().sqrt())
+    optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in sizes], betas=(0.9, 0.98))
     (sample,) = batches(trained, split)
     with torch.no_grad():
         p = torch.softmax(trained.model(**sample["net_input"])[0], -1)
@@ -145,7 +145,7 @@ def scores_of_predictions(trained, start, split, steps, rate):
         q = torch.softmax(model(**sample["net_input"])[0], -1)
         optimizer.zero_grad()
         (p * (p / q).log()).sum(-1)[sample["target"] != 1].mean().backward()
-        for group, size in zip(optimizer.param_groups, learning.values(), strict=True):
+        for group, size in zip(optimizer.param_groups, sizes.values(), strict=True):
             group["lr"] = rate * size * (1 + math.cos(math.pi * step / steps)) / 2
         optimizer.step()
     layers = attention_layers(model)
