@@ -41,8 +41,8 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             output (softmax is shift-invariant) and has zero gradient; the paper's models have one.
 
     Attributes:
-        tap: None, or a function through which heads read, for analyses: ``tap(read, query, entry, mask, dropout,
-            need_weights)`` gives the result, as ``read``, the layer's own, makes it of the rest; it is not saved.
+        hook: None, or a function that computes the heads instead, for analyses: ``hook(compute, query, entry, mask,
+            dropout, need_weights)``, where ``compute`` is the layer's own function of the rest; it is not saved.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -93,7 +93,7 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             raise ValueError(f"init must be one of {', '.join(INITS)}, but is {init!r}")
         self.init = init
         self.scale = float(head_dim**-0.5 if scale is None else scale)
-        self.tap: Optional[Callable[..., Attended]] = None
+        self.hook: Optional[Callable[..., Attended]] = None
 
         # this order of creation draws the same random numbers as fairseq's MultiheadAttention
         keys, values = key_dim * key_heads // num_heads, value_heads * head_dim
@@ -219,10 +219,10 @@ class AttentionLayer(WithoutFastPath, Kind, nn.Module):
             dropout = self.dropout if self.training else 0.0
         # beams of a sentence are more queries of the same row: (N·B, T, ·) → (N, B·T, ·)
         folded = queries.reshape(rows, beams * query_len, self.key_dim)
-        if self.tap is None:
+        if self.hook is None:
             outputs, weights = self._head_outputs(folded, entry, additive, dropout, need_weights)
         else:
-            outputs, weights = self.tap(self._head_outputs, folded, entry, additive, dropout, need_weights)
+            outputs, weights = self.hook(self._head_outputs, folded, entry, additive, dropout, need_weights)
         if hidden is not None:
             outputs = outputs.masked_fill(hidden, 0.0)
 

@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     shared.check_output(args)
-    from collab_fairseq.heads import ablation, huggingface, taps
+    from collab_fairseq.heads import ablation, attention_hooks, huggingface
     from collab_fairseq.scoring.significance import METHOD
 
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
-    asked: Dict[str, Any] = {"modes": modes, "sites": taps.sites(args.sites)}
+    asked: Dict[str, Any] = {"modes": modes, "sites": attention_hooks.sites(args.sites)}
     if shared.is_folder(args):
         (loaded, settings), splits = shared.load_folder(args), ["text"]
         if huggingface.translates(loaded.model):

@@ -64,9 +64,9 @@ def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
 
 def _measure(args: argparse.Namespace) -> int:
     """The curves of one checkpoint, or of several."""
-    from collab_fairseq.heads import pruning, taps
+    from collab_fairseq.heads import attention_hooks, pruning
 
-    sites, tests, curves = taps.sites(args.sites), shared.read_tests(args), []
+    sites, tests, curves = attention_hooks.sites(args.sites), shared.read_tests(args), []
     names, splits = [os.path.basename(path) for path in args.checkpoint], [test.split for test in tests]
     if len(set(names)) < len(names):
         raise options.UsageError("several checkpoints must have different file names")
@@ -92,7 +92,7 @@ def _measure(args: argparse.Namespace) -> int:
 
 def _remove(args: argparse.Namespace) -> int:
     from collab_fairseq import checkpoints
-    from collab_fairseq.heads import pruning, removal, taps
+    from collab_fairseq.heads import attention_hooks, pruning, removal
 
     heads: Any = args.remove
     try:
@@ -104,7 +104,7 @@ def _remove(args: argparse.Namespace) -> int:
     else:
         if not 0 < percent < 100:
             raise options.UsageError(f"--remove takes heads, or per cent of them between 0 and 100, got {heads}")
-        sites, trained = taps.sites(args.sites), shared.load(args)
+        sites, trained = attention_hooks.sites(args.sites), shared.load(args)
         heads = pruning.least(pruning.ascending(_importance(args, trained), sites), percent)
         state = trained.state
     result = removal.remove_heads(state, heads, empty_layers=args.empty_layers)

@@ -19,7 +19,7 @@ from collab_fairseq.translation import TrainedModel, score
 
 from . import HeadsError
 from .figures import DIVERGING, draw_grids
-from .taps import counts, masked
+from .attention_hooks import counts, masked
 
 logger = logging.getLogger(__name__)
 

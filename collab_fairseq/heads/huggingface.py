@@ -25,7 +25,7 @@ from collab_fairseq.translation.tokenizer import require
 from . import HeadsError
 from .ablation import compare, measure_all, result
 from .importance import Gradients, means
-from .taps import counts, frozen, masks
+from .attention_hooks import counts, frozen, masks
 
 
 class Example(NamedTuple):

@@ -27,7 +27,7 @@ from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import frozen, multiplied
+from .attention_hooks import frozen, multiplied
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
 from .ablation import TestSet, compare, evaluate, whole_model
-from .taps import masked
+from .attention_hooks import masked
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import Attended, Layers, frozen, multiplied, reading
+from .attention_hooks import Attended, Layers, frozen, multiplied, hooked
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def values_only(layers: Layers) -> ContextManager[None]:
         assert weights is not None
         return weights.matmul(layers[place].head_values(entry)), weights
 
-    return reading(layers, through)
+    return hooked(layers, through)
 
 
 def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:

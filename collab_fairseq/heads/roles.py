@@ -1,6 +1,6 @@
 """What heads do, told from where they look (Voita et al. 2019, https://arxiv.org/abs/1905.09418, section 3).
 
-All numbers are means over queries that are words, the decoder reading the reference; </s> counts neither as a query nor
+All numbers are means over queries that are words, the decoder hooked the reference; </s> counts neither as a query nor
 as a key. A head *points to* the word with its largest weight.
 
 confidence   the largest weight
@@ -23,7 +23,7 @@ from collab_fairseq.translation import TrainedModel, batches
 
 from .relevance import relevance
 from .syntax import read_conllu, syntax
-from .taps import Seen, attention, pointed
+from .attention_hooks import AttentionMaps, attention, argmax_keys
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
@@ -43,9 +43,9 @@ class _Sums:
         self.offsets: List[Counter] = [Counter() for _ in range(heads)]
         self.possible: Counter = Counter()
 
-    def add(self, seen: Seen, frequency: Tensor) -> None:
+    def add(self, seen: AttentionMaps, frequency: Tensor) -> None:
         """Count a batch."""
-        weights, keys, places = pointed(seen)
+        weights, keys, places = argmax_keys(seen)
         self.queries += len(places)
         self.confidence += weights.double().sum(0).cpu()
         if self.site != "cross":

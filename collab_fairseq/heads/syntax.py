@@ -18,7 +18,7 @@ from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .taps import attention, pointed
+from .attention_hooks import attention, argmax_keys
 
 #: relations of Universal Dependencies and their names in older schemes
 RELATIONS = {"nsubj": "nsubj", "obj": "obj", "dobj": "obj", "amod": "amod", "advmod": "advmod"}
@@ -137,7 +137,7 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
         seen = {place: s for place, s in attention(trained, sample).items() if place.startswith("encoder")}
         points = {}
         for place, layer in seen.items():
-            _, keys, places = pointed(layer)
+            _, keys, places = argmax_keys(layer)
             points[place] = {tuple(where): row for where, row in zip(places.tolist(), keys.tolist(), strict=True)}
         any_layer = next(iter(seen.values()))  # all see the same source
         for row, number in enumerate(sample["id"].tolist()):

@@ -8,7 +8,7 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
-from collab_fairseq.heads.taps import masked
+from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.translation import batches

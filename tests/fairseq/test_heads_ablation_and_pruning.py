@@ -11,7 +11,7 @@ from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError, ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.removal import remove_heads
-from collab_fairseq.heads.taps import masked
+from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError

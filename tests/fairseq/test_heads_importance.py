@@ -15,7 +15,7 @@ from collab_fairseq.heads.figures import grids
 from collab_fairseq.heads.importance import gradients, importance
 from collab_fairseq.heads.relevance import relevance
 from collab_fairseq.heads.roles import roles
-from collab_fairseq.heads.taps import masked, multiplied
+from collab_fairseq.heads.attention_hooks import masked, multiplied
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers

@@ -9,8 +9,8 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import HeadsError, relevance, roles, syntax, taps
-from collab_fairseq.heads.taps import multiplied
+from collab_fairseq.heads import HeadsError, attention_hooks, relevance, roles, syntax
+from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from tests.fairseq.conftest import sentence_pairs
@@ -31,7 +31,7 @@ def test_attention_is_what_every_head_computes_alone(trained):
     layer = attention_layers(trained.model)["cross.0"]
     calls = []
     handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
-    seen = taps.attention(trained, sample)
+    seen = attention_hooks.attention(trained, sample)
     handle.remove()
     ((arguments, keywords, _),) = calls
     given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **keywords}
@@ -41,7 +41,7 @@ def test_attention_is_what_every_head_computes_alone(trained):
         assert torch.allclose(seen[place].weights.sum(-1), torch.ones((), dtype=torch.float64))
     assert seen["encoder.0"].queries.sum() == sum(len(valid_words()[n]) for n in range(3))
     assert seen["decoder.0"].queries[:, 0].sum() == 0  # </s>
-    assert layer.tap is None
+    assert layer.hook is None
 
 
 def plant(monkeypatch, module, trained, head_of):
@@ -58,7 +58,7 @@ def plant(monkeypatch, module, trained, head_of):
             weights[0, head, step, key if 0 <= key < len(words) else -1] += 0.6
         real = torch.tensor([[True] * len(words) + [False]])
         tokens = torch.tensor([[dictionary.index(word) for word in words] + [dictionary.eos()]])
-        return {"encoder.0": taps.Seen(weights, real, real, tokens)}
+        return {"encoder.0": attention_hooks.AttentionMaps(weights, real, real, tokens)}
 
     def one_by_one(model, split, max_tokens=0, sentences=None):
         next(batches(model, split))

@@ -1,4 +1,7 @@
-"""Masking heads of a model in memory, and seeing where they look."""
+"""Masking heads of a model in memory, and recording their attention maps.
+
+Layers are mappings: layer_id (``encoder.0``, ``cross.3``, …) → attention layer.
+"""
 
 import contextlib
 from functools import partial
@@ -9,7 +12,6 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.cache import Attended
-from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.heads import check_heads, short_name
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers
@@ -17,7 +19,9 @@ from collab_fairseq.translation import TrainedModel
 
 from . import HeadsError
 
-Layers = Mapping[str, IncrementalAttention]
+#: layers with ``num_heads``, ``head_multiplier`` and ``out_proj``: :class:`.IncrementalAttention`, and
+#: :class:`collab_fairseq.huggingface.HeadOutputs` of transformers' models
+Layers = Mapping[str, Any]
 #: site → which tokens its queries and its keys stand for: of the source, what the decoder reads, and what it predicts
 SIDES = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("input", "input")}
 
@@ -34,20 +38,23 @@ def sites(flag: str) -> List[str]:
     return [site for site in SITES if site in chosen]
 
 
-def counts(layers: Mapping[str, Any]) -> Dict[str, int]:
-    """Place → number of its heads."""
-    return {place: layer.num_heads for place, layer in layers.items()}
+def counts(layers: Layers) -> Dict[str, int]:
+    """layer_id → number of its heads."""
+    return {layer_id: layer.num_heads for layer_id, layer in layers.items()}
 
 
-def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like: Any) -> Dict[str, Tensor]:
-    """Place → factors (H) on the outputs of its heads: 0 for these heads, 1 for the others.
+def masks(heads: Mapping[str, Iterable[int]], layers: Layers) -> Dict[str, Tensor]:
+    """layer_id → factors (H) on the outputs of its heads: 0 for these heads, 1 for the others.
 
-    ``like``: their dtype and device. Raises ConfigurationError for heads that the model does not have.
+    Raises ConfigurationError for heads that the model does not have.
     """
     check_heads(heads, counts(layers))
-    factors = {place: torch.ones(layers[place].num_heads, **like) for place in heads}
-    for place, members in heads.items():
-        factors[place][list(members)] = 0.0
+    factors = {}
+    for layer_id, members in heads.items():
+        layer = layers[layer_id]
+        weight = layer.out_proj.weight
+        factors[layer_id] = torch.ones(layer.num_heads, dtype=weight.dtype, device=weight.device)
+        factors[layer_id][list(members)] = 0.0
     return factors
 
 
@@ -55,8 +62,9 @@ def masks(heads: Mapping[str, Iterable[int]], layers: Mapping[str, Any], **like:
 def multiplied(layers: Layers, factors: Mapping[str, Tensor]) -> Iterator[None]:
     """Multiply the outputs of heads by ``factors`` (H), (N, H) or (N, T, H), on top of the masks that they have."""
     with contextlib.ExitStack() as stack:
-        for place, factor in factors.items():
-            layer, fixed = layers[place], layers[place].head_multiplier
+        for layer_id, factor in factors.items():
+            layer = layers[layer_id]
+            fixed = layer.head_multiplier
             stack.callback(setattr, layer, "head_multiplier", fixed)
             layer.head_multiplier = factor if fixed is None else factor * fixed
         yield
@@ -65,18 +73,17 @@ def multiplied(layers: Layers, factors: Mapping[str, Tensor]) -> Iterator[None]:
 @contextlib.contextmanager
 def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
     """Without these heads; errors are those of :func:`masks`."""
-    device = next(iter(layers.values())).out_proj.weight.device
-    with multiplied(layers, masks(heads, layers, device=device)):
+    with multiplied(layers, masks(heads, layers)):
         yield
 
 
 @contextlib.contextmanager
-def reading(layers: Mapping[str, AttentionLayer], through: Callable[..., Attended]) -> Iterator[None]:
-    """Let all heads read through a function of the place and of what :class:`.AttentionLayer` gives its tap."""
+def hooked(layers: Mapping[str, AttentionLayer], hook: Callable[..., Attended]) -> Iterator[None]:
+    """Compute all heads through ``hook(layer_id, …)``, where … is what :class:`.AttentionLayer` gives its hook."""
     with contextlib.ExitStack() as stack:
-        for place, layer in layers.items():
-            stack.callback(setattr, layer, "tap", layer.tap)
-            layer.tap = partial(through, place)
+        for layer_id, layer in layers.items():
+            stack.callback(setattr, layer, "hook", layer.hook)
+            layer.hook = partial(hook, layer_id)
         yield
 
 
@@ -90,8 +97,8 @@ def frozen(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class Seen(NamedTuple):
-    """What the heads of a layer look at in N sentences of T queries and S keys.
+class AttentionMaps(NamedTuple):
+    """The attention of the heads of a layer in N sentences of T queries and S keys.
 
     Attributes:
         weights: (N, H, T, S). queries: (N, T), True where the query counts. keys: (N, S), True where the key counts.
@@ -105,45 +112,46 @@ class Seen(NamedTuple):
 
 
 @torch.no_grad()
-def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Seen]:
-    """Place → what its heads look at in a batch.
+def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, AttentionMaps]:
+    """layer_id → the attention of its heads in a batch.
 
     Raises:
-        HeadsError: they look at source and target at once.
+        HeadsError: a layer attends to source and target at once.
     """
-    found: Dict[str, Tensor] = {}
+    recorded: Dict[str, Tensor] = {}
 
-    def keep(place: str, read: Callable[..., Attended], *given: Any) -> Attended:
-        context, kept = read(*given[:-1], True)
-        assert kept is not None
-        found[place] = kept
-        return context, kept
+    def record(layer_id: str, compute: Callable[..., Attended], *arguments: Any) -> Attended:
+        *inputs, _ = arguments  # the last one says whether weights are needed
+        outputs, weights = compute(*inputs, True)
+        assert weights is not None
+        recorded[layer_id] = weights
+        return outputs, weights
 
-    with reading(attention_layers(trained.model), keep):
+    with hooked(attention_layers(trained.model), record):
         trained.model(**sample["net_input"])
     dictionary = trained.task.target_dictionary  # both dictionaries have these symbols at the same places
     inputs = sample["net_input"]
     sides = {"source": inputs["src_tokens"], "input": inputs["prev_output_tokens"], "target": sample["target"]}
     words = {name: tokens.ne(dictionary.pad()) & tokens.ne(dictionary.eos()) for name, tokens in sides.items()}
-    seen = {}
-    for place, weights in found.items():
-        queries, keys = SIDES[place.split(".")[0]]
+    maps = {}
+    for layer_id, weights in recorded.items():
+        queries, keys = SIDES[layer_id.split(".")[0]]
         if weights.size(-1) != sides[keys].size(1):
-            raise HeadsError(f"{short_name(place)} looks at source and target at once (--cross-self-attention)")
-        seen[place] = Seen(weights, words[queries], words[keys], sides[keys])
-    return seen
+            raise HeadsError(f"{short_name(layer_id)} looks at source and target at once (--cross-self-attention)")
+        maps[layer_id] = AttentionMaps(weights, words[queries], words[keys], sides[keys])
+    return maps
 
 
-def pointed(seen: Seen) -> Tuple[Tensor, Tensor, Tensor]:
+def argmax_keys(maps: AttentionMaps) -> Tuple[Tensor, Tensor, Tensor]:
     """The largest weight of every query that counts and sees a key that counts, and the key that it is on.
 
     Returns:
         weights (n, H), keys (n, H), and (n, 2) sentence and position of the n queries.
     """
-    hidden = ~seen.keys[:, None, None, :].expand_as(seen.weights)
+    hidden = ~maps.keys[:, None, None, :].expand_as(maps.weights)
+    largest, keys = maps.weights.masked_fill(hidden, -1.0).max(dim=-1)
     # the first query of a decoder sees </s> alone
-    largest, keys = seen.weights.masked_fill(hidden, -1.0).max(dim=-1)
-    counted = seen.queries & (seen.weights.masked_fill(hidden, 0.0).sum(dim=(1, 3)) > 0)
-    places = counted.nonzero()
-    rows, steps = places.unbind(1)
-    return largest.clamp_min(0.0)[rows, :, steps], keys[rows, :, steps], places
+    sees_words = maps.weights.masked_fill(hidden, 0.0).sum(dim=(1, 3)) > 0
+    positions = (maps.queries & sees_words).nonzero()
+    rows, steps = positions.unbind(1)
+    return largest.clamp_min(0.0)[rows, :, steps], keys[rows, :, steps], positions
