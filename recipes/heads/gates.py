@@ -1,74 +1,91 @@
-"""Score what a training with gates has left: loss on valid and BLEU of the model without closed heads.
-
-Adds them to the record, which has those of the model that the training began with; prints the record's table, and draws
-BLEU against the heads left.
-"""
+"""Score what training with gates leaves: loss on valid and BLEU of the model without closed heads."""
 
 import argparse
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict, List
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import compare, evaluate, whole_model
 from collab_fairseq.modules.heads import LETTERS
+from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
-from collab_fairseq.records.record import load
 
 
-def score(args: argparse.Namespace, model: str, penalty: str, updates: int) -> None:
-    """Add ``penalty`` to the record: gates, loss, and each test set's BLEU and difference to the model as it was.
+def score(args: argparse.Namespace, penalty: str, updates: int, train: Callable[[], Path]) -> str:
+    """Add ``penalty`` to the record: gates, loss, and each test set's BLEU and difference to the model without gates.
 
     Args:
-        args: of `collab heads ablate`, the checkpoint being the last of the training. model: what that began with.
-        penalty: λ. updates: of the training.
+        args: of `collab heads ablate`, with the checkpoint that training begins with.
+        penalty: λ. updates: of the training run.
+        train: trains with gates, unless the record has the penalty; returns the last checkpoint.
+
+    Returns:
+        The table of all penalties in the record, in Markdown; their figure is drawn.
     """
-    tests, source = shared.read_tests(args), shared.load(args, model)
-    settings = {"checkpoint": checkpoints.file_setting(model), **shared.test_settings(args, source)}
-    settings["updates"] = updates
+    tests, source = shared.read_tests(args), shared.load(args)
+    settings = {**shared.test_settings(args, source), "updates": updates}
     record = shared.make_record(args, "gates", settings, source.device, program="recipes/heads/run.sh")
     whole = {test.split: whole_model(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
     def measure() -> Dict[str, Any]:
-        state, finalised = checkpoints.load(args.checkpoint), Path(args.checkpoint).with_name("finalised.pt")
+        trained = train()
+        state = checkpoints.load(trained)
         result = removal.finalise(state, empty_layers=True)
+        finalised = trained.with_name("finalised.pt")
         checkpoints.save(result.state, finalised)
-        left = shared.load(args, str(finalised))
+        smaller = shared.load(args, str(finalised))
         return {
-            "checkpoint": checkpoints.file_setting(args.checkpoint),
+            "checkpoint": checkpoints.file_setting(trained),
             "gates": {head: gate._asdict() for head, gate in removal.read_gates(state).items()},
             "attention_parameters": [result.parameters_before, result.parameters_after],
-            "loss": translation.loss(left, "valid").loss,
-            "tests": {test.split: compare(evaluate(left, test), whole[test.split]) for test in tests},
+            "loss": translation.loss(smaller, "valid").loss,
+            "tests": {test.split: compare(evaluate(smaller, test), whole[test.split]) for test in tests},
         }
 
     record.part(penalty, measure)
-    show(args.json, args.figure)
+    draw(record.parts, args.figure)
+    return report(record.parts)
 
 
-def show(path: str, figure_path: str) -> None:
-    """A row and a point for every λ, and the model as it was."""
-    parts = load(path, "heads", "gates")["parts"]
-    splits, penalties = ablation.splits(parts), sorted((key for key in parts if "/" not in key), key=float)
-    scored = [c for split in splits for c in (f"BLEU {split}", "p")]
-    whole = [c for split in splits for c in (f"{parts[f'whole/{split}']['score']:.2f}", "")]
-    rows = [["λ", "heads left: encoder", "encoder–decoder", "decoder", "loss", *scored],
-            ["before", "all", "all", "all", f"{parts['whole/loss']:.3f}", *whole]]  # fmt: skip
-    for penalty in penalties:
-        found, left = parts[penalty], []
+def penalties(parts: Dict[str, Any]) -> List[str]:
+    """The penalties in the record, the smallest first."""
+    return sorted((key for key in parts if "/" not in key), key=float)
+
+
+def report(parts: Dict[str, Any]) -> str:
+    """A row for the model without gates and for every penalty."""
+    splits = ablation.splits(parts)
+    header = ["λ", "heads left: encoder", "encoder–decoder", "decoder", "loss"]
+    before = ["before", "all", "all", "all", f"{parts['whole/loss']:.3f}"]
+    for split in splits:
+        header += [f"BLEU {split}", "p"]
+        before += [f"{parts[f'whole/{split}']['score']:.2f}", ""]
+    rows = [header, before]
+    for penalty in penalties(parts):
+        part = parts[penalty]
+        row = [penalty]
         for letter in LETTERS:
-            own = [gate["is_open"] for head, gate in found["gates"].items() if head.startswith(letter)]
-            left.append(f"{sum(own)} of {len(own)}" if own else "all")
-        cells = [c for s in splits for c in (f"{found['tests'][s]['bleu']:.2f}", f"{found['tests'][s]['p_value']:.3f}")]
-        rows.append([penalty, *left, f"{found['loss']:.3f}", *cells])
-    shared.show_table(rows)
-    with drawing(figure_path, (3.4 * len(splits), 3.0)) as figure:
+            is_open = [gate["is_open"] for head, gate in part["gates"].items() if head.startswith(letter)]
+            row.append(f"{sum(is_open)} of {len(is_open)}" if is_open else "all")
+        row.append(f"{part['loss']:.3f}")
+        for split in splits:
+            test = part["tests"][split]
+            row += [f"{test['bleu']:.2f}", f"{test['p_value']:.3f}"]
+        rows.append(row)
+    return pages.table(rows) + "\n"
+
+
+def draw(parts: Dict[str, Any], path: str) -> None:
+    """BLEU of every test set against the heads left."""
+    splits = ablation.splits(parts)
+    with drawing(path, (3.4 * len(splits), 3.0)) as figure:
         for axis, split in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits, strict=True):
-            for penalty in penalties:
-                left_over = sum(gate["is_open"] for gate in parts[penalty]["gates"].values())
-                point = (left_over, parts[penalty]["tests"][split]["bleu"])
+            for penalty in penalties(parts):
+                heads_left = sum(gate["is_open"] for gate in parts[penalty]["gates"].values())
+                point = (heads_left, parts[penalty]["tests"][split]["bleu"])
                 axis.plot(*point, marker=MARKS[0], color=COLOURS[0])
                 axis.annotate(f"λ = {penalty}", point, xytext=(4, 4), textcoords="offset points", fontsize=7)
             axis.axhline(parts[f"whole/{split}"]["score"], color="#777777", linestyle=":", label="before")

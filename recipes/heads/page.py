@@ -1,5 +1,5 @@
-"""The page of what run.sh has found: each analysis with its table, its figures and its record, and how far importance
-says what ablation found."""
+"""The page of all results of run.sh: each analysis with its table, its figure and its record, and how well importance
+predicts the result of ablation."""
 
 from pathlib import Path
 from typing import Any, Dict
@@ -24,10 +24,10 @@ def agreement(ranks: Dict[str, Any], parts: Dict[str, Any]) -> str:
     """Spearman's rank correlation of importance and what BLEU loses without the head."""
     shown = []
     for split in ablation.splits(parts):
-        found = ablation.results(parts, split, "without")
-        frame = pandas.DataFrame({head: {**ranks[head], "lost": -found[head]["difference"]} for head in found}).T
-        values = frame.rank().corr()["lost"]
-        shown += [f"{values[kind]:.2f} ({kind}, {split})" for kind in ("normalised", "raw")]
+        differences = ablation.results(parts, split, "without")
+        frame = pandas.DataFrame([{**ranks[head], "lost": -row["difference"]} for head, row in differences.items()])
+        correlations = frame.rank().corr()["lost"]
+        shown += [f"{correlations[ranking]:.2f} ({ranking}, {split})" for ranking in ("normalised", "raw")]
     return f"Rank correlation of importance with what a head's removal costs: {', '.join(shown)}."
 
 

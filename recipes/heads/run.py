@@ -7,9 +7,8 @@ import io
 import logging
 import os
 import re
-import shutil
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, List
 
 import gates
 import page
@@ -31,8 +30,8 @@ alone) with paired bootstrap, pruning curves, roles; then train it further with 
 at several penalties, and score what they leave. The same command resumes what was interrupted."""
 ENDING = """OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json,
 NAME.roles.json, NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the
-trainings."""
-# the rate falls to zero along a line: gates need a high one to get anywhere, the weights a low one in the end
+checkpoints of these runs."""
+# the learning rate falls linearly to zero: gates need a high one to move, the weights a low one at the end
 TRAINING = [
     "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0", "--lr", "0.006",
     "--lr-scheduler", "polynomial_decay", "--criterion", "label_smoothed_cross_entropy_with_gates",
@@ -53,11 +52,11 @@ def main() -> None:
     add("--sentences", metavar="N", type=positive, help=text)
     text = "CoNLL-U of the validation set's source side, for syntactic heads"
     add("--parses", metavar="FILE", type=absolute, help=text)
-    text = "gate penalties λ; 0 is the same training without a penalty (default: %(default)s; none: no gates)"
+    text = "gate penalties λ; 0 is the same run without a penalty (default: %(default)s; none: no gates)"
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
     text = "where the gates are (default: %(default)s; encoder alone freezes the decoder)"
     add("--gate-sites", metavar="SITES", default="encoder_cross_decoder", help=text)
-    text = "length of each training with gates (default: %(default)s)"
+    text = "updates of each training run with gates (default: %(default)s)"
     add("--gate-updates", metavar="N", type=positive, default=1000, help=text)
     add("--device", metavar="NAME", default="auto", help="cpu or gpu (default: gpu if any)")
     args = parser.parse_args()
@@ -75,24 +74,18 @@ def main() -> None:
 
 
 def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
-    """All analyses, training with gates, and the page of the results."""
+    """All analyses, training with gates, and the page of the results. What the records already have is not repeated."""
     name = args.name
 
-    def kept(step: str, file: Path, made: Callable[[], Any]) -> None:
-        """What a step prints goes to a file, which is there once it is finished."""
-        if not file.exists():
-            logger.info("%s", step)
-            with contextlib.redirect_stdout(io.StringIO()) as told:
-                made()
-            write_text(told.getvalue(), file)
-
-    def results(what: str) -> List[Any]:
-        return ["--json", output / f"{name}.{what}.json", "--figure", output / f"{name}.{what}.svg"]
+    def results(step: str) -> List[Any]:
+        return ["--json", output / f"{name}.{step}.json", "--figure", output / f"{name}.{step}.svg"]
 
     def heads(step: str, *words: Any) -> None:
-        """The analysis that the step begins with."""
-        command = ["heads", step.partition("-")[0], args.model, *words, *results(step)]
-        kept(step, output / f"{step}.md", lambda: collab(*command))
+        """The analysis that the step begins with. What it prints goes to a file."""
+        logger.info("%s", step)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            collab("heads", step.partition("-")[0], args.model, *words, *results(step))
+        write_text(printed.getvalue(), output / f"{step}.md")
 
     data = ["--data", args.data, "--device", "cuda" if machine.device == "gpu" else "cpu", "--threads", args.threads]
     tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
@@ -106,19 +99,17 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     parses = ["--parses", args.parses] if args.parses else []
     heads("roles", *data, *ranking, *parses)
 
-    def gated(penalty: str) -> None:
-        """Train with gates, and score what they leave."""
+    def train(penalty: str) -> Path:
         frozen = ["--head-gates-freeze-decoder"] if args.gate_sites == "encoder" else []
         flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
         flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty, *frozen]
-        trained = train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
-        words = ["heads", "ablate", trained, *data, *tests, *limit, *results("gates")]
-        scored = collab_parser().parse_args([str(word) for word in words])
-        gates.score(scored, args.model, penalty, args.gate_updates)
+        return train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
 
+    words = ["heads", "ablate", args.model, *data, *tests, *limit, *results("gates")]
+    options = collab_parser().parse_args([str(word) for word in words])
     for penalty in args.penalties:
-        told = output / "gates" / f"penalty-{penalty}.md"
-        kept(f"gates, penalty {penalty}", told, functools.partial(gated, penalty))
-        shutil.copy(told, output / "gates.md")
+        logger.info("gates, penalty %s", penalty)
+        text = gates.score(options, penalty, args.gate_updates, functools.partial(train, penalty))
+        write_text(text, output / "gates.md")
     write_text(page.page(output, name), output / "table.md")
     logger.info("results: %s/table.md, %s.*.json, %s.*.svg", output, name, name)
