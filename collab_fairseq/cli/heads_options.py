@@ -1,9 +1,9 @@
-"""What the analyses of `collab heads` share: their flags, the model and its text, records, tables."""
+"""What the analyses of `collab heads` share: their flags, the model and its text, the record, what is shown."""
 
 import argparse
 import os
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_targets
@@ -21,12 +21,12 @@ def add_output(parser: argparse.ArgumentParser, figure: str, checkpoint: str = "
     if checkpoint:
         add("--output", metavar="FILE.pt", help=checkpoint)
         add("--empty-layers", action="store_true", help="with --output: layers may lose all their heads")
-    add("--json", metavar="FILE", help="where the record goes; one that is there is continued")
+    add("--json", metavar="FILE", help="where the record goes; an existing one is continued")
     add("--figure", metavar="FILE", help=f"{figure}: FILE.svg or FILE.png")
 
 
 def check_output(args: argparse.Namespace) -> None:
-    """See that all results can be written, and that no checkpoint would be overwritten by what is made from it."""
+    """See that all results can be written, and that --output is none of the inputs."""
     check_targets(args.json)
     check_figure(args.figure)
     output = getattr(args, "output", None)
@@ -37,7 +37,7 @@ def check_output(args: argparse.Namespace) -> None:
         check_distinct(output, *checkpoints_of(args))
 
 
-def add_model(parser: argparse.ArgumentParser, split: Optional[str], several: bool = False) -> None:
+def add_model(parser: argparse.ArgumentParser, split: Optional[str] = None, several: bool = False) -> None:
     """The checkpoint, its data, and how it is run; ``split``: the default of --split; ``several``: checkpoints."""
     add, number = parser.add_argument, "+" if several else None
     add("checkpoint", metavar="CHECKPOINT", nargs=number, help="of fairseq's transformer or of transformer_collab")
@@ -52,16 +52,16 @@ def add_model(parser: argparse.ArgumentParser, split: Optional[str], several: bo
 
 def add_text(parser: argparse.ArgumentParser) -> None:
     """Labelled text for a Hugging Face model's folder."""
-    group = parser.add_argument_group("a Hugging Face model's folder in place of CHECKPOINT")
+    group = parser.add_argument_group("a Hugging Face model's folder instead of CHECKPOINT")
     add = group.add_argument
-    add("--text", metavar="FILE.jsonl", help="examples: JSON objects, one a line")
+    add("--text", metavar="FILE.jsonl", help="examples: JSON objects, one per line")
     add("--fields", default="text", metavar="NAME[,NAME]", help="of its one or two texts (default: text)")
     add("--label", default="label", metavar="NAME", help="of its labels, or of the translations (default: label)")
     add("--batch-size", type=positive, default=32, metavar="N", help="examples per batch (default: 32)")
 
 
 def is_folder(args: argparse.Namespace) -> bool:
-    """Whether a Hugging Face model was given; flags that belong to the other kind of model are refused."""
+    """Whether a Hugging Face model was given. Raises UsageError for flags of the other type of model."""
     if not os.path.isdir(args.checkpoint):
         refuse(args, _FOLDER_ONLY, f"is for a Hugging Face model's folder, but {args.checkpoint} is none")
         return False
@@ -74,7 +74,7 @@ def is_folder(args: argparse.Namespace) -> bool:
 def add_tests(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
     """Test sets with their references, and beam search."""
     add = parser.add_argument
-    text = "a test split of the data-bin and its raw references, one a line, such as test=test.de; repeatable"
+    text = "a test split of the data-bin and its raw references, one per line, such as test=test.de; repeatable"
     add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
     if sentences:
         add("--sentences", type=positive, metavar="N", help="only the first N of each (default: all)")
@@ -108,14 +108,14 @@ def test_settings(args: argparse.Namespace, trained: Any) -> Dict[str, Any]:
 
 
 def data_setting(args: argparse.Namespace, trained: Any, split: Optional[str] = None) -> Dict[str, Any]:
-    """The text as a setting: the split (default: --split), how much of it, and the sums of both sides."""
+    """The text as a setting: the split (default: --split), how much of it, and the checksums of both sides."""
     from collab_fairseq.checkpoints import file_setting
 
     task, split = trained.task.cfg, split or args.split
     stem = os.path.join(task.data, f"{split}.{task.source_lang}-{task.target_lang}")
     files = [f"{stem}.{lang}.bin" for lang in (task.source_lang, task.target_lang)]
-    sums = [file_setting(path) for path in files if os.path.exists(path)]
-    return {"split": split, "text": sums, "sentences": args.sentences}
+    checksums = [file_setting(path) for path in files if os.path.exists(path)]
+    return {"split": split, "text": checksums, "sentences": args.sentences}
 
 
 def checkpoints_of(args: argparse.Namespace) -> List[str]:
@@ -138,17 +138,22 @@ def load_folder(args: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     from collab_fairseq.heads import huggingface
 
     loaded = huggingface.load(
-        args.checkpoint, args.text, args.fields.split(","), args.label, sentences=args.sentences,
-        batch_size=args.batch_size, device=device,
-    )  # fmt: skip
-    told = {name: getattr(args, name) for name in ("fields", "label", "sentences")}
-    return loaded, {"text": file_setting(args.text), **told}
+        args.checkpoint,
+        args.text,
+        args.fields.split(","),
+        args.label,
+        sentences=args.sentences,
+        batch_size=args.batch_size,
+        device=device,
+    )
+    settings = {name: getattr(args, name) for name in ("fields", "label", "sentences")}
+    return loaded, {"text": file_setting(args.text), **settings}
 
 
 def make_record(
     args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu", program: str = "collab"
 ) -> Any:
-    """The analysis' record; ``settings`` on top of the checkpoint's name and sum."""
+    """The record of an analysis, kept in --json; ``settings`` in addition to the checkpoint's name and checksum."""
     import torch
 
     from collab_fairseq.checkpoints import file_setting
@@ -156,21 +161,14 @@ def make_record(
 
     files = [file_setting(path) for path in checkpoints_of(args)]
     settings = {"checkpoint": files[0] if len(files) == 1 else files, **settings}
-    kind = "gpu" if str(device).startswith("cuda") else "cpu"
-    noted = getattr(args, "command_line", command(program))
-    return Record("heads", name, noted, settings, args.json, device=kind, threads=torch.get_num_threads())
+    device_type = "gpu" if str(device).startswith("cuda") else "cpu"
+    command_line = getattr(args, "command_line", command(program))
+    threads = torch.get_num_threads()
+    return Record("heads", name, command_line, settings, args.json, device=device_type, threads=threads)
 
 
-def draw_heads(args: argparse.Namespace, values: Dict[str, float], label: str) -> None:
-    """Heat maps of numbers between 0 and 1 by head, where there is a --figure."""
-    from collab_fairseq.heads import figures
-
+def show(args: argparse.Namespace, text: str, draw: Callable[[str], None]) -> None:
+    """Print a report, and ``draw`` --figure if one was asked for."""
+    sys.stdout.write(text)
     if args.figure:
-        figures.draw_grids({"": values}, args.figure, label=label, limits=(0.0, 1.0))
-
-
-def show_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows, the first being the header, in Markdown."""
-    from collab_fairseq.records import pages
-
-    sys.stdout.write(pages.table(rows) + "\n")
+        draw(args.figure)

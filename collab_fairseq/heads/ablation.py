@@ -18,8 +18,8 @@ from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TrainedModel, score
 
 from . import HeadsError
+from .attention_hooks import Layers, counts, masked
 from .figures import DIVERGING, draw_grids
-from .attention_hooks import counts, masked
 
 logger = logging.getLogger(__name__)
 
@@ -65,62 +65,65 @@ def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[st
 
 def compare(system: Mapping[str, Any], whole: Mapping[str, Any]) -> Dict[str, Any]:
     """``bleu``, ``difference`` to the whole model and ``p_value`` of the paired bootstrap, of two results."""
-    rows, baseline = (load(found["statistics"], "sacreBLEU") for found in (system, whole))
-    found = paired_bootstrap(rows, baseline)
-    return {"bleu": system["score"], "difference": found.difference, "p_value": found.p_value}
+    rows, baseline = (load(result["statistics"], "sacreBLEU") for result in (system, whole))
+    comparison = paired_bootstrap(rows, baseline)
+    return {"bleu": system["score"], "difference": comparison.difference, "p_value": comparison.p_value}
 
 
 def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
     """Head → the heads to mask, for every head at the sites; ``only`` leaves out layers of a single head."""
-    found: Dict[str, Heads] = {}
-    for place, number in numbers.items():
-        if place.split(".")[0] not in sites or (mode == "only" and number == 1):
+    to_mask: Dict[str, Heads] = {}
+    for layer_id, number in numbers.items():
+        if layer_id.split(".")[0] not in sites or (mode == "only" and number == 1):
             continue
         for head in range(number):
             others = tuple(other for other in range(number) if other != head)
-            found[head_name(place, head)] = {place: (head,) if mode == "without" else others}
-    return found
+            to_mask[head_name(layer_id, head)] = {layer_id: (head,) if mode == "without" else others}
+    return to_mask
 
 
 def ablate(trained: TrainedModel, tests: Sequence[TestSet], record: Record, **options: Any) -> None:
-    """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``bleu``, ``difference`` and ``p_value``.
-
-    ``options``: of :func:`measure_all`.
-    """
+    """Fill the record with :func:`ablate_split` of every test set; ``options``: of that."""
     for test in tests:
-        whole = whole_model(trained, test, record)
-
-        def measure(heads: Heads, test: TestSet = test, whole: Mapping[str, Any] = whole) -> Dict[str, Any]:
-            return compare(evaluate(trained, test, heads), whole)
-
-        measure_all(record, test.split, counts(attention_layers(trained.model)), measure, **options)
+        ablate_split(
+            record, test.split, attention_layers(trained.model), partial(evaluate, trained, test), compare, **options
+        )
 
 
-def measure_all(
+def ablate_split(
     record: Record,
     split: str,
-    numbers: Mapping[str, int],
-    measure: Callable[[Heads], Dict[str, Any]],
+    layers: Layers,
+    evaluate: Callable[[], Dict[str, Any]],
+    compare: Callable[[Dict[str, Any], Dict[str, Any]], Dict[str, Any]],
     *,
     modes: Sequence[str] = tuple(MODES),
     sites: Sequence[str] = SITES,
 ) -> None:
-    """Fill the record with ``SPLIT/MODE/HEAD``: what ``measure`` says of a model without the heads that it is given.
+    """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``difference``, ``p_value`` and a score.
 
     Args:
-        numbers: place → number of its heads. modes: among :data:`MODES`. sites: whose heads.
+        layers: of the model, whatever library runs it.
+        evaluate: computes the result of the model as it is. compare: two results, the second with all heads.
+        modes: among :data:`MODES`. sites: whose heads.
 
     Raises:
         HeadsError: there is nothing to mask.
     """
-    asked = {mode: conditions(numbers, mode, sites) for mode in modes}
-    if not any(asked.values()):
+    masks = {mode: conditions(counts(layers), mode, sites) for mode in modes}
+    if not any(masks.values()):
         raise HeadsError("no layer has a second head, so that there is nothing to mask for a head alone")
-    for mode, masks in asked.items():
-        for head, heads in masks.items():
-            found = record.part(f"{split}/{mode}/{head}", partial(measure, heads))
-            told = f"{found['difference']:+.2f} {metric(found)}, p = {found['p_value']:.3f}"
-            logger.info("%s %s %s: %s", split, mode, head, told)
+    whole = record.part(f"whole/{split}", evaluate)
+
+    def measure(heads: Heads) -> Dict[str, Any]:
+        with masked(layers, heads):
+            return compare(evaluate(), whole)
+
+    for mode in modes:
+        for head, heads in masks[mode].items():
+            part = record.part(f"{split}/{mode}/{head}", partial(measure, heads))
+            difference = f"{part['difference']:+.2f} {metric(part)}, p = {part['p_value']:.3f}"
+            logger.info("%s %s %s: %s", split, mode, head, difference)
 
 
 def splits(parts: Mapping[str, Any]) -> List[str]:
@@ -138,39 +141,45 @@ def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[s
 def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> Dict[str, float]:
     """Pearson's r of the heads' differences on two test sets: of each site's heads (by letter) and of ``all``."""
     first, second = (results(parts, split, mode) for split in splits)
-    found = {}
+    values = {}
     for name in ("all", *dict.fromkeys(head[0] for head in first)):
         heads = [head for head in first if name in ("all", head[0])]
         pairs = numpy.array([[side[head]["difference"] for head in heads] for side in (first, second)])
         if len(heads) > 2 and (pairs.std(axis=1) > 0).all():
-            found[name] = float(numpy.corrcoef(pairs)[0, 1])
-    return found
+            values[name] = float(numpy.corrcoef(pairs)[0, 1])
+    return values
 
 
-def significant(found: Mapping[str, Mapping[str, Any]]) -> List[str]:
+def significant(differences: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Heads whose difference has a p below :data:`SIGNIFICANT`."""
-    return [head for head, result in found.items() if result["p_value"] < SIGNIFICANT]
+    return [head for head, result in differences.items() if result["p_value"] < SIGNIFICANT]
 
 
-def metric(found: Mapping[str, Any]) -> str:
+def metric(result: Mapping[str, Any]) -> str:
     """What the differences of a result are in."""
-    return "accuracy" if "accuracy" in found else "BLEU"
+    return "accuracy" if "accuracy" in result else "BLEU"
 
 
 def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
     """A table of all heads in Markdown, and sentences on each test set."""
-    found = {split: results(parts, split, mode) for split in splits}
-    rows = [["head" if mode == "without" else "only head", *(c for split in splits for c in (split, "p"))]]
-    for head in found[splits[0]]:
-        cells = [found[split][head] for split in splits]
-        rows.append([head, *(c for cell in cells for c in (f"{cell['difference']:+.2f}", f"{cell['p_value']:.3f}"))])
+    differences = {split: results(parts, split, mode) for split in splits}
+    rows = [["head" if mode == "without" else "only head"]]
+    for split in splits:
+        rows[0] += [split, "p"]
+    for head in differences[splits[0]]:
+        row = [head]
+        for split in splits:
+            cell = differences[split][head]
+            row += [f"{cell['difference']:+.2f}", f"{cell['p_value']:.3f}"]
+        rows.append(row)
     text = pages.table(rows) + "\n"
     for split in splits:
-        names, scores = significant(found[split]), metric(next(iter(found[split].values()), {}))
-        better = sum(found[split][head]["difference"] > 0 for head in names)
+        heads = significant(differences[split])
+        scores = metric(next(iter(differences[split].values()), {}))
+        better = sum(differences[split][head]["difference"] > 0 for head in heads)
         text += (
-            f"\n{split}: {scores} {parts[f'whole/{split}']['score']:.2f} with all heads; {len(names)} of "
-            f"{len(found[split])} differences have p < {SIGNIFICANT}, {better} of them improve it\n"
+            f"\n{split}: {scores} {parts[f'whole/{split}']['score']:.2f} with all heads; {len(heads)} of "
+            f"{len(differences[split])} differences have p < {SIGNIFICANT}, {better} of them improve it\n"
         )
     if len(splits) == 2:
         values = correlation(parts, splits, mode)
@@ -180,9 +189,13 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
 
 def draw(parts: Mapping[str, Any], split: str, modes: Sequence[str], path: PathLike) -> None:
     """The differences as heat maps; a star: significant. Raises PlotError as :func:`.drawing` does."""
-    found = {mode: results(parts, split, mode) for mode in modes}
-    panels = {MODES[mode]: {head: r["difference"] for head, r in heads.items()} for mode, heads in found.items()}
+    panels: Dict[str, Dict[str, float]] = {}
+    marked: List[List[str]] = []
+    for mode in modes:
+        heads = results(parts, split, mode)
+        panels[MODES[mode]] = {head: result["difference"] for head, result in heads.items()}
+        marked.append(significant(heads))
     largest = max((abs(value) for values in panels.values() for value in values.values()), default=1.0)
-    label = f"difference in {metric(next(iter(found[modes[0]].values()), {}))}, {split}"
-    marked = [significant(heads) for heads in found.values()]
+    some_result = next(iter(results(parts, split, modes[0]).values()), {})
+    label = f"difference in {metric(some_result)}, {split}"
     draw_grids(panels, path, label=label, limits=(-largest, largest), colours=DIVERGING, form=".1f", marked=marked)

@@ -89,8 +89,10 @@ def hooked(layers: Mapping[str, AttentionLayer], hook: Callable[..., Attended]) 
 
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Without gradients of parameters, which no analysis needs."""
+    """In evaluation mode, and without gradients of parameters, which no analysis needs."""
     with contextlib.ExitStack() as stack:
+        stack.callback(model.train, model.training)
+        model.eval()
         for parameter in model.parameters():
             stack.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(False)

@@ -18,7 +18,8 @@ def grids(values: Mapping[str, Any]) -> Iterator[Tuple[str, List[List[Optional[A
     for letter, site in LETTERS.items():
         names = [name.split(":") for name in values if name.startswith(f"{letter}:")]
         if names:
-            layers, heads = (max(int(name[place]) for name in names) for place in (1, 2))
+            layers = max(int(name[1]) for name in names)
+            heads = max(int(name[2]) for name in names)
             yield site, [[values.get(f"{letter}:{y}:{x}") for x in range(1, heads + 1)] for y in range(1, layers + 1)]
 
 
@@ -65,8 +66,8 @@ def _heat_map(axis: Any, rows: Any, stars: Any, limits: Tuple[float, float], col
     axis.grid(visible=False)
     for (row, column), value in numpy.ndenumerate(values):
         if not numpy.isnan(value):
-            place = float(image.norm(value))
-            dark = place > 0.75 or (colours == DIVERGING and place < 0.25)
+            shade = float(image.norm(value))
+            dark = shade > 0.75 or (colours == DIVERGING and shade < 0.25)
             text = format(value, form) + ("*" if stars and stars[row][column] else "")
             axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
     for ticks, count in ((axis.set_yticks, len(values)), (axis.set_xticks, len(values[0]))):

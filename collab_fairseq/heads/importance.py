@@ -14,99 +14,145 @@ tokens in the decoder). For comparison between layers I is divided by its ℓ2 n
 
 import logging
 import os
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records import pages
 from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .attention_hooks import frozen, multiplied
+from .attention_hooks import Layers, frozen, multiplied
+from .figures import draw_grids
 
 logger = logging.getLogger(__name__)
 
-#: place → gradients of the heads' multipliers
+#: layer_id → gradients of the heads' multipliers
 Gradients = Dict[str, Tensor]
 
 
-def means(found: Iterable[Tuple[Gradients, Sequence[int]]], tokens: bool = False) -> Dict[str, Any]:
-    """Means of absolute gradients over sentences, or with ``tokens`` over tokens, as a record has them.
+class Batch(NamedTuple):
+    """N sentences of S source and T target positions, whatever library computes their loss.
 
-    Args:
-        found: of every batch the gradients, (N, …, H), and its sentences, source tokens and target tokens.
-
-    Returns:
-        ``heads``: head → ``raw``, its importance, and ``normalised``; ``sentences``, ``source_tokens``,
-        ``target_tokens``: of the text, without padding.
+    Attributes:
+        loss: computes the training loss, summed over target tokens.
+        source, target: (N, S) and (N, T), the queries of encoder and decoder.
+        source_tokens, target_tokens: number of tokens without padding.
     """
-    sums: Dict[str, Tensor] = {}
-    counted = torch.zeros(3, dtype=torch.int64)
-    for gradients, numbers in found:
-        for place, gradient in gradients.items():
-            sums[place] = sums.get(place, 0.0) + gradient.abs().flatten(0, -2).sum(0).double().cpu()
-        counted += torch.tensor(numbers)
-        logger.info("%d sentences", counted[0])
-    seen = dict(zip(("sentences", "source_tokens", "target_tokens"), counted.tolist(), strict=True))
-    heads = {}
-    for place, total in sums.items():
-        side = "source_tokens" if place.startswith("encoder") else "target_tokens"
-        raw = total / seen[side if tokens else "sentences"]
-        for head, (own, share) in enumerate(zip(raw.tolist(), normalize(raw, dim=0).tolist(), strict=True)):
-            heads[head_name(place, head)] = {"raw": own, "normalised": share}
-    return {"heads": heads, **seen}
+
+    loss: Callable[[], Tensor]
+    source: Sequence[int]
+    target: Sequence[int]
+    source_tokens: int
+    target_tokens: int
 
 
 def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:
-    """Importance of all heads on the text of a split; see :func:`means`.
+    """Importance of all heads on the text of a split; see :func:`measure`.
 
     Args:
         tokens: the form ``token``, see the top of this file.
         split, text: of :func:`collab_fairseq.translation.batches`.
     """
 
-    def found() -> Iterator[Tuple[Gradients, Sequence[int]]]:
+    def read() -> Iterator[Batch]:
         for sample in batches(trained, split, **text):
-            source_tokens = int(sample["net_input"]["src_lengths"].sum())
-            yield gradients(trained, sample, tokens=tokens), (sample["nsentences"], source_tokens, sample["ntokens"])
+            yield batch_of(trained, sample)
 
-    return means(found(), tokens)
+    return measure(trained.model, attention_layers(trained.model), read(), tokens=tokens)
 
 
-def gradients(trained: TrainedModel, sample: Mapping[str, Any], *, tokens: bool = False) -> Gradients:
+def batch_of(trained: TrainedModel, sample: Mapping[str, Any]) -> Batch:
+    """A batch of fairseq, which is on the model's device."""
+    inputs = sample["net_input"]
+    return Batch(
+        loss=lambda: trained.criterion(trained.model, sample)[0],
+        source=inputs["src_tokens"].shape,
+        target=inputs["prev_output_tokens"].shape,
+        source_tokens=int(inputs["src_lengths"].sum()),
+        target_tokens=int(sample["ntokens"]),
+    )
+
+
+def measure(model: nn.Module, layers: Layers, text: Iterable[Batch], *, tokens: bool = False) -> Dict[str, Any]:
+    """Mean absolute gradients over sentences, or with ``tokens`` over tokens, as a record has them.
+
+    Returns:
+        ``heads``: head → ``raw``, its importance, and ``normalised``; ``sentences``, ``source_tokens``,
+        ``target_tokens``: of the text, without padding.
+    """
+    sums: Dict[str, Tensor] = {}
+    sizes = {"sentences": 0, "source_tokens": 0, "target_tokens": 0}
+    for batch in text:
+        for layer_id, gradient in gradients(model, layers, batch, tokens=tokens).items():
+            total = gradient.abs().flatten(0, -2).sum(0).double().cpu()
+            sums[layer_id] = sums.get(layer_id, 0.0) + total
+        sizes["sentences"] += batch.source[0]
+        sizes["source_tokens"] += batch.source_tokens
+        sizes["target_tokens"] += batch.target_tokens
+        logger.info("%d sentences", sizes["sentences"])
+    heads = {}
+    for layer_id, total in sums.items():
+        queries = "source_tokens" if layer_id.startswith("encoder") else "target_tokens"
+        raw = total / sizes[queries if tokens else "sentences"]
+        normalised = normalize(raw, dim=0)
+        for head in range(len(raw)):
+            values = {"raw": float(raw[head]), "normalised": float(normalised[head])}
+            heads[head_name(layer_id, head)] = values
+    return {"heads": heads, **sizes}
+
+
+def gradients(model: nn.Module, layers: Layers, batch: Batch, *, tokens: bool = False) -> Gradients:
     """∂L/∂ξ of every sentence of a batch, in one backward pass.
 
     Args:
-        sample: N sentences, on the model's device. tokens: ∂L/∂ξ of every token apart.
+        tokens: ∂L/∂ξ of every token instead.
 
     Returns:
-        place → (N, H), or (N, T, H) of T query positions with ``tokens``.
+        layer_id → (N, H), or (N, T, H) of T query positions with ``tokens``.
     """
-    model, layers, inputs = trained.model, attention_layers(trained.model), sample["net_input"]
-    source, target = inputs["src_tokens"].shape, inputs["prev_output_tokens"].shape
-    like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
-    ones: Dict[str, Tensor] = {}
-    for place, layer in layers.items():
-        size = source if place.startswith("encoder") else target
-        ones[place] = torch.ones(*size[: 2 if tokens else 1], layer.num_heads, **like)
-    with torch.enable_grad(), frozen(model), multiplied(layers, ones):
-        loss = trained.criterion(model, sample)[0]
-        return dict(zip(ones, torch.autograd.grad(loss, list(ones.values()), materialize_grads=True), strict=True))
+    parameter = next(model.parameters())
+    like: Any = {"dtype": parameter.dtype, "device": parameter.device, "requires_grad": True}
+    multipliers: Dict[str, Tensor] = {}
+    for layer_id, layer in layers.items():
+        queries = batch.source if layer_id.startswith("encoder") else batch.target
+        rows = queries if tokens else queries[:1]
+        multipliers[layer_id] = torch.ones(*rows, layer.num_heads, **like)
+    with torch.enable_grad(), frozen(model), multiplied(layers, multipliers):
+        result = torch.autograd.grad(batch.loss(), list(multipliers.values()), materialize_grads=True)
+    return dict(zip(multipliers, result, strict=True))
 
 
 def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:
     """Head → importance, ``normalised`` or ``raw``, of a result of `collab heads importance`.
 
     Raises:
-        RecordError: another kind of file. HeadsError: it is not of this ``checkpoint``, where one is given.
+        RecordError: another kind of file. HeadsError: it is of another checkpoint than ``checkpoint``.
     """
     content = load(path, "heads", "importance")
-    got = content["settings"]["checkpoint"]
-    if checkpoint is not None and file_setting(checkpoint)["sha256"] != got["sha256"]:
-        raise HeadsError(f"{os.fspath(path)} is the importance of {got['file']}, another checkpoint")
+    source = content["settings"]["checkpoint"]
+    if checkpoint is not None and file_setting(checkpoint)["sha256"] != source["sha256"]:
+        raise HeadsError(f"{os.fspath(path)} is the importance of {source['file']}, another checkpoint")
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """A table of all heads in Markdown, the most important first, and the size of the text."""
+    heads = result["heads"]
+    rows = [["head", "importance", "not normalised"]]
+    for head in sorted(heads, key=lambda head: -heads[head]["normalised"]):
+        rows.append([head, f"{heads[head]['normalised']:.4f}", f"{heads[head]['raw']:.5g}"])
+    tokens = f"{result['source_tokens']:,} source and {result['target_tokens']:,} target tokens"
+    return f"{pages.table(rows)}\n\n{result['sentences']:,} sentences, {tokens}\n"
+
+
+def draw(result: Mapping[str, Any], path: PathLike) -> None:
+    """Heat maps of normalised importance. Raises PlotError as :func:`.drawing` does."""
+    values = {head: numbers["normalised"] for head, numbers in result["heads"].items()}
+    draw_grids({"": values}, path, label="importance, normalised in the layer", limits=(0.0, 1.0))

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import drawing, look
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
@@ -55,13 +56,13 @@ def prune(
 
     def measure(heads: Heads) -> Dict[str, Any]:
         with masked(attention_layers(trained.model), heads):
-            measured = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
+            mean = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
         scores = {}
         for test in tests:
             whole = whole_model(trained, test, record)
             scores[test.split] = compare(evaluate(trained, test, heads) if heads else whole, whole)
         left = len(order) - sum(map(len, heads.values()))
-        losses = {"loss": measured.loss, "nll_loss": measured.nll_loss}
+        losses = {"loss": mean.loss, "nll_loss": mean.nll_loss}
         return {"heads": describe(heads), "left": left, **losses, "tests": scores}
 
     for percent in percentages:
@@ -70,31 +71,42 @@ def prune(
         logger.info("%s, %d %%, %d heads left: BLEU %s", name, percent, part["left"], scores)
 
 
-def curve(parts: Mapping[str, Any], name: str) -> Dict[int, Dict[str, Any]]:
+def pruning_points(parts: Mapping[str, Any], name: str) -> Dict[int, Dict[str, Any]]:
     """Percentage → result, from the smallest on."""
-    found = {key.removeprefix(f"{name}/"): value for key, value in parts.items()}
-    return {int(percent): found[percent] for percent in sorted(filter(str.isdigit, found), key=int)}
+    points = {}
+    for key, value in parts.items():
+        percent = key.removeprefix(f"{name}/")
+        if percent.isdigit():
+            points[int(percent)] = value
+    return dict(sorted(points.items()))
 
 
-def curve_rows(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]) -> List[List[str]]:
-    """A row for each curve and percentage below a header."""
-    rows = [["curve", "pruned", "heads left", "loss", *(c for split in splits for c in (f"BLEU {split}", "p"))]]
+def report(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]) -> str:
+    """A table in Markdown: a row for each name and percentage."""
+    rows = [["curve", "pruned", "heads left", "loss"]]
+    for split in splits:
+        rows[0] += [f"BLEU {split}", "p"]
     for name in names:
-        for percent, found in curve(parts, name).items():
-            cells = [found["tests"][split] for split in splits]
-            scores = [c for cell in cells for c in (f"{cell['bleu']:.2f}", f"{cell['p_value']:.3f}")]
-            rows.append([name, f"{percent} %", str(found["left"]), f"{found['loss']:.3f}", *scores])
-    return rows
+        for percent, point in pruning_points(parts, name).items():
+            row = [name, f"{percent} %", str(point["left"]), f"{point['loss']:.3f}"]
+            for split in splits:
+                score = point["tests"][split]
+                row += [f"{score['bleu']:.2f}", f"{score['p_value']:.3f}"]
+            rows.append(row)
+    return pages.table(rows) + "\n"
 
 
-def draw_curves(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
+def draw(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
     """BLEU of each test set, and the loss, against the share of heads pruned. Raises PlotError as :func:`.drawing`."""
     with drawing(path, (3.4 * (len(splits) + 1), 3.0)) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
         for axis, split in zip(axes, [*splits, None], strict=True):
             for number, name in enumerate(names):
-                points = curve(parts, name)
-                values = [f["loss"] if split is None else f["tests"][split]["bleu"] for f in points.values()]
+                points = pruning_points(parts, name)
+                if split is None:
+                    values = [point["loss"] for point in points.values()]
+                else:
+                    values = [point["tests"][split]["bleu"] for point in points.values()]
                 axis.plot(list(points), values, label=name, **look(number))
             axis.set_ylabel("loss (base 2)" if split is None else f"BLEU, {split}")
             axis.set_xlabel("heads pruned (%)")

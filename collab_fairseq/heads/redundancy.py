@@ -24,6 +24,7 @@ from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.modules.heads import in_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
+from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import drawing
 
 from .figures import SITE_TITLES
@@ -34,20 +35,20 @@ SHARES = (0.90, 0.95, 0.99)
 
 
 def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadFactors]:
-    """Place (``encoder.0``, …) → heads, of a checkpoint of fairseq.
+    """layer_id (``encoder.0``, …) → heads, of a checkpoint of fairseq.
 
     Raises:
         ConfigurationError: another model, or parameters that are not where they belong.
     """
-    found = {}
-    for place, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
+    weights = {}
+    for layer_id, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
         if "keys" in layer.shared():
             raise ConfigurationError(
-                f"expected heads that have keys of their own or share key dimensions, but those of {short_name(place)} "
-                "share keys"
+                "expected heads with separate keys or shared key dimensions, but those of "
+                f"{short_name(layer_id)} share keys"
             )
-        found[place] = layer.score_weights().heads.to(torch.float64)
-    return found
+        weights[layer_id] = layer.score_weights().heads.to(torch.float64)
+    return weights
 
 
 def captured(values: Tensor) -> List[float]:
@@ -68,9 +69,12 @@ def redundancy(heads: HeadFactors) -> Dict[str, Any]:
         v_i, (H, H), which is 0 for standard heads.
     """
     query, key, mixing = heads
-    own = [(query[row != 0] * row[row != 0, None], key[row != 0]) for row in mixing]
-    apart = [_curves(q, k, q, k) for q, k in own]
-    layer = _curves(
+    of_heads = []
+    for row in mixing:
+        used = row != 0
+        head_query, head_key = query[used] * row[used, None], key[used]
+        of_heads.append(_captured_energy(head_query, head_key, head_query, head_key))
+    of_layer = _captured_energy(
         # Σ_i W^(i) W^(i)' = query' diag(Σ_i m_i²) query has the squared singular values of the concatenation
         query * mixing.square().sum(0).sqrt()[:, None],
         key * (mixing != 0).double().sum(0).sqrt()[:, None],
@@ -79,39 +83,51 @@ def redundancy(heads: HeadFactors) -> Dict[str, Any]:
     )
     result: Dict[str, Any] = {"heads": heads.num_heads, "key_dim": heads.rank, "captured": {}, "dimensions": {}}
     for kind in KINDS:
-        curves = [layer[kind], *(head[kind] for head in apart)]
-        for name, (first, *rest) in (("captured", curves), ("dimensions", [_dimensions(curve) for curve in curves])):
-            result[name][kind] = {"layer": first, "heads": rest}
+        heads_energy = [energy[kind] for energy in of_heads]
+        result["captured"][kind] = {"layer": of_layer[kind], "heads": heads_energy}
+        result["dimensions"][kind] = {
+            "layer": _dimensions(of_layer[kind]),
+            "heads": [_dimensions(energy) for energy in heads_energy],
+        }
     weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
-    energy = weighted.square()
-    result["effective_dims"] = (energy.sum(1).square() / energy.square().sum(1).clamp_min(1e-300)).tolist()
+    squares = weighted.square()
+    result["effective_dims"] = (squares.sum(1).square() / squares.square().sum(1).clamp_min(1e-300)).tolist()
     directions = torch.nn.functional.normalize(weighted, dim=1)
     result["overlap"] = (directions @ directions.T).tolist()
     return result
 
 
-def _curves(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Dict[str, List[float]]:
+def _captured_energy(query: Tensor, key: Tensor, left: Tensor, right: Tensor) -> Dict[str, List[float]]:
     """Kind → captured energy of query, key, and of the product left' right, (K, E) and (K, F)."""
-    first, second = torch.linalg.qr(left.T, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1]
-    matrices = (query, key, first @ second.T)  # the last one has the product's singular values, but for zeros
-    return {kind: captured(torch.linalg.svdvals(own)) for kind, own in zip(KINDS, matrices, strict=True)}
+    left_r = torch.linalg.qr(left.T, mode="r")[1]
+    right_r = torch.linalg.qr(right.T, mode="r")[1]
+    # the last matrix has the product's singular values, but for zeros
+    matrices = {"query": query, "key": key, "product": left_r @ right_r.T}
+    return {kind: captured(torch.linalg.svdvals(matrix)) for kind, matrix in matrices.items()}
 
 
-def _dimensions(curve: Sequence[float]) -> List[int]:
-    # rounding can leave the last share a little below 1
-    return [next(n for n, x in enumerate(curve, 1) if x >= share - 1e-12 or n == len(curve)) for share in SHARES]
+def _dimensions(energy: Sequence[float]) -> List[int]:
+    """How many components hold each of the :data:`SHARES`."""
+    numbers = []
+    for share in SHARES:
+        # rounding can leave the last share a little below 1
+        enough = (number for number, value in enumerate(energy, 1) if value >= share - 1e-12)
+        numbers.append(next(enough, len(energy)))
+    return numbers
 
 
-def table(layers: Mapping[str, Mapping[str, Any]]) -> List[List[str]]:
-    """Rows of a table: dimensions that hold 90, 95 and 99 % of the energy, in the layer and in the mean head."""
+def report(layers: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table in Markdown: dimensions that hold 90, 95 and 99 % of the energy, in the layer and in the mean head."""
     kinds = [f"{kind}, {part} (90 95 99 %)" for kind in KINDS for part in ("layer", "head")]
     rows = [["layer", "heads", "key dim", *kinds]]
-    for name, layer in layers.items():
-        rows.append([short_name(name), str(layer["heads"]), str(layer["key_dim"])])
-        for counts in (layer["dimensions"][kind] for kind in KINDS):
-            means = torch.tensor(counts["heads"], dtype=torch.float64).mean(0).tolist()
-            rows[-1] += [" ".join(map(str, counts["layer"])), " ".join(f"{mean:.1f}" for mean in means)]
-    return rows
+    for layer_id, layer in layers.items():
+        row = [short_name(layer_id), str(layer["heads"]), str(layer["key_dim"])]
+        for kind in KINDS:
+            numbers = layer["dimensions"][kind]
+            means = torch.tensor(numbers["heads"], dtype=torch.float64).mean(0).tolist()
+            row += [" ".join(map(str, numbers["layer"])), " ".join(f"{mean:.1f}" for mean in means)]
+        rows.append(row)
+    return pages.table(rows) + "\n"
 
 
 def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
@@ -119,21 +135,21 @@ def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
 
     Raises PlotError as :func:`.drawing` does.
     """
-    by_site = itertools.groupby(in_order(layers), key=lambda name: name.split(".")[0])
-    groups = {site: list(names) for site, names in by_site}
+    by_site = itertools.groupby(in_order(layers), key=lambda layer_id: layer_id.split(".")[0])
+    groups = {site: list(layer_ids) for site, layer_ids in by_site}
     with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:
         from matplotlib import colormaps
         from matplotlib.lines import Line2D
 
         axes = figure.subplots(len(groups), len(KINDS), squeeze=False, sharey=True)
-        for line, (site, names) in zip(axes, groups.items(), strict=True):
-            colours = colormaps["viridis"](torch.linspace(0, 0.9, len(names)).numpy())
+        for line, (site, layer_ids) in zip(axes, groups.items(), strict=True):
+            colours = colormaps["viridis"](torch.linspace(0, 0.9, len(layer_ids)).numpy())
             for axis, (kind, title) in zip(line, KINDS.items(), strict=True):
-                for name, colour in zip(names, colours, strict=True):
-                    curves = layers[name]["captured"][kind]
-                    for head in curves["heads"]:
+                for layer_id, colour in zip(layer_ids, colours, strict=True):
+                    energy = layers[layer_id]["captured"][kind]
+                    for head in energy["heads"]:
                         axis.plot([0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
-                    axis.plot([0.0, *curves["layer"]], color=colour, linewidth=1.8)
+                    axis.plot([0.0, *energy["layer"]], color=colour, linewidth=1.8)
                 axis.set_title(f"{title}, {SITE_TITLES[site]}", fontsize="medium")
             line[0].set_ylabel("captured energy")
         for axis in axes[-1]:

@@ -29,7 +29,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .attention_hooks import Attended, Layers, frozen, multiplied, hooked
+from .attention_hooks import Attended, Layers, frozen, hooked, multiplied
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 def linearised(model: nn.Module) -> Iterator[None]:
     """Let gradient × input be relevance in all but attention, for which see :func:`values_only`."""
 
-    def norm(module: Any, given: Tuple[Tensor, ...], output: Tensor) -> Tensor:
-        x = given[0]
+    def norm(module: Any, inputs: Tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x = inputs[0]
         deviation = (x.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt().detach()
         return (x - x.mean(-1, keepdim=True)) / deviation * module.weight + module.bias
 
@@ -68,19 +68,19 @@ def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def values_only(layers: Layers) -> ContextManager[None]:
     """Let no gradient go through the weights of attention."""
 
-    def through(
-        place: str, read: Callable[..., Attended], query: Tensor, entry: KeyValue, mask: Any, *_: Any
+    def hook(
+        layer_id: str, compute: Callable[..., Attended], query: Tensor, entry: KeyValue, mask: Any, *_: Any
     ) -> Attended:
         with torch.no_grad():
-            weights = read(query, entry, mask, 0.0, True)[1]
+            weights = compute(query, entry, mask, 0.0, True)[1]
         assert weights is not None
-        return weights.matmul(layers[place].head_values(entry)), weights
+        return weights.matmul(layers[layer_id].head_values(entry)), weights
 
-    return hooked(layers, through)
+    return hooked(layers, hook)
 
 
 def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
-    """Relevance of encoder heads at every generation step of a batch of N sentences: place → (N, H).
+    """Relevance of encoder heads at every generation step of a batch of N sentences: layer_id → (N, H).
 
     Raises:
         HeadsError: nothing that the model predicts comes from them.
@@ -88,15 +88,20 @@ def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
     model, layers = trained.model, attention_layers(trained.model)
     rows = sample["net_input"]["src_tokens"].size(0)
     like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
-    ones = {p: torch.ones(rows, layer.num_heads, **like) for p, layer in layers.items() if p.startswith("encoder")}
-    with torch.enable_grad(), frozen(model), values_only(layers), multiplied(layers, ones), linearised(model):
+    multipliers: Dict[str, Tensor] = {}
+    for layer_id, layer in layers.items():
+        if layer_id.startswith("encoder"):
+            multipliers[layer_id] = torch.ones(rows, layer.num_heads, **like)
+    with torch.enable_grad(), frozen(model), values_only(layers), multiplied(layers, multipliers), linearised(model):
         logits = model(**sample["net_input"])[0]
         if not logits.requires_grad:
             raise HeadsError("encoder heads have no relevance, since the decoder has no cross-attention")
         for step in range(logits.size(1)):
             top = logits[:, step].max(dim=-1).values
-            found = torch.autograd.grad(top.sum(), list(ones.values()), retain_graph=True, materialize_grads=True)
-            yield dict(zip(ones, found, strict=True))
+            gradients = torch.autograd.grad(
+                top.sum(), list(multipliers.values()), retain_graph=True, materialize_grads=True
+            )
+            yield dict(zip(multipliers, gradients, strict=True))
 
 
 def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
@@ -105,7 +110,7 @@ def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
     It takes one backward pass for every target position.
 
     Returns:
-        ``heads``: head → mean relevance in its layer; ``steps``: of how many.
+        ``heads``: head → mean relevance in its layer; ``steps``: number of generation steps.
     """
     sums: Dict[str, Tensor] = {}
     counted = done = 0
@@ -115,11 +120,13 @@ def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
         for number, heads in enumerate(steps(trained, sample)):
             keep = real[:, number]
             counted += int(keep.sum())
-            for place, values in heads.items():
+            for layer_id, values in heads.items():
                 shares = nn.functional.normalize(values[keep].abs(), p=1.0, dim=1)
-                sums[place] = sums.get(place, 0.0) + shares.double().sum(0).cpu()
+                sums[layer_id] = sums.get(layer_id, 0.0) + shares.double().sum(0).cpu()
         done += sample["nsentences"]
         logger.info("relevance: %d sentences", done)
-    means = {place: (total / counted).tolist() for place, total in sums.items()}
-    found = {head_name(place, head): value for place, own in means.items() for head, value in enumerate(own)}
-    return {"heads": found, "steps": counted}
+    means = {}
+    for layer_id, total in sums.items():
+        for head, mean in enumerate((total / counted).tolist()):
+            means[head_name(layer_id, head)] = mean
+    return {"heads": means, "steps": counted}

@@ -2,8 +2,8 @@
 
 What is left is a smaller model that computes what the masked or gated one does. Of a removed head go its value rows and
 output columns; of standard heads also their query and key rows; of collaborative heads the rows of the mixing matrix
-and the content bias, and the shared key dimensions that no head is left to use (all mixing weights exactly zero). What
-layers have of their own stands in ``attention_shapes``.
+and the content bias, and the shared key dimensions that no head is left to use (all mixing weights exactly zero). The
+sizes of each layer stand in ``attention_shapes``.
 """
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
@@ -11,12 +11,24 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
 import torch
 from torch import Tensor
 
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
 from collab_fairseq.modules.gates import CRITERION, HeadGates
-from collab_fairseq.modules.heads import Heads, check_heads, describe, head_name, in_order, parse_heads, short_name
+from collab_fairseq.modules.heads import (
+    LETTERS,
+    Heads,
+    check_heads,
+    describe,
+    head_name,
+    in_order,
+    parse_heads,
+    short_name,
+)
 from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
+from collab_fairseq.records import pages
 
 from . import HeadsError
+from .figures import draw_grids
 
 _GATES = "head_gates.log_alpha"
 
@@ -30,7 +42,7 @@ class Gate(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """A smaller checkpoint, the heads that are gone, and the parameters of all attention layers before and after."""
+    """A smaller checkpoint, the removed heads, and the parameters of all attention layers before and after."""
 
     state: Dict[str, Any]
     removed: Heads
@@ -50,17 +62,38 @@ def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
         HeadsError: the model has no gates.
     """
     made = as_transformer_collab(dict(state))
-    found = {}
-    for place in in_order(checkpoint_layers(made)):
-        values = made["model"].get(parameter_prefix(place) + _GATES)
-        if values is not None:
-            gates = HeadGates(len(values), 0.0)
-            gates.log_alpha.data.copy_(values)
-            for head, pair in enumerate(zip(values.tolist(), gates.open_probability().tolist(), strict=True)):
-                found[head_name(place, head)] = Gate(*pair, is_open=pair[0] > 0)
-    if not found:
+    gates: Dict[str, Gate] = {}
+    for layer_id in in_order(checkpoint_layers(made)):
+        log_alpha = made["model"].get(parameter_prefix(layer_id) + _GATES)
+        if log_alpha is None:
+            continue
+        layer_gates = HeadGates(len(log_alpha), 0.0)
+        layer_gates.log_alpha.data.copy_(log_alpha)
+        values = zip(log_alpha.tolist(), layer_gates.open_probability().tolist(), strict=True)
+        for head, (value, open_probability) in enumerate(values):
+            gates[head_name(layer_id, head)] = Gate(value, open_probability, is_open=value > 0)
+    if not gates:
         raise HeadsError("the model has no gates; it was trained without --head-gates")
-    return found
+    return gates
+
+
+def gates_report(gates: Mapping[str, Gate]) -> str:
+    """A table of all gates in Markdown, and how many are open at each site."""
+    rows = [["head", "log alpha", "P(open)", ""]]
+    for head, gate in gates.items():
+        state = "open" if gate.is_open else "closed"
+        rows.append([head, f"{gate.log_alpha:.3f}", f"{gate.open_probability:.3f}", state])
+    counts = []
+    for letter in LETTERS:
+        of_site = [gate.is_open for head, gate in gates.items() if head.startswith(letter)]
+        counts.append(f"{letter} {sum(of_site)} of {len(of_site)}" if of_site else f"{letter} has no gates")
+    return f"{pages.table(rows)}\n\nopen: {', '.join(counts)}\n"
+
+
+def draw_gates(gates: Mapping[str, Gate], path: PathLike) -> None:
+    """Heat maps of P(open). Raises PlotError as :func:`.drawing` does."""
+    values = {head: gate.open_probability for head, gate in gates.items()}
+    draw_grids({"": values}, path, label="P(open)", limits=(0.0, 1.0))
 
 
 def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:
@@ -95,7 +128,7 @@ def remove_heads(
 
     Args:
         state: of fairseq's ``transformer`` or of ``transformer_collab``; not modified.
-        heads: place → heads, from 0; or their descriptors, such as ``E:1:3,5``.
+        heads: layer_id → heads, from 0; or their descriptors, such as ``E:1:3,5``.
         empty_layers: a layer may lose all its heads; it keeps one head of one dimension that is zero.
 
     Raises:
@@ -105,58 +138,65 @@ def remove_heads(
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
     layers = checkpoint_layers(made)
-    numbers = {place: layer.num_heads for place, layer in layers.items()}
-    masked, chosen = config.get("mask_heads") or "", heads if isinstance(heads, str) else describe(heads)
+    numbers = {layer_id: layer.num_heads for layer_id, layer in layers.items()}
+    masked = config.get("mask_heads") or ""
+    chosen = heads if isinstance(heads, str) else describe(heads)
     removed = parse_heads(f"{masked} {chosen}")
     check_heads(removed, numbers)
     if not removed:
         raise HeadsError("there are no heads to remove")
-    empty = [short_name(place) for place, members in removed.items() if len(members) == numbers[place]]
+    empty = [short_name(layer_id) for layer_id, members in removed.items() if len(members) == numbers[layer_id]]
     if len(empty) == len(numbers):
         raise HeadsError("all heads of the model would be removed; leave some")
     if empty and not empty_layers:
         raise HeadsError(f"{', '.join(empty)} would lose all heads; leave one, or allow it with --empty-layers")
-    for place in removed:
-        shared = " and ".join(layers[place].shared())
+    for layer_id in removed:
+        shared = " and ".join(layers[layer_id].shared())
         if shared:
-            raise HeadsError(f"the heads of {short_name(place)} share {shared}, so that none can be removed by itself")
+            raise HeadsError(
+                f"the heads of {short_name(layer_id)} share {shared}, so that none can be removed by itself"
+            )
     before = _attention_parameters(model, numbers)
-    shapes = {place: dict(shape) for place, shape in (config.get("attention_shapes") or {}).items()}
-    for place, members in removed.items():
-        kept = [head for head in range(numbers[place]) if head not in members]
-        prefix = parameter_prefix(place)
-        own = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
-        shape = shapes.setdefault(place, {})
-        shape["scale"] = layers[place].scale
-        for flag in layers[place].flags:
+    shapes = {layer_id: dict(shape) for layer_id, shape in (config.get("attention_shapes") or {}).items()}
+    for layer_id, members in removed.items():
+        kept = [head for head in range(numbers[layer_id]) if head not in members]
+        prefix = parameter_prefix(layer_id)
+        parameters = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
+        shape = shapes.setdefault(layer_id, {})
+        shape["scale"] = layers[layer_id].scale
+        for flag in layers[layer_id].flags:
             if flag.argument.endswith("_heads") and shape.get(flag.argument, flag.of(config)):
                 shape[flag.argument] = max(1, len(kept))  # groups, of one head each, since no heads share
-        for name, tensor in _cut(own, kept, numbers[place], shape).items():
+        for name, tensor in _cut(parameters, kept, numbers[layer_id], shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)
     drop_training_state(made, removed_heads=describe(removed))
     return Removal(made, removed, before, _attention_parameters(model, numbers))
 
 
-def _cut(own: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[str, Any]) -> Dict[str, Tensor]:
-    """Parameters of one layer with the heads ``kept`` of ``number``; ``shape`` is told what it has of its own.
+def _cut(parameters: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[str, Any]) -> Dict[str, Tensor]:
+    """Parameters of one layer with the heads ``kept`` of ``number``; ``shape`` is given its new sizes.
 
     Without any head its output is the output bias: one head of one dimension, all zeros, stays.
     """
-    head_dim = own["v_proj.weight"].size(0) // number
+    head_dim = parameters["v_proj.weight"].size(0) // number
     rows = _rows(kept, head_dim) if kept else _rows([0], 1)
-    if "mixing" not in own:
-        key_rows = _rows(kept, own["q_proj.weight"].size(0) // number)
+    if "mixing" not in parameters:
+        key_rows = _rows(kept, parameters["q_proj.weight"].size(0) // number)
     else:
-        key_rows = (own["mixing"][kept] != 0).any(0).nonzero().flatten()
+        key_rows = (parameters["mixing"][kept] != 0).any(0).nonzero().flatten()
     key_rows = key_rows if len(key_rows) else _rows([0], 1)
     heads = torch.tensor(kept or [0])
     shape.update(num_heads=len(heads), head_dim=len(rows) // len(heads), key_dim=len(key_rows))
     chosen = {"q_proj": key_rows, "k_proj": key_rows, "v_proj": rows, "content_bias": heads, "head_gates": heads}
-    cut = {name: tensor[chosen[name.split(".")[0]]] for name, tensor in own.items() if name.split(".")[0] in chosen}
-    cut["out_proj.weight"] = own["out_proj.weight"][:, rows]
-    if "mixing" in own:
-        cut["mixing"] = own["mixing"][heads][:, key_rows]
+    cut = {}
+    for name, tensor in parameters.items():
+        part = name.split(".")[0]
+        if part in chosen:
+            cut[name] = tensor[chosen[part]]
+    cut["out_proj.weight"] = parameters["out_proj.weight"][:, rows]
+    if "mixing" in parameters:
+        cut["mixing"] = parameters["mixing"][heads][:, key_rows]
     return cut if kept else {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
 
 
@@ -164,6 +204,6 @@ def _rows(kept: List[int], width: int) -> Tensor:
     return (torch.tensor(kept, dtype=torch.int64)[:, None] * width + torch.arange(width)).flatten()
 
 
-def _attention_parameters(model: Mapping[str, Tensor], places: Iterable[str]) -> int:
-    prefixes = tuple(parameter_prefix(place) for place in places)
+def _attention_parameters(model: Mapping[str, Tensor], layer_ids: Iterable[str]) -> int:
+    prefixes = tuple(parameter_prefix(layer_id) for layer_id in layer_ids)
     return sum(tensor.numel() for name, tensor in model.items() if name.startswith(prefixes))

@@ -1,6 +1,6 @@
-"""What heads do, told from where they look (Voita et al. 2019, https://arxiv.org/abs/1905.09418, section 3).
+"""What heads do, inferred from their attention (Voita et al. 2019, https://arxiv.org/abs/1905.09418, section 3).
 
-All numbers are means over queries that are words, the decoder hooked the reference; </s> counts neither as a query nor
+All numbers are means over queries that are words, the decoder reading the reference; </s> counts neither as a query nor
 as a key. A head *points to* the word with its largest weight.
 
 confidence   the largest weight
@@ -18,12 +18,14 @@ from torch import Tensor
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name, in_model
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, batches
 
+from .attention_hooks import AttentionMaps, argmax_keys, attention
+from .figures import draw_grids
 from .relevance import relevance
 from .syntax import read_conllu, syntax
-from .attention_hooks import AttentionMaps, attention, argmax_keys
 
 #: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
 POSITIONAL, RARE = 0.9, 0.5
@@ -38,41 +40,51 @@ class _Sums:
     """
 
     def __init__(self, heads: int, site: str) -> None:
-        self.site, self.queries, self.rare_queries = site, 0, 0
-        self.confidence, self.rare = (torch.zeros(heads, dtype=torch.float64) for _ in range(2))
+        self.site = site
+        self.queries = 0
+        self.rare_queries = 0
+        self.confidence = torch.zeros(heads, dtype=torch.float64)
+        self.rare = torch.zeros(heads, dtype=torch.float64)
         self.offsets: List[Counter] = [Counter() for _ in range(heads)]
         self.possible: Counter = Counter()
 
-    def add(self, seen: AttentionMaps, frequency: Tensor) -> None:
+    def add(self, maps: AttentionMaps, frequency: Tensor) -> None:
         """Count a batch."""
-        weights, keys, places = argmax_keys(seen)
-        self.queries += len(places)
+        weights, keys, positions = argmax_keys(maps)
+        self.queries += len(positions)
         self.confidence += weights.double().sum(0).cpu()
         if self.site != "cross":
-            for offsets, distances in zip(self.offsets, (keys - places[:, 1:]).T.tolist(), strict=True):
-                offsets.update(distances)
-            words = [row.nonzero().flatten().tolist() for row in seen.keys]
-            for row, step in places.tolist():
-                self.possible.update(key - step for key in words[row] if self.site == "encoder" or key <= step)
+            self._add_offsets(maps, keys, positions)
         if self.site == "encoder":
-            rarest, where = frequency[seen.tokens].masked_fill(~seen.keys, -1).max(dim=1)
-            rows = places[:, 0]
-            counted = rarest[rows] >= COMMON
-            self.rare_queries += int(counted.sum())
-            # the same word may stand in the sentence more than once
-            hits = seen.tokens[rows[:, None], keys] == seen.tokens[rows, where[rows]][:, None]
-            self.rare += hits[counted].sum(0).double().cpu()
+            self._add_rare(maps, keys, positions[:, 0], frequency)
+
+    def _add_offsets(self, maps: AttentionMaps, keys: Tensor, positions: Tensor) -> None:
+        distances = keys - positions[:, 1:]
+        for offsets, of_head in zip(self.offsets, distances.T.tolist(), strict=True):
+            offsets.update(of_head)
+        words = [row.nonzero().flatten().tolist() for row in maps.keys]
+        for row, step in positions.tolist():
+            self.possible.update(key - step for key in words[row] if self.site == "encoder" or key <= step)
+
+    def _add_rare(self, maps: AttentionMaps, keys: Tensor, rows: Tensor, frequency: Tensor) -> None:
+        ranks = frequency[maps.tokens].masked_fill(~maps.keys, -1)
+        rarest, position = ranks.max(dim=1)
+        counted = rarest[rows] >= COMMON
+        self.rare_queries += int(counted.sum())
+        # the same word may stand in the sentence more than once
+        hits = maps.tokens[rows[:, None], keys] == maps.tokens[rows, position[rows]][:, None]
+        self.rare += hits[counted].sum(0).double().cpu()
 
     def result(self, head: int) -> Dict[str, Any]:
         """The numbers of one head."""
-        found: Dict[str, Any] = {"confidence": float(self.confidence[head]) / max(1, self.queries)}
+        numbers: Dict[str, Any] = {"confidence": float(self.confidence[head]) / max(1, self.queries)}
         if self.site != "cross":
             counts = self.offsets[head].items()
             offset, hits = max(counts, key=lambda pair: (pair[1], -abs(pair[0])), default=(0, 0))
-            found.update(offset=offset, positional=hits / max(1, self.possible[offset]))
+            numbers.update(offset=offset, positional=hits / max(1, self.possible[offset]))
         if self.site == "encoder":
-            found["rare"] = float(self.rare[head]) / self.rare_queries if self.rare_queries else None
-        return found
+            numbers["rare"] = float(self.rare[head]) / self.rare_queries if self.rare_queries else None
+        return numbers
 
 
 def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str, Any]]:
@@ -82,15 +94,19 @@ def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str,
     """
     frequency = frequencies(trained)
     layers = attention_layers(trained.model)
-    sums = {place: _Sums(layer.num_heads, place.split(".")[0]) for place, layer in layers.items()}
+    sums = {layer_id: _Sums(layer.num_heads, layer_id.split(".")[0]) for layer_id, layer in layers.items()}
     for sample in batches(trained, split, **text):
-        for place, seen in attention(trained, sample).items():
-            sums[place].add(seen, frequency)
-    return {head_name(place, h): total.result(h) for place, total in sums.items() for h in range(len(total.rare))}
+        for layer_id, maps in attention(trained, sample).items():
+            sums[layer_id].add(maps, frequency)
+    results = {}
+    for layer_id, total in sums.items():
+        for head in range(layers[layer_id].num_heads):
+            results[head_name(layer_id, head)] = total.result(head)
+    return results
 
 
 def frequencies(trained: TrainedModel) -> Tensor:
-    """Rank of every source type by its count in the dictionary, 0 for the most frequent word; special symbols last."""
+    """Rank of every source vocabulary entry by its count, 0 for the most frequent word; special symbols last."""
     dictionary = trained.task.source_dictionary
     counts = torch.tensor(dictionary.count, dtype=torch.int64)
     counts[: dictionary.nspecial] = -1
@@ -99,14 +115,14 @@ def frequencies(trained: TrainedModel) -> Tensor:
     return ranks.to(trained.device)
 
 
-def role_of(found: Mapping[str, Any]) -> str:
+def role_of(numbers: Mapping[str, Any]) -> str:
     """The roles of a head in words, from its numbers (those of :mod:`.syntax` under ``syntax``); ``–`` for none."""
     names: List[str] = []
-    if found.get("positional", 0.0) >= POSITIONAL:
-        names.append(f"position {found['offset']:+d}")
-    if (found.get("rare") or 0.0) >= RARE:
+    if numbers.get("positional", 0.0) >= POSITIONAL:
+        names.append(f"position {numbers['offset']:+d}")
+    if (numbers.get("rare") or 0.0) >= RARE:
         names.append("rare words")
-    names += [name for name, relation in found.get("syntax", {}).items() if relation["syntactic"]]
+    names += [name for name, relation in numbers.get("syntax", {}).items() if relation["syntactic"]]
     return ", ".join(names) or "–"
 
 
@@ -125,26 +141,48 @@ def measure(
     Args:
         parses: CoNLL-U of the first sentences; None: no syntax. relevance_sentences: 0: no relevance.
     """
-    looks = record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
-    found: Dict[str, Dict[str, Any]] = {head: dict(numbers) for head, numbers in looks.items()}
+    record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
     if parses:
         record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens))
     if relevance_sentences:
         options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
         record.part("relevance", lambda: relevance(trained, split, **options))
+    return by_head(record.parts)
+
+
+def by_head(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """Head → all its numbers, from the parts of a record."""
+    heads = {head: dict(numbers) for head, numbers in parts["looks"].items()}
     for name in ("syntax", "relevance"):
-        for head, value in record.parts.get(name, {}).get("heads", {}).items():
-            found[head][name] = value
-    return found
+        for head, value in parts.get(name, {}).get("heads", {}).items():
+            heads[head][name] = value
+    return heads
 
 
-def rows(found: Mapping[str, Mapping[str, Any]], importance: Mapping[str, float]) -> List[List[str]]:
-    """A row for each head below a header; ``importance``: head → normalised importance, as far as it is known."""
-    table = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
-    for head in sorted(found, key=in_model):
-        numbers = found[head]
+def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
+    """A table of all heads in Markdown, and the size of what they were measured on.
+
+    Args:
+        importance: head → normalised importance, of the heads for which it is known.
+    """
+    rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
+    heads = by_head(parts)
+    for head in sorted(heads, key=in_model):
+        numbers = heads[head]
         offset = f"{numbers['offset']:+d} ({numbers['positional']:.0%})" if "offset" in numbers else ""
-        cells = [numbers.get("rare"), numbers.get("relevance"), importance.get(head)]
-        shown = [f"{value:.3f}" if value is not None else "" for value in cells]
-        table.append([head, f"{numbers['confidence']:.3f}", offset, *shown, role_of(numbers)])
-    return table
+        values = [numbers.get("rare"), numbers.get("relevance"), importance.get(head)]
+        cells = [f"{value:.3f}" if value is not None else "" for value in values]
+        rows.append([head, f"{numbers['confidence']:.3f}", offset, *cells, role_of(numbers)])
+    text = pages.table(rows) + "\n"
+    if "relevance" in parts:
+        text += f"\nrelevance: {parts['relevance']['steps']:,} generation steps\n"
+    if "syntax" in parts:
+        skipped = f"{parts['syntax']['skipped']:,} skipped, whose text is another"
+        text += f"\nsyntax: {parts['syntax']['sentences']:,} parsed sentences; {skipped}\n"
+    return text
+
+
+def draw(parts: Mapping[str, Any], path: PathLike) -> None:
+    """Heat maps of the heads' confidence. Raises PlotError as :func:`.drawing` does."""
+    values = {head: numbers["confidence"] for head, numbers in by_head(parts).items()}
+    draw_grids({"": values}, path, label="confidence", limits=(0.0, 1.0))

@@ -1,8 +1,8 @@
 """Heads that follow dependency relations: any parser's CoNLL-U output, aligned to the model's subwords.
 
 Voita et al. (2019), section 5.2.2: for a relation and a direction, how often the head points from the one word (its
-last subword) to the other (any of its subwords); beside it the same for the one offset that serves the relation best. A
-head is called syntactic where it is right at least 10 % more often than that.
+last subword) to the other (any of its subwords), compared with the same for the one offset that serves the relation
+best. A head is called syntactic where it is right at least 10 % more often than that.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name
@@ -18,12 +18,12 @@ from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation import TrainedModel, batches
 
 from . import HeadsError
-from .attention_hooks import attention, argmax_keys
+from .attention_hooks import AttentionMaps, argmax_keys, attention
 
 #: relations of Universal Dependencies and their names in older schemes
 RELATIONS = {"nsubj": "nsubj", "obj": "obj", "dobj": "obj", "amod": "amod", "advmod": "advmod"}
 MARGIN = 1.1
-#: fewer instances of a relation tell nothing
+#: fewer instances of a relation show nothing
 ENOUGH = 20
 
 
@@ -100,13 +100,13 @@ def align(sentence: Sentence, pieces: Sequence[str]) -> Optional[List[List[int]]
     units = [(_plain(text), members) for text, members in sentence.units]
     if "".join(texts) != "".join(text for text, _ in units):
         return None
-    owners = iter([place for place, text in enumerate(texts) for _ in text])  # of every character, the piece
-    found: List[List[int]] = [[] for _ in sentence.words]
+    piece_of_character = iter([number for number, text in enumerate(texts) for _ in text])
+    subwords: List[List[int]] = [[] for _ in sentence.words]
     for text, members in units:
-        own = sorted({next(owners) for _ in text})
+        positions = sorted({next(piece_of_character) for _ in text})
         for member in members:
-            found[member] = own
-    return found
+            subwords[member] = positions
+    return subwords
 
 
 def relations(sentence: Sentence) -> Iterator[Tuple[str, int, int]]:
@@ -122,55 +122,81 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
     """How well encoder heads follow relations on the first sentences of a split, of which these are the parses.
 
     Returns:
-        ``heads``: encoder head → relation → its result (:func:`_result`); ``sentences``: how many were used;
+        ``heads``: encoder head → relation → its result (:meth:`_Counts.results`); ``sentences``: how many were used;
         ``skipped``: how many were not, since their text is not that of the parse.
 
     Raises:
         HeadsError: none of the texts agree.
     """
-    dictionary = trained.task.source_dictionary
-    instances: Counter = Counter()
-    hits: Counter = Counter()  # of relation, place and head
-    offsets: Dict[str, Counter] = {}
+    counts = _Counts()
     used = skipped = 0
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=len(parses)):
-        seen = {place: s for place, s in attention(trained, sample).items() if place.startswith("encoder")}
-        points = {}
-        for place, layer in seen.items():
-            _, keys, places = argmax_keys(layer)
-            points[place] = {tuple(where): row for where, row in zip(places.tolist(), keys.tolist(), strict=True)}
-        any_layer = next(iter(seen.values()))  # all see the same source
+        maps = {name: m for name, m in attention(trained, sample).items() if name.startswith("encoder")}
+        keys = {layer_id: _keys_by_query(of_layer) for layer_id, of_layer in maps.items()}
+        any_layer = next(iter(maps.values()))  # all see the same source
         for row, number in enumerate(sample["id"].tolist()):
             positions = any_layer.keys[row].nonzero().flatten().tolist()
-            words = align(parses[number], [dictionary[token] for token in any_layer.tokens[row][positions].tolist()])
+            tokens = any_layer.tokens[row][positions].tolist()
+            words = align(parses[number], [trained.task.source_dictionary[token] for token in tokens])
             if words is None:
                 skipped += 1
                 continue
             used += 1
             for name, source, target in relations(parses[number]):
-                if not (words[source] and words[target]):
-                    continue
-                query, wanted = positions[words[source][-1]], {positions[place] for place in words[target]}
-                instances[name] += 1
-                offsets.setdefault(name, Counter()).update(place - query for place in wanted)
-                for place, rows in points.items():
-                    keys = rows.get((row, query), ())  # none where all weight is on </s>
-                    hits.update((name, place, head) for head, key in enumerate(keys) if key in wanted)
+                if words[source] and words[target]:
+                    query = positions[words[source][-1]]
+                    counts.add(name, row, query, {positions[subword] for subword in words[target]}, keys)
     if not used:
         raise HeadsError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
-    best = {name: max(counts.items(), key=lambda pair: pair[1]) for name, counts in offsets.items()}
-    heads = {
-        head_name(place, head): {
-            name: _result(hits[name, place, head], *best[name], instances[name]) for name in sorted(instances)
-        }
-        for place, layer in seen.items()
-        for head in range(layer.weights.size(1))
-    }
+    heads = {}
+    for layer_id, of_layer in maps.items():
+        for head in range(of_layer.weights.size(1)):
+            heads[head_name(layer_id, head)] = counts.results(layer_id, head)
     return {"heads": heads, "sentences": used, "skipped": skipped}
 
 
-def _result(hits: int, offset: int, offset_hits: int, instances: int) -> Dict[str, Any]:
-    """``accuracy`` of a head, ``baseline`` of the best ``offset``, ``instances``, and whether it is ``syntactic``."""
-    accuracy, baseline = hits / instances, offset_hits / instances
-    found = {"accuracy": accuracy, "baseline": baseline, "offset": offset, "instances": instances}
-    return {**found, "syntactic": instances >= ENOUGH and accuracy >= MARGIN * baseline}
+def _keys_by_query(maps: AttentionMaps) -> Dict[Tuple[int, int], List[int]]:
+    """(sentence, position) of a query → the key that each head points to."""
+    _, keys, positions = argmax_keys(maps)
+    rows = zip(positions.tolist(), keys.tolist(), strict=True)
+    return {(sentence, step): of_heads for (sentence, step), of_heads in rows}
+
+
+class _Counts:
+    """Of relations: how often they occur, at which offsets, and how often a head follows them."""
+
+    def __init__(self) -> None:
+        self.instances: Counter = Counter()
+        self.hits: Counter = Counter()  # of relation, layer_id and head
+        self.offsets: Dict[str, Counter] = {}
+
+    def add(
+        self,
+        name: str,
+        row: int,
+        query: int,
+        wanted: Set[int],
+        keys: Mapping[str, Mapping[Tuple[int, int], Sequence[int]]],
+    ) -> None:
+        """Count one relation from the word at ``query`` in sentence ``row`` to the subwords ``wanted``."""
+        self.instances[name] += 1
+        self.offsets.setdefault(name, Counter()).update(position - query for position in wanted)
+        for layer_id, by_query in keys.items():
+            of_heads = by_query.get((row, query), ())  # none where all weight is on </s>
+            self.hits.update((name, layer_id, head) for head, key in enumerate(of_heads) if key in wanted)
+
+    def results(self, layer_id: str, head: int) -> Dict[str, Dict[str, Any]]:
+        """Relation → ``accuracy`` of a head, ``baseline`` of the best ``offset``, ``instances``, and ``syntactic``."""
+        results = {}
+        for name, instances in sorted(self.instances.items()):
+            offset, offset_hits = max(self.offsets[name].items(), key=lambda pair: pair[1])
+            accuracy = self.hits[name, layer_id, head] / instances
+            baseline = offset_hits / instances
+            results[name] = {
+                "accuracy": accuracy,
+                "baseline": baseline,
+                "offset": offset,
+                "instances": instances,
+                "syntactic": instances >= ENOUGH and accuracy >= MARGIN * baseline,
+            }
+        return results

@@ -8,11 +8,12 @@ from .layers import CollaborativeHeads, Shape
 from .models import (
     CONFIGS,
     CollaborativeModel,
+    HeadOutputs,
     attention_layers,
     check_convertible,
     collaborative_class,
     from_pretrained,
-    head_places,
+    head_layers,
     register,
     score_weights,
 )
@@ -23,11 +24,12 @@ __all__ = [
     "CONFIGS",
     "CollaborativeHeads",
     "CollaborativeModel",
+    "HeadOutputs",
     "Shape",
     "attention_layers",
     "check_convertible",
     "collaborative_class",
     "from_pretrained",
-    "head_places",
+    "head_layers",
     "score_weights",
 ]

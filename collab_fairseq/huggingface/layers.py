@@ -1,13 +1,13 @@
 """Collaborative heads in the attention layers of ``transformers``: BERT, DistilBERT, ALBERT and Marian.
 
-Each class here takes the place of one of theirs, is a subclass of it (``output_attentions`` finds layers by their
+Each class here replaces one of theirs, is a subclass of it (``output_attentions`` finds layers by their
 class), has its parameters under the same names, and adds ``mixing`` and ``content_bias``. What is computed is
 :class:`collab_fairseq.attention.CollaborativeAttention`, by the same kernels.
 
 The model's attention implementation stays a setting of the model. ``eager`` and ``sdpa`` compute the same; with
 ``eager`` the attention weights come back, with ``sdpa`` only where ``output_attentions`` asks for them, and the fastest
-kernel for the device is chosen. Flash and flex attention are refused: in them queries and keys are as wide as values,
-and keys have no score of their own.
+kernel for the device is chosen. Flash and flex attention are rejected: in them queries and keys are as wide as values,
+and keys have no content scores.
 
 Letters: N sentences, T queries, S keys, H heads, D̃k shared key dim, dv value dim of one head.
 """
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
         right = isinstance(fields, Mapping) and fields.keys() == types.keys()
         if not right or not all(type(fields[field]) is kind for field, kind in types.items()) or fields["key_dim"] < 1:
             wanted = ", ".join(f"{field} ({kind.__name__})" for field, kind in types.items())
-            raise ReparamError(f"attention_shapes: {name} must have {wanted}, but is {fields!r}")
+            raise ReparamError(f"attention_shapes: {name} must have {wanted}; got {fields!r}")
         return cls(**fields)
 
 
@@ -116,21 +116,21 @@ class CollaborativeHeads(nn.Module):
 
         The content scores lie beside the shared keys in the cache, which has one head for keys and values alike.
         """
-        own, held = cache, None
+        site_cache, cached = cache, None
         if isinstance(cache, EncoderDecoderCache):
-            own = cache.cross_attention_cache if from_source else cache.self_attention_cache
+            site_cache = cache.cross_attention_cache if from_source else cache.self_attention_cache
             if from_source and cache.is_updated.get(self.layer_idx):
-                held = own.layers[self.layer_idx].keys, own.layers[self.layer_idx].values
-        if held is None:
+                cached = site_cache.layers[self.layer_idx].keys, site_cache.layers[self.layer_idx].values
+        if cached is None:
             keys = getattr(self, self.names.key)(states)
             if self.content_bias is not None:
                 keys = torch.cat([keys, nn.functional.linear(states, self.content_bias)], dim=-1)
-            held = keys.unsqueeze(1), getattr(self, self.names.value)(states).unsqueeze(1)
-            if own is not None:
-                held = own.update(*held, self.layer_idx)
+            cached = keys.unsqueeze(1), getattr(self, self.names.value)(states).unsqueeze(1)
+            if site_cache is not None:
+                cached = site_cache.update(*cached, self.layer_idx)
                 if from_source and isinstance(cache, EncoderDecoderCache):
                     cache.is_updated[self.layer_idx] = True
-        keys, values = (part.squeeze(1) for part in held)
+        keys, values = (part.squeeze(1) for part in cached)
         heads, key_dim = self.mixing.shape
         content = keys[..., key_dim:].transpose(1, 2) if self.content_bias is not None else None
         return KeyValue(keys[..., :key_dim], values.unflatten(-1, (heads, -1)).transpose(1, 2), content)
@@ -165,7 +165,7 @@ class CollaborativeHeads(nn.Module):
         implementation = self.config._attn_implementation or "eager"
         if implementation not in IMPLEMENTATIONS:
             raise ReparamError(
-                f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}, but it is "
+                f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}; got "
                 f"{implementation}, which takes no queries wider than values and no content scores"
             )
         source = encoder_hidden_states if key_value_states is None else key_value_states
@@ -217,7 +217,7 @@ class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
     names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout", "out_proj")
 
 
-#: attention layer of transformers → the one that takes its place
+#: attention layer of transformers → the one that replaces it
 COLLABORATIVE: Dict[Type[nn.Module], Type[CollaborativeHeads]] = {
     AlbertAttention: CollaborativeAlbertAttention,
     BertCrossAttention: CollaborativeBertCrossAttention,

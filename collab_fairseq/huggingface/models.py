@@ -1,21 +1,23 @@
 """Whole models of ``transformers`` with collaborative heads: their configs, their classes, and how they are loaded.
 
-A collaborative model has a ``model_type`` of its own, so that a ``transformers`` without this package refuses it by
+A collaborative model has a separate ``model_type``, so that a ``transformers`` without this package rejects it by
 name instead of loading some of its weights. Its config is the architecture's, with ``attention_shapes``: layer name →
 :class:`.layers.Shape`. Layers that are not named there keep standard heads.
 """
 
 import functools
 import sys
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, Optional, Tuple, Type
 
 import transformers
 from huggingface_hub.dataclasses import strict
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig, MarianConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
+from collab_fairseq.attention.masks import multiply_heads
 
 from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of
 
@@ -25,9 +27,11 @@ Shapes = Dict[str, Dict[str, Any]]
 def _with_shapes(base: Type[Any]) -> Type[Any]:
     """The config class ``Collaborative…`` of an architecture, with ``attention_shapes``."""
     fields = {
-        "__module__": __name__, "__annotations__": {"attention_shapes": Optional[Shapes]}, "attention_shapes": None,
+        "__module__": __name__,
+        "__annotations__": {"attention_shapes": Optional[Shapes]},
+        "attention_shapes": None,
         "model_type": f"collaborative_{base.model_type}",
-    }  # fmt: skip
+    }
     made: Type[Any] = strict(type(f"Collaborative{base.__name__}", (base,), fields))
     setattr(sys.modules[__name__], made.__name__, made)  # where pickle looks for it
     return made
@@ -55,32 +59,55 @@ def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
             yield name, module
 
 
-class HeadPlace(NamedTuple):
-    """Where the H heads of an attention layer can be reached from outside.
+class HeadOutputs:
+    """The outputs of the H heads of an attention layer, which can be multiplied as those of fairseq's layers here can.
 
     Attributes:
-        output: the projection that is given the heads' outputs, (N, T, H · dv).
+        out_proj: the projection that reads the heads' outputs, (N, T, H · dv).
+        head_multiplier: factor on these outputs, (H), (N, H) or (N, T, H), or None.
     """
 
-    num_heads: int
-    output: nn.Module
+    def __init__(self, num_heads: int, out_proj: nn.Module) -> None:
+        self.num_heads = num_heads
+        self.out_proj = out_proj
+        self._multiplier: Optional[Tensor] = None
+        self._hook: Optional[RemovableHandle] = None
+
+    @property
+    def head_multiplier(self) -> Optional[Tensor]:
+        return self._multiplier
+
+    @head_multiplier.setter
+    def head_multiplier(self, multiplier: Optional[Tensor]) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._multiplier = multiplier
+        self._hook = None if multiplier is None else self.out_proj.register_forward_pre_hook(self._multiply)
+
+    def _multiply(self, _: nn.Module, inputs: Tuple[Tensor, ...]) -> Tuple[Tensor, ...]:
+        assert self._multiplier is not None
+        outputs = inputs[0].unflatten(-1, (self.num_heads, -1))
+        return (multiply_heads(outputs, self._multiplier).flatten(-2),)
 
 
-def head_places(model: PreTrainedModel) -> Dict[str, HeadPlace]:
-    """The layers of :func:`attention_layers` by site and number: ``encoder.0``, ``cross.3``, ``decoder.1``, …"""
-    found: Dict[str, HeadPlace] = {}
-    # not every kind of config says whether it is a decoder
-    alone = "decoder" if getattr(model.config, "is_decoder", False) else "encoder"
+def head_layers(model: PreTrainedModel) -> Dict[str, HeadOutputs]:
+    """The layers of :func:`attention_layers` by site and number: ``encoder.0``, ``cross.3``, ``decoder.1``, …
+
+    A layer that is used several times (ALBERT) has one multiplier for all its uses.
+    """
+    layers: Dict[str, HeadOutputs] = {}
+    # not every config class says whether the model is a decoder
+    only_site = "decoder" if getattr(model.config, "is_decoder", False) else "encoder"
     for name, layer in attention_layers(model):
         names: Any = names_of(layer)
-        site = name.split(".")[0] if model.config.is_encoder_decoder else alone
+        site = name.split(".")[0] if model.config.is_encoder_decoder else only_site
         if "crossattention" in name or "encoder_attn" in name:
             site = "cross"
-        number = sum(place.startswith(site) for place in found)
+        number = sum(layer_id.startswith(site) for layer_id in layers)
         owner = layer if names.output else model.base_model.get_submodule(name.rpartition(".")[0])
-        output = owner.get_submodule(names.output or "output.dense")
-        found[f"{site}.{number}"] = HeadPlace(getattr(layer, names.heads), output)
-    return found
+        out_proj = owner.get_submodule(names.output or "output.dense")
+        layers[f"{site}.{number}"] = HeadOutputs(getattr(layer, names.heads), out_proj)
+    return layers
 
 
 class CollaborativeModel(PreTrainedModel):
@@ -94,7 +121,7 @@ class CollaborativeModel(PreTrainedModel):
         layers = dict(attention_layers(self))
         for name, fields in (config.attention_shapes or {}).items():
             if name not in layers:
-                raise ReparamError(f"attention_shapes: expected one of {', '.join(layers)}, but got {name}")
+                raise ReparamError(f"attention_shapes: expected one of {', '.join(layers)}, got {name}")
             standard, shape = layers[name], Shape.read(name, fields)
             self.base_model.set_submodule(name, COLLABORATIVE[type(standard)](standard, shape))
 
@@ -121,10 +148,10 @@ def check_convertible(model: Any) -> None:
             have more, such as rotary positions.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ReparamError(f"expected a model of transformers, but got {type(model).__name__}")
+        raise ReparamError(f"expected a model of transformers, got {type(model).__name__}")
     if type(model.config) not in (*CONFIGS, *CONFIGS.values()):
         known = ", ".join(config.model_type for config in CONFIGS)
-        raise ReparamError(f"the architecture must be one of {known}, but is {model.config.model_type}")
+        raise ReparamError(f"the architecture must be one of {known}; got {model.config.model_type}")
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
@@ -137,17 +164,16 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
     for name, layer in attention_layers(model):
         names: Any = names_of(layer)
         query, key = getattr(layer, names.query), getattr(layer, names.key)
-        for part, own in ((names.query, query), (names.key, key)):
-            if type(own) is not nn.Linear:
-                wrong = f"must be a torch.nn.Linear, but is {type(own).__name__}; merge or unload it"
+        for part, projection in ((names.query, query), (names.key, key)):
+            if type(projection) is not nn.Linear:
+                wrong = f"must be a torch.nn.Linear; got {type(projection).__name__}: merge or unload it"
                 raise ReparamError(f"{name}: {part} {wrong}")
-        shared = isinstance(layer, CollaborativeHeads)
-        heads = (
-            HeadFactors(query.weight, key.weight, layer.mixing)  # type: ignore[arg-type]
-            if shared
-            else standard_heads(query.weight, key.weight, getattr(layer, names.heads))
-        )
-        content: Any = layer.content_bias if shared else None
+        content: Any = None
+        if isinstance(layer, CollaborativeHeads):
+            heads = HeadFactors(query.weight, key.weight, layer.mixing)
+            content = layer.content_bias
+        else:
+            heads = standard_heads(query.weight, key.weight, getattr(layer, names.heads))
         yield name, ScoreWeights(heads, float(layer.scaling), query.bias, content)  # type: ignore[arg-type]
 
 
@@ -159,14 +185,14 @@ def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
     """
     if issubclass(model_class, CollaborativeModel):
         return model_class
-    config = next((own for base, own in CONFIGS.items() if issubclass(model_class.config_class, base)), None)
-    if config is None:
+    bases = [base for base in CONFIGS if issubclass(model_class.config_class, base)]
+    if not bases:
         raise ReparamError(
             f"a model class must be built on {', '.join(base.__name__ for base in CONFIGS)}, "
             f"but {model_class.__name__} is built on {getattr(model_class.config_class, '__name__', None)}"
         )
     name = f"Collaborative{model_class.__name__}"
-    made = type(name, (CollaborativeModel, model_class), {"__module__": __name__, "config_class": config})
+    made = type(name, (CollaborativeModel, model_class), {"__module__": __name__, "config_class": CONFIGS[bases[0]]})
     setattr(sys.modules[__name__], name, made)  # where pickle looks for it
     return made
 
@@ -177,10 +203,12 @@ def register() -> None:
         AutoConfig.register(config.model_type, config, exist_ok=True)
     for auto in vars(modeling_auto).values():
         mapping: Any = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        for base, config in CONFIGS.items() if mapping is not None else ():
-            found = mapping.get(base, None)
-            if isinstance(found, type):
-                auto.register(config, collaborative_class(found), exist_ok=True)
+        if mapping is None:
+            continue
+        for base, config in CONFIGS.items():
+            model_class = mapping.get(base, None)
+            if isinstance(model_class, type):
+                auto.register(config, collaborative_class(model_class), exist_ok=True)
 
 
 def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
 
 #: the attention of TINY_MODEL: one layer a side, two heads, width 16
-PLACES = ("encoder.0", "cross.0", "decoder.0")
+LAYER_IDS = ("encoder.0", "cross.0", "decoder.0")
 HEADS = [f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)]
 
 
@@ -41,8 +41,8 @@ def collaborative_state(run, content_bias=False, key_dim=None):
     config.update(collaborative_heads="encoder_cross_decoder", attention_content_bias=content_bias, key_dim=key_dim)
     config["mixing_lr_multiplier"] = 2.0 if content_bias else 1.0
     random = torch.Generator().manual_seed(1)
-    for place in PLACES:
-        prefix = parameter_prefix(place)
+    for layer_id in LAYER_IDS:
+        prefix = parameter_prefix(layer_id)
         model[f"{prefix}mixing"] = (block_mixing([8, 8]) + 0.5 * torch.randn(2, 16, generator=random))[:, :key_dim]
         for name in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"):
             model[prefix + name] = model[prefix + name][:key_dim]

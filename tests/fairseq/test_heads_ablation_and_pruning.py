@@ -1,7 +1,8 @@
-"""Ablation, pruning and removal of heads: masked equals removed, and what is significant is told."""
+"""Ablation, pruning and removal of heads: masked equals removed, and which differences are significant."""
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError, ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
-from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.heads.attention_hooks import masked
+from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
@@ -22,7 +23,7 @@ from tests.common import run
 from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import (
     HEADS,
-    PLACES,
+    LAYER_IDS,
     collaborative_state,
     load,
     logits,
@@ -107,7 +108,7 @@ def test_conditions_and_correlation():
     assert "A:1:1" not in ablation.conditions(counts, "only")
     record = Record("heads", "ablate", "", {}, device="cpu")
     with pytest.raises(HeadsError, match="no layer has a second head"):
-        ablation.measure_all(record, "test", {"cross.0": 1}, dict, modes=["only"])
+        ablation.ablate_split(record, "test", {"cross.0": SimpleNamespace(num_heads=1)}, dict, dict, modes=["only"])
     values = [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]
     parts = {f"{split}/without/E:1:{n}": {"difference": pair[side]}
              for n, pair in enumerate(values, 1) for side, split in enumerate(("a", "b"))}  # fmt: skip
@@ -123,16 +124,16 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
         trained, ranks, record, "all", sites=["encoder", "cross", "decoder"], tests=[test], loss_split="valid",
         percentages=(0, 50),
     )  # fmt: skip
-    found = pruning.curve(record.parts, "all")
-    assert found[50]["heads"] == "E:1:1,2 A:1:1"
-    assert found[50]["left"] == 3
-    half, whole = (found[percent]["tests"]["test"] for percent in (50, 0))
+    points = pruning.pruning_points(record.parts, "all")
+    assert points[50]["heads"] == "E:1:1,2 A:1:1"
+    assert points[50]["left"] == 3
+    half, whole = (points[percent]["tests"]["test"] for percent in (50, 0))
     assert whole["p_value"] == 1.0
     assert half["difference"] == pytest.approx(half["bleu"] - whole["bleu"]) != 0
-    with masked(attention_layers(trained.model), parse_heads(found[50]["heads"])):
+    with masked(attention_layers(trained.model), parse_heads(points[50]["heads"])):
         expected = loss(trained, "valid")
         assert half["bleu"] == evaluate(trained, test)["score"]
-    assert found[50]["loss"] == expected.loss != found[0]["loss"]
+    assert points[50]["loss"] == expected.loss != points[0]["loss"]
 
 
 def test_the_commands_prune_compare_and_remove(states, references, tiny_data, tmp_path, capsys):
@@ -183,4 +184,4 @@ def test_a_pruned_checkpoint_generates_with_fairseqs_tools(states, tiny_data, tm
     ours = translate(load(checkpoints.load(pruned), tiny_data, double=False), "test", beam=2, max_len_b=20)
     theirs = {int(line.split("\t")[0][2:]): line.split("\t")[2] for line in log.splitlines() if line.startswith("H-")}
     assert [theirs[n] for n in sorted(theirs)] == ours
-    assert set(PLACES) >= set(checkpoints.load(pruned)["cfg"]["model"].attention_shapes)
+    assert set(LAYER_IDS) >= set(checkpoints.load(pruned)["cfg"]["model"].attention_shapes)

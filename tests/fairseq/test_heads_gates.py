@@ -20,14 +20,14 @@ from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_p
 from collab_fairseq.translation import batches, loss, translate
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING
 from tests.fairseq.commands import USER_DIR
-from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, logits, standard_state
+from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, logits, standard_state
 from tests.fairseq.test_modern_processes import torchrun
 
 
 def gated_state(state, values, penalty=0.5):
     """The state with gates of these log α (one list a layer) and their criterion."""
-    for place, log_alpha in zip(PLACES, values, strict=True):
-        state["model"][f"{parameter_prefix(place)}head_gates.log_alpha"] = torch.tensor(log_alpha)
+    for layer_id, log_alpha in zip(LAYER_IDS, values, strict=True):
+        state["model"][f"{parameter_prefix(layer_id)}head_gates.log_alpha"] = torch.tensor(log_alpha)
     model_config(state)["head_gates"] = "encoder_cross_decoder"
     state["cfg"]["criterion"].update(_name=CRITERION, gate_penalty=penalty)
     return state

@@ -11,16 +11,16 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads import HeadsError
+from collab_fairseq.heads.attention_hooks import masked, multiplied
 from collab_fairseq.heads.figures import grids
-from collab_fairseq.heads.importance import gradients, importance
+from collab_fairseq.heads.importance import batch_of, gradients, importance
 from collab_fairseq.heads.relevance import relevance
 from collab_fairseq.heads.roles import roles
-from collab_fairseq.heads.attention_hooks import masked, multiplied
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
-from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, standard_state
+from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, standard_state
 
 
 @pytest.fixture(scope="module", params=[standard_state, collaborative_state])
@@ -45,6 +45,10 @@ def single(trained, number):
     return data.collater([data[number]])
 
 
+def of_sample(trained, sample, **options):
+    return gradients(trained.model, attention_layers(trained.model), batch_of(trained, sample), **options)
+
+
 def slope(ends, step=1e-5):
     """The central difference of ``ends``, a function of a factor near 1."""
     return (ends(1 + step) - ends(1 - step)) / (2 * step)
@@ -53,20 +57,20 @@ def slope(ends, step=1e-5):
 def test_gradients_are_finite_differences(trained):
     sample = next(iter(batches(trained, "valid", sentences=3)))
     layers = attention_layers(trained.model)
-    found, tokens = gradients(trained, sample), gradients(trained, sample, tokens=True)
+    found, tokens = (of_sample(trained, sample, tokens=tokens) for tokens in (False, True))
 
-    def with_head(alone, place, head, factor):
-        factors = torch.ones(layers[place].num_heads, dtype=torch.float64)
+    def with_head(alone, layer_id, head, factor):
+        factors = torch.ones(layers[layer_id].num_heads, dtype=torch.float64)
         factors[head] = factor
-        with multiplied(layers, {place: factors}):
+        with multiplied(layers, {layer_id: factors}):
             return loss_of(trained, alone)
 
     for row, number in enumerate(sample["id"].tolist()):
         alone = single(trained, number)
-        for place, head in itertools.product(layers, range(2)):
-            expected = slope(partial(with_head, alone, place, head))
-            assert abs(found[place][row, head].item() - expected) < 1e-6 * max(1, abs(expected))
-            assert abs(tokens[place][row, :, head].sum().item() - expected) < 1e-6 * max(1, abs(expected))
+        for layer_id, head in itertools.product(layers, range(2)):
+            expected = slope(partial(with_head, alone, layer_id, head))
+            assert abs(found[layer_id][row, head].item() - expected) < 1e-6 * max(1, abs(expected))
+            assert abs(tokens[layer_id][row, :, head].sum().item() - expected) < 1e-6 * max(1, abs(expected))
     assert max(gradient.abs().max() for gradient in found.values()) > 0.01
 
 
@@ -74,19 +78,19 @@ def test_gradients_are_finite_differences(trained):
 def test_importance_is_the_mean_over_sentences_or_tokens_of_the_queries(trained, tokens):
     """Sentences taken one by one, so that no padding is there."""
     result = importance(trained, "valid", max_tokens=60, sentences=7, tokens=tokens)
-    sums = {place: torch.zeros(2, dtype=torch.float64) for place in PLACES}
+    sums = {layer_id: torch.zeros(2, dtype=torch.float64) for layer_id in LAYER_IDS}
     seen = Counter()
     for number in range(7):
         sample = single(trained, number)
         source_tokens, target_tokens = sample["net_input"]["src_tokens"].numel(), sample["target"].numel()
         seen.update(sentences=1, source_tokens=source_tokens, target_tokens=target_tokens)
-        for place, gradient in gradients(trained, sample, tokens=tokens).items():
-            sums[place] += gradient[0].abs().reshape(-1, 2).sum(0)
+        for layer_id, gradient in of_sample(trained, sample, tokens=tokens).items():
+            sums[layer_id] += gradient[0].abs().reshape(-1, 2).sum(0)
     assert {name: result[name] for name in seen} == seen
-    for place in PLACES:
-        over = ("source_tokens" if place == "encoder.0" else "target_tokens") if tokens else "sentences"
-        found = [result["heads"][head_name(place, head)]["raw"] for head in range(2)]
-        assert found == pytest.approx((sums[place] / seen[over]).tolist(), rel=1e-9, abs=0)
+    for layer_id in LAYER_IDS:
+        over = ("source_tokens" if layer_id == "encoder.0" else "target_tokens") if tokens else "sentences"
+        found = [result["heads"][head_name(layer_id, head)]["raw"] for head in range(2)]
+        assert found == pytest.approx((sums[layer_id] / seen[over]).tolist(), rel=1e-9, abs=0)
     assert all(parameter.requires_grad for parameter in trained.model.parameters())
     assert all(layer.head_multiplier is None for layer in attention_layers(trained.model).values())
 

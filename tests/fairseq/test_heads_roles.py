@@ -14,7 +14,7 @@ from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from tests.fairseq.conftest import sentence_pairs
-from tests.fairseq.heads_cases import HEADS, PLACES, collaborative_state, load, relevance_totals, standard_state
+from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, relevance_totals, standard_state
 
 
 @pytest.fixture(scope="module", params=[standard_state, collaborative_state])
@@ -37,8 +37,8 @@ def test_attention_is_what_every_head_computes_alone(trained):
     given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **keywords}
     given.update(need_weights=True, need_head_weights=True)
     assert torch.allclose(layer(**given)[1].transpose(0, 1), seen["cross.0"].weights, atol=1e-12)
-    for place in PLACES:
-        assert torch.allclose(seen[place].weights.sum(-1), torch.ones((), dtype=torch.float64))
+    for layer_id in LAYER_IDS:
+        assert torch.allclose(seen[layer_id].weights.sum(-1), torch.ones((), dtype=torch.float64))
     assert seen["encoder.0"].queries.sum() == sum(len(valid_words()[n]) for n in range(3))
     assert seen["decoder.0"].queries[:, 0].sum() == 0  # </s>
     assert layer.hook is None

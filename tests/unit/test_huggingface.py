@@ -125,7 +125,7 @@ def test_a_bert_decoder_continues_from_its_cache():
     first = outputs(made, {"input_ids": words[:, :4], **source}, use_cache=True)
     rest = outputs(made, {"input_ids": words[:, 4:], **source}, past_key_values=first.past_key_values)
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole, rtol=0, atol=1e-10)
-    assert list(hf.head_places(made)) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
+    assert list(hf.head_layers(made)) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -177,7 +177,7 @@ def test_auto_classes_load_what_was_saved_and_damage_is_named(tmp_path):
     with pytest.raises(ReparamError, match=r"missing: bert\.encoder\.layer\.0\.attention\.self\.mixing"):
         hf.from_pretrained(tmp_path)
 
-    with pytest.raises(ReparamError, match=r"have key_dim \(int\), .* but is \{'key_dim': 12\}"):
+    with pytest.raises(ReparamError, match=r"have key_dim \(int\), .*; got \{'key_dim': 12\}"):
         type(made)(made.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}}))
     make("bert").save_pretrained(tmp_path / "standard")
     assert type(hf.from_pretrained(tmp_path / "standard")) is transformers.BertForSequenceClassification
@@ -217,9 +217,9 @@ def test_models_that_cannot_be_converted_are_refused_with_the_reason():
     qwen = transformers.Qwen3Model(transformers.Qwen3Config(**BERT, num_key_value_heads=HEADS, head_dim=8))
     roberta = transformers.RobertaModel(transformers.RobertaConfig(**BERT))
     for model, message in (
-        (qwen, "must be one of bert, distilbert, albert, marian, but is qwen3"),
-        (roberta, "must be one of bert, distilbert, albert, marian, but is roberta"),
-        (nn.Linear(2, 2), "expected a model of transformers, but got Linear"),
+        (qwen, "must be one of bert, distilbert, albert, marian; got qwen3"),
+        (roberta, "must be one of bert, distilbert, albert, marian; got roberta"),
+        (nn.Linear(2, 2), "expected a model of transformers, got Linear"),
     ):
         with pytest.raises(ReparamError, match=message):
             to_collaborative(model, 16)
@@ -233,11 +233,11 @@ def test_bad_requests_are_named():
     for source, key_dim, calibration, message in (
         (model, {"bert.encoder": 16}, None, r"got bert\.encoder$"),
         (model, 16, inputs("bert"), r"calibration must be a list of batches .* got one batch"),
-        (broken, 16, None, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear, but"),
+        (broken, 16, None, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear; got Sequential"),
     ):
         with pytest.raises(ReparamError, match=message):
             to_collaborative(source, key_dim, calibration=calibration)
     made = to_collaborative(model, 16)
     made.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(ReparamError, match="need attn_implementation eager or sdpa, but it is flash_attention_2"):
+    with pytest.raises(ReparamError, match="need attn_implementation eager or sdpa; got flash_attention_2"):
         outputs(made, inputs("bert"))
