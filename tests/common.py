@@ -15,8 +15,8 @@ from tests import warm
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent
-#: variables that an interpreter reads as it starts, or fairseq as it is imported
-STARTING = ("PYTHON", "FAIRSEQ_MODERN")
+#: variables that an interpreter reads as it starts, or fairseq or torch as they are imported
+STARTING = ("PYTHON", "FAIRSEQ_MODERN", "TORCH", "CXX")
 
 # The smallest useful model, and how to train it on the CPU: data, length and --save-dir are to be added.
 SIZES = "--{0}-layers 1 --{0}-embed-dim 16 --{0}-ffn-embed-dim 32 --{0}-attention-heads 2"
@@ -46,7 +46,7 @@ def run(
         env: variables on top of the current environment. One thread per process unless it says otherwise, so that
             tiny models do not spend their time on thread start-up.
         timeout: seconds after which the tool is killed.
-        fresh: in interpreters of their own: for what is about start-up, installation or signals to groups of processes.
+        fresh: in new interpreters: for what is about start-up, installation or signals to groups of processes.
         options: further arguments of `subprocess.run`, such as `cwd` or `input`.
 
     Raises:

@@ -34,9 +34,9 @@ BIN = os.path.dirname(sys.executable)
 #: where the folder is, for the processes of a parallel run of the tests
 VARIABLE = "COLLAB_TESTS_WARM"
 #: what children find imported: nothing of the project, whose import belongs to what is tested, and none of fairseq's
-#: scripts, which set up logging as they are imported
+#: scripts, which set up logging as they are imported; optimizers import torch._dynamo, with sympy
 IMPORTS = (
-    "torch numpy sacrebleu sacremoses sentencepiece hydra omegaconf fairseq fairseq.checkpoint_utils fairseq.trainer "
+    "torch torch._dynamo numpy sacrebleu sacremoses sentencepiece hydra omegaconf fairseq fairseq.checkpoint_utils fairseq.trainer "
     "fairseq.options fairseq.tasks.translation fairseq.models.transformer fairseq.sequence_generator "
     "fairseq.data.indexed_dataset fairseq.binarizer"
 )
@@ -157,11 +157,11 @@ def run_tool(arguments: List[str]) -> None:
     """What `python ARGUMENTS` does."""
     import fairseq_modern
 
-    # what depends on the program as fairseq is imported
-    fairseq_modern._call(fairseq_modern.BEFORE["fairseq"], sys.modules["fairseq"])
     first = arguments[0]
     sys.argv = arguments[1:] if first == "-m" else [first, *arguments[2:]] if first == "-c" else arguments
     sys.path.insert(0, os.getcwd() if first[0] == "-" else os.path.dirname(os.path.abspath(first)))
+    # what depends on the program as fairseq is imported
+    fairseq_modern._call(fairseq_modern.BEFORE["fairseq"], sys.modules["fairseq"])
     if first == "-m":
         sys.modules.pop(sys.argv[0], None)  # imported by the server
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -33,11 +33,9 @@ def asker() -> str:
     """The innermost line of one of the packages."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        for package in PACKAGES:
-            if package in path.parts and "tests" not in path.parts:
-                inside = path.parts[len(path.parts) - path.parts[::-1].index(package) - 1 :]
-                return f"{'/'.join(inside)}:{frame.f_lineno} {frame.f_code.co_name}"
+        module = frame.f_globals.get("__name__", "")
+        if module.split(".")[0] in PACKAGES:
+            return f"{module}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return "elsewhere"
 

@@ -102,10 +102,10 @@ def test_value_gradients_and_log_are_fairseqs(name, options):
     assert distance(other[3], theirs[3]) > 1e-3 * largest  # the control
 
 
-def leaves(dtype=torch.float64, tokens=11, types=13, width=3):
+def leaves(dtype=torch.float64, tokens=11, words=13, width=3):
     torch.manual_seed(0)
-    features, weight, bias = torch.randn(tokens, width), torch.randn(types, width), torch.randn(types)
-    return [x.to(dtype).requires_grad_() for x in (features, weight, bias)], torch.randint(types, (tokens,))
+    features, weight, bias = torch.randn(tokens, width), torch.randn(words, width), torch.randn(words)
+    return [x.to(dtype).requires_grad_() for x in (features, weight, bias)], torch.randint(words, (tokens,))
 
 
 @pytest.mark.parametrize("reduce", [True, False])
@@ -140,7 +140,7 @@ def plain(features, weight, bias, target):
 @pytest.mark.parametrize("way", ["parameters", "autocast", "float16"])
 def test_half_precision_is_at_most_twice_as_wrong_as_fairseqs(way):
     dtype = {"parameters": torch.bfloat16, "autocast": torch.float32, "float16": torch.float16}[way]
-    inputs, target = leaves(dtype, tokens=64, types=97, width=32)
+    inputs, target = leaves(dtype, tokens=64, words=97, width=32)
     target = target.clamp(min=2)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     truth = torch.autograd.grad(plain(*exact, target), exact)
@@ -168,16 +168,16 @@ def test_a_small_gradient_survives_float16_under_a_scaled_loss():
 
 
 def test_memory_is_that_of_a_chunk_and_of_the_gradients(monkeypatch):
-    types, tokens, width = 2000, 400, 4
-    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", types * 4 * 40)
-    inputs, target = leaves(torch.float32, tokens, types, width)
+    words, tokens, width = 2000, 400, 4
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", words * 4 * 40)
+    inputs, target = leaves(torch.float32, tokens, words, width)
 
     def peak(loss):
         return peak_bytes(lambda: torch.autograd.grad(loss(), inputs), "cpu")
 
     ours = peak(lambda: label_smoothed(*inputs, target, 0.1).loss)
-    assert types * 4 * 40 < ours < 2 * types * 4 * 40
-    assert peak(lambda: plain(*inputs, target)) > 3 * types * 4 * tokens  # the control
+    assert words * 4 * 40 < ours < 2 * words * 4 * 40
+    assert peak(lambda: plain(*inputs, target)) > 3 * words * 4 * tokens  # the control
 
 
 def test_models_that_it_cannot_compute_are_named():

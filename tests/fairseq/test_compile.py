@@ -21,7 +21,7 @@ from tests.fairseq.models import KINDS, SMALL, batch, build
 
 ONE = {**SMALL, "encoder_layers": 1, "decoder_layers": 1}
 TASK = Task(Options(quick=True), "tiny")
-TYPES = len(TASK.source_dictionary)
+VOCABULARY = len(TASK.source_dictionary)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def real_batches(number, seed=3):
 @pytest.mark.slow
 def test_two_hundred_batches_take_three_graphs(compiler):
     six = {"encoder_layers": 6, "decoder_layers": 6}
-    model = build(**{**SMALL, **six}, vocabulary=TYPES, key_dim=6, dropout=0.1, compile=True).train()
+    model = build(**{**SMALL, **six}, vocabulary=VOCABULARY, key_dim=6, dropout=0.1, compile=True).train()
     for compiler.now, given in enumerate(real_batches(200)):
         model(**given)[0].logsumexp(-1).mean().backward()
     assert len(compiler.batches) == 3
@@ -77,7 +77,7 @@ def test_two_hundred_batches_take_three_graphs(compiler):
 
 def test_the_first_batch_may_have_equal_sizes(compiler):
     """Sizes that are equal by chance are not taken for one size; neither does a batch of one sentence count."""
-    model = build(**ONE, vocabulary=TYPES, key_dim=6, dropout=0.0, compile=True).train()
+    model = build(**ONE, vocabulary=VOCABULARY, key_dim=6, dropout=0.0, compile=True).train()
     for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
         assert torch.isfinite(model(**batch_of([source] * rows, [target] * rows))[0]).all()
     assert compiler.batches == [0, 0]
@@ -89,7 +89,7 @@ def test_graphs_stay_whole_where_processes_average_their_gradients(compiler, tmp
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 1000)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = build(**SMALL, vocabulary=TYPES, key_dim=6, dropout=0.0, compile=True).train()
+        model = build(**SMALL, vocabulary=VOCABULARY, key_dim=6, dropout=0.0, compile=True).train()
         parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
         for compiler.now, given in enumerate(real_batches(4)):
             parallel(**given)[0].logsumexp(-1).mean().backward()

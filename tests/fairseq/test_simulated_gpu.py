@@ -11,7 +11,7 @@ def counted(*command):
     """Waits by the line that asks, ours and all, and operations on the GPU, of one update or decoding step."""
     found = json.loads(run("python", "-W", "ignore", "-m", "tests.fairseq.simulated_gpu", *command, cwd=ROOT).stdout)
     assert found["mixed"] == {}
-    ours = {where: n for where, n in found["waits"].items() if not where.split(": ")[1].startswith("fairseq/")}
+    ours = {where: n for where, n in found["waits"].items() if not where.split(": ")[1].startswith("fairseq.")}
     return ours, found["waits"], found["launches"]
 
 

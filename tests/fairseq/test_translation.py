@@ -93,7 +93,7 @@ def test_translations_are_those_of_fairseq_generate(trained, checkpoint, tiny_da
     assert whole["bleu"]["test"]["references"] == "references"
 
 
-#: ways to import the model, each in a Python of its own
+#: ways to import the model, each in a new Python
 ORDERS = {
     "the package first, as in a notebook": """
         import collab_fairseq
