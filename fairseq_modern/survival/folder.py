@@ -1,4 +1,4 @@
-"""The checkpoint folder of a training run: one run at a time works there, and it holds no unfinished files."""
+"""The checkpoint folder of a training run: one run at a time works there."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from typing import List
 import filelock
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import acquire_lock, remove_stale_temp_files
+from fairseq_modern.files import acquire_lock
 
 logger = logging.getLogger(__name__)
 
@@ -16,12 +16,6 @@ CHECKPOINT = re.compile(r"checkpoint(_last|_best|\d+|_\d+_\d+|\.best_.+)\.pt")
 LOCK = ".lock"
 
 _locks: List[filelock.BaseFileLock] = []
-
-
-def remove_left_overs(directory: str) -> None:
-    """Remove what an earlier run was writing when it was killed."""
-    for name in remove_stale_temp_files(directory):
-        logger.info(f"removed {name}, left by an interrupted write")
 
 
 def lock(directory: str) -> None:

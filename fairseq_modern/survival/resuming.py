@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from fairseq_modern import survival
 from fairseq_modern.errors import CheckpointError
+from fairseq_modern.files import remove_stale_temp_files
 from fairseq_modern.loading import check_sums, unpickle
 from fairseq_modern.patching import wrap
-from fairseq_modern.survival.folder import CHECKPOINT, lock, remove_left_overs
+from fairseq_modern.survival.folder import CHECKPOINT, lock
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ def prepare(cfg: Any, trainer: Any, copy: Any) -> None:
     if cfg.get("no_save") or not directory or not os.path.isdir(directory):  # a remote one
         return
     lock(directory)
-    remove_left_overs(directory)
+    for name in remove_stale_temp_files(directory):
+        logger.info(f"removed {name}, left by an interrupted write")
     if cfg.restore_file == LAST and not cfg.no_last_checkpoints and not trainer.checkpoint_suffix:
         complete(directory, copy)
 

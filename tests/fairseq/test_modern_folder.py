@@ -18,7 +18,7 @@ from tests.fairseq import forked
 # --- the folder ----------------------------------------------------------------------------------------------------
 
 
-def test_left_overs_are_removed_and_nothing_else(tmp_path):
+def test_stale_temp_files_are_removed_and_nothing_else(tmp_path):
     for name in ["thesis.tmp", "checkpoint_last.pt"]:
         (tmp_path / name).write_bytes(b"x")
     pid = os.fork()
@@ -27,7 +27,7 @@ def test_left_overs_are_removed_and_nothing_else(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert len(list(tmp_path.iterdir())) == 3
-    folder.remove_left_overs(str(tmp_path))
+    assert len(files.remove_stale_temp_files(str(tmp_path))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "thesis.tmp"]
 
 
