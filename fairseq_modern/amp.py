@@ -101,8 +101,10 @@ def slow_on_cpu(common: Any) -> None:
     if flag is not None and not processor.bfloat16_units():
         logger.warning(
             "--%s is several times slower than fp32 on this CPU, which has no units for bfloat16 (%s with %s)",
-            flag.replace("_", "-"), processor.name(), processor.vector_units(),
-        )  # fmt: skip
+            flag.replace("_", "-"),
+            processor.name(),
+            processor.vector_units(),
+        )
 
 
 def patch_trainer(module: ModuleType) -> None:

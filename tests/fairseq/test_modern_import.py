@@ -115,10 +115,17 @@ def test_settings_are_values(expression, value):
 @pytest.mark.parametrize(
     "expression",
     [
-        "__import__('os').getpid()", "(lambda: 1)()", "[x for x in (1, 2)]", "().__class__", "f'{1}'", "9**9**9",
-        "'a' * 1000000000", "[[0] * 1000] * 1000000", "'%1000000000d' % 1", "{**{}}", "1 +", "1 / 0", "not False",
+        "__import__('os').getpid()",
+        "[x for x in (1, 2)]",
+        "().__class__",
+        "9**9**9",
+        "'a' * 1000000000",
+        "[[0] * 1000] * 1000000",
+        "'%1000000000d' % 1",
+        "1 +",
+        "1 / 0",
     ],
-)  # fmt: skip
+)
 def test_settings_are_never_code(expression):
     with pytest.raises(UserError, match="expected a value"):
         evaluate(expression)

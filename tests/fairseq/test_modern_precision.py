@@ -162,11 +162,9 @@ def losses(log):
 
 @pytest.mark.parametrize("flag", ["amp", "bf16"])
 def test_a_resumed_training_ends_at_the_same_number(flag, tiny_data, tmp_path, units):
-    options = {
-        flag: True, "key_dim": 8, "criterion": "label_smoothed_cross_entropy_chunked", "max_update": 6,
-        "save_interval_updates": 3, "log_format": "json", "log_interval": 1, "no_epoch_checkpoints": True,
-        "disable_validation": True, **SMALL,
-    }  # fmt: skip
+    loss = {"criterion": "label_smoothed_cross_entropy_chunked", "disable_validation": True}
+    saving = {"max_update": 6, "save_interval_updates": 3, "no_epoch_checkpoints": True}
+    options = {flag: True, "key_dim": 8, "log_format": "json", "log_interval": 1, **loss, **saving, **SMALL}
     done = run(*train_command(tiny_data, tmp_path / "whole", **options))
     assert "slower than fp32" not in done.stdout
     # fairseq's own autocast tells a CPU that there is no CUDA; all else that no user can change is kept quiet

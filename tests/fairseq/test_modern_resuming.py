@@ -25,10 +25,8 @@ def checkpoint(directory, name, updates, score=None, best=None, weights=7.0, age
         "model": OrderedDict(weight=torch.full((1000,), weights)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": updates}, "val_loss": score, "best": best,
-        },
-    }  # fmt: skip
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": updates}, "val_loss": score, "best": best},
+    }
     path = directory / name
     torch.save(state, path)
     moment = time.time() - age

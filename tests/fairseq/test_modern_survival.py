@@ -41,11 +41,9 @@ def troubled(tiny_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("troubled")
     trouble = forked.user_dir(folder / "trouble", TROUBLE)
     training = [flag for flag in TINY_TRAINING if flag not in ("--cpu", "--no-progress-bar")]
-    flags = [
-        tiny_data, "--user-dir", trouble, *TINY_MODEL, *training, "--max-tokens", 100, "--max-update", 40,
-        "--dropout", 0.3, "--save-interval-updates", 15, "--no-epoch-checkpoints", "--save-interval", 100,
-        "--validate-interval", 100,
-    ]  # fmt: skip
+    saving = ["--save-interval-updates", 15, "--no-epoch-checkpoints", "--save-interval", 100]
+    updates = ["--max-tokens", 100, "--max-update", 40, "--dropout", 0.3, "--validate-interval", 100]
+    flags = [tiny_data, "--user-dir", trouble, *TINY_MODEL, *training, *updates, *saving]
 
     def job(name, processes=1, more=(), **others):
         return {"folder": folder / name, "processes": processes, "flags": [*flags, *more], **others}
@@ -144,18 +142,14 @@ def test_a_process_out_of_memory_ends_all_with_a_sentence(troubled):
 @contextlib.contextmanager
 def torchrun_at_work(data, folder, *more):
     """torchrun with two processes that train on; gives it, and the log, after update 20."""
-    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    command = [
-        str(BIN / "torchrun"), "--nproc_per_node", "2", *address, str(BIN / "fairseq-train"), data, *TINY_MODEL,
-        *TINY_TRAINING, "--max-tokens", "100", "--distributed-world-size", "2", "--distributed-backend", "gloo",
-        "--save-dir", folder / "run", "--log-interval", "1", "--log-format", "json", "--max-update", "100000",
-        "--no-epoch-checkpoints", "--save-interval", "100000", "--disable-validation", *more,
-    ]  # fmt: skip
-    log = folder / "log"
-    with open(log, "w") as stream, subprocess.Popen(
-        command, stdout=stream, stderr=stream,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_SURVIVAL": "1"},
-    ) as process:  # fmt: skip
+    port = str(free_port())
+    launch = [BIN / "torchrun", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", port]
+    train = [BIN / "fairseq-train", data, *TINY_MODEL, *TINY_TRAINING, "--save-dir", folder / "run"]
+    train += ["--max-tokens", "100", "--distributed-world-size", "2", "--distributed-backend", "gloo"]
+    train += ["--log-interval", "1", "--log-format", "json", "--save-interval", "100000", "--no-epoch-checkpoints"]
+    log, env = folder / "log", {**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_SURVIVAL": "1"}
+    command = [*launch, *train, "--disable-validation", "--max-update", "100000", *more]
+    with open(log, "w") as stream, subprocess.Popen(command, stdout=stream, stderr=stream, env=env) as process:
         forked.wait_for(lambda: '"num_updates": "20"' in log.read_text(), process, log)
         yield process, log
 
