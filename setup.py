@@ -84,7 +84,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest", "pytest-xdist", "ruff", "mypy"],
-        "plots": ["matplotlib", "pandas", "scipy", "tabulate"],
+        "plots": ["matplotlib", "pandas", "scipy"],
         "serve": ["ctranslate2>=4.8", "subword-nmt"],
         "slurm": ["hydra-submitit-launcher"],
         "reparam": ["tensorly"],

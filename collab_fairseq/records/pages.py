@@ -12,18 +12,31 @@ from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import RecordError
 
 
-def table(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
-    """A Markdown table whose header is the first row; ``numbers``: all columns but the first are set to the right."""
-    rule = ["---", *["---:" if numbers else "---"] * (len(rows[0]) - 1)]
-    lines = [rows[0], rule, *([cell.replace("|", "\\|") for cell in row] for row in rows[1:])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(rows: Sequence[Sequence[str]], numbers: bool = False, padded: bool = False) -> str:
+    """A Markdown table whose header is the first row.
+
+    Args:
+        numbers: align all columns but the first to the right.
+        padded: pad the cells of each column to one width, for readers of the source.
+    """
+    header = list(rows[0])
+    lines = [header, *([cell.replace("|", "\\|") for cell in row] for row in rows[1:])]
+    if padded:
+        widths = [max(len(name) + 2, *(len(line[column]) for line in lines)) for column, name in enumerate(header)]
+        lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        rule = "|".join(":" + "-" * (width + 1) for width in widths)
+    else:
+        alignment = "---:" if numbers else "---"
+        rule = " " + " | ".join(["---", *[alignment] * (len(header) - 1)]) + " "
+    text = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([text[0], f"|{rule}|", *text[1:]])
 
 
 def with_part(page: str, marker: str, content: str, where: str = "the page") -> str:
-    """The text of a page with `content` between the two lines of a marker; ``where`` names the page in errors.
+    """The text of a page with `content` between the two lines of a marker; ``where`` is its name in errors.
 
     Raises:
-        RecordError: the marker is not there exactly once with its end after it.
+        RecordError: the page does not have the marker exactly once with its end after it.
     """
     name = re.escape(marker)
     begin = list(re.finditer(rf"^<!-- {name}(?::[^\n]*)? -->[ \t]*$", page, re.MULTILINE))
@@ -38,12 +51,12 @@ def with_part(page: str, marker: str, content: str, where: str = "the page") -> 
 
 
 def publish(text: str, page: str, marker: Optional[str] = None, check: bool = False) -> str:
-    """Write Markdown to the file `page`, or with `check` only see whether it stands there; says what was done.
+    """Write Markdown to the file `page`, or with `check` only compare; returns a sentence on what was done.
 
     With a marker only the part of the page between these markers is written.
 
     Raises:
-        RecordError: with `check`, the page is not what would be written; with a marker, there is no such page.
+        RecordError: with `check`, the page differs from what would be written; with a marker, there is no such page.
     """
     try:
         before = Path(page).read_bytes().decode("utf-8")

@@ -1,6 +1,6 @@
-"""From the records of trainings to the rows of a table: a row is a configuration; its runs differ in the seed alone.
+"""From records of training runs to the rows of a table: a row is a configuration; its runs differ in the seed alone.
 
-A run is a plain dictionary: the fields, settings and parts of its record side by side, and `path`, where it was read.
+A `TrainingRecord` is one dictionary of the fields, settings and parts of a record, and the `path` of its file.
 """
 
 import logging
@@ -19,18 +19,18 @@ TrainingRecord = Dict[str, Any]
 
 
 def load_run(path: PathLike) -> TrainingRecord:
-    """Read the record of a training. Heads that were converted get the settings that flags would give them.
+    """Read the record of a training run. Converted heads get the settings that flags would give them.
 
     Raises:
-        RecordError: it cannot be read, or is of something else.
+        RecordError: it cannot be read, or is another kind of record.
     """
     record = load(path, "training")
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
     model = run["config"]["model"]
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
-        places = tuple(model["attention_shapes"])
-        sites = "_".join(site for site in kinds.SITES if any(place.startswith(site) for place in places))
+        layer_ids = tuple(model["attention_shapes"])
+        sites = "_".join(site for site in kinds.SITES if any(layer_id.startswith(site) for layer_id in layer_ids))
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
         model.update(dict.fromkeys(kinds.KEY_DIMS.values()))
         named = {"key_dim": "key_dim", **{f.argument: f.name for f in kinds.CollaborativeAttention.flags if f.own}}
@@ -41,7 +41,7 @@ def load_run(path: PathLike) -> TrainingRecord:
 
 
 def lookup(run: TrainingRecord, field: str) -> Any:
-    """What stands in a run at a path such as config.model.dropout; lists and the like as text."""
+    """The value at a path such as config.model.dropout; lists and dictionaries as text."""
     value: Any = run
     for part in field.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -49,31 +49,31 @@ def lookup(run: TrainingRecord, field: str) -> Any:
 
 
 def heads(run: TrainingRecord) -> str:
-    """In words, what kind of attention heads the model has, and whether the result is of a publication."""
+    """The attention type of the model in words, and whether the result is from a publication."""
     sites = lookup(run, "config.model.collaborative_heads")
     named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
     if not named:
-        kind = "standard" if sites else "standard (fairseq's transformer)"
+        words = "standard" if sites else "standard (fairseq's transformer)"
     else:
-        kind = "collaborative" if len(named) == len(kinds.SITES) else f"collaborative in {', '.join(named)}"
+        words = "collaborative" if len(named) == len(kinds.SITES) else f"collaborative in {', '.join(named)}"
         mixing = lookup(run, "config.model.mixing_init")
-        kind += f", {mixing}" if mixing not in (None, "xavier") else ""
+        words += f", {mixing}" if mixing not in (None, "xavier") else ""
         rate = lookup(run, "config.model.mixing_lr_multiplier")
-        kind += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
-    kind += ", authors' initialisation" if lookup(run, "config.model.attention_init") == "authors" else ""
+        words += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
+    words += ", authors' initialisation" if lookup(run, "config.model.attention_init") == "authors" else ""
     shapes = list((run["config"]["model"]).get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
-        kind += f", scores × {shapes[0]['scale']:.3g}"
+        words += f", scores × {shapes[0]['scale']:.3g}"
     if "recipe.training_module" in run.get("files", {}):
-        kind += ", trained with another --user-dir"
+        words += ", trained with another --user-dir"
     for field, flag in kinds.flags().items():
         number = lookup(run, f"config.model.{field}") if flag.words else None
-        kind += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
-    return f"{kind}, as published" if "published" in run else kind
+        words += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
+    return f"{words}, as published" if "published" in run else words
 
 
 def keys(run: TrainingRecord) -> Dict[str, Any]:
-    """What rows are grouped by; a key dim that is not given is the embedding width, as in fairseq's transformer."""
+    """The fields that rows are grouped by; the key dim defaults to the embedding width, as in fairseq's transformer."""
     model = run["config"]["model"]
     dims = {site: key_dim(model, site) for site in kinds.SITES}
     alike = len(set(dims.values())) == 1
@@ -82,20 +82,20 @@ def keys(run: TrainingRecord) -> Dict[str, Any]:
 
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
-    """The key dim of a site: its own, that of all sites, or the embedding width; None where nothing says it."""
+    """The key dim of a site: its own, that of all sites, or the embedding width; None if there is none of these."""
     width = model.get(f"{kinds.side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
 def averaged(run: TrainingRecord) -> Optional[str]:
-    """Of what the weights are the mean: of so many epochs' checkpoints, or of so many after some updates each."""
+    """The checkpoints that the weights are the mean of: their number, and whether they are those of epochs."""
     files = [entry["file"] for entry in run.get("averaged_from") or ()]
     kind = "epochs" if all(re.fullmatch(r"checkpoint\d+\.pt", file) for file in files) else "checkpoints"
     return f"{len(files)} {kind}" if files else None
 
 
 def cache(run: TrainingRecord) -> Optional[int]:
-    """Numbers that decoding keeps for a position and layer of self-attention; None where layers are not alike."""
+    """Numbers that decoding keeps per position and layer of self-attention; None if layers differ."""
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
@@ -103,13 +103,13 @@ def cache(run: TrainingRecord) -> Optional[int]:
 
 
 def losses(run: TrainingRecord) -> Dict[str, float]:
-    """Validation set → its last loss, of the last checkpoint itself rather than the average."""
+    """Validation set → its last loss, of the last checkpoint rather than the average."""
     curves = {name: [p["loss"] for p in curve if "loss" in p] for name, curve in run["curves"].items()}
     return {name: curve[-1] for name, curve in sorted(curves.items()) if curve and name != "train"}
 
 
 def numbers(run: TrainingRecord) -> Dict[str, Any]:
-    """What is averaged over the seeds; None for what the run does not have."""
+    """The numbers that are averaged over seeds; None for those that the run does not have."""
     training = run["training"]
     seconds = training["wall_seconds"]
     peak = training["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
@@ -135,11 +135,11 @@ def hardware(run: TrainingRecord) -> str:
 
 
 def precision(run: TrainingRecord) -> str:
-    """In which precision a run was trained, by the flags of fairseq that chose it."""
-    chosen = run["config"].get("common")
-    if chosen is None:
+    """The precision of training, as the flags of fairseq that set it."""
+    settings = run["config"].get("common")
+    if settings is None:
         return "not recorded"
-    flags = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]
+    flags = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value]
     # autocast's type is bfloat16 on a CPU and float16 on a GPU
     return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
 
@@ -150,11 +150,11 @@ def text(value: Any) -> str:
         return DASH
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return str(value).replace("\n", " ")
 
 
 def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
-    """A pandas DataFrame with a line for each run, in an order that does not depend on theirs.
+    """A pandas DataFrame with a line for each run, in an order that does not depend on that of ``runs``.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
     precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`. Lines
@@ -196,7 +196,7 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 
 def _check_row(row: Any) -> None:
-    """See that runs which would be one row differ in the seed alone, or in the precision, which tables tell."""
+    """Check that the runs of a row differ in the seed alone, or in the precision, which tables note."""
     import pandas
 
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()

@@ -1,21 +1,22 @@
 """Markdown tables from records: the same records give the same bytes.
 
-One row per configuration, the mean over its seeds, and beneath it what the numbers need to be read: where the records
-are, sacreBLEU signatures, machines, comparisons with baselines. Scores have intervals, see `scoring.significance`; what
-else is measured has its sample standard deviation.
+One row per configuration, with means over its seeds. Below the table: signatures, machines, the files of the records,
+and comparisons with baselines. Scores have intervals, see `scoring.significance`; other numbers have their sample
+standard deviation.
 """
 
 import os
 import posixpath
 from typing import Any, Dict, List, Optional, Sequence, Set
 
+from collab_fairseq.records import pages
 from collab_fairseq.records.columns import COLUMNS, DASH, GROUP_BY, KEYS, MACHINES, METRICS, NUMBERS, ON_REQUEST
 from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import TrainingRecord, frame, losses
 from collab_fairseq.records.scores import interval, test_sets
 from collab_fairseq.scoring.significance import OVER_SEEDS
 
-#: what rows are compared in, where it is shown; sacreBLEU where none of them is
+#: metrics that rows are compared in if the table shows them; sacreBLEU if it shows none of them
 _COMPARED = ("nll", "sacrebleu", "chrf++", "ter", "comet")
 
 
@@ -27,18 +28,18 @@ def markdown_table(
     baselines: Sequence[str] = (),
     folder: str = ".",
 ) -> str:
-    """The table, with what belongs beneath it.
+    """The table, with the notes and comparisons below it.
 
     Args:
         runs: at least one, in any order.
-        columns: in this order, of `COLUMNS`, `ON_REQUEST` and `group_by`; by default those of the first and the last
-            that any run has a value for. A score is of every test set, or of the one behind it: ``nll all tests``.
-        group_by: fields that tell the rows apart.
+        columns: in this order, of `COLUMNS`, `ON_REQUEST` and `group_by`; by default those of `COLUMNS` and `group_by`
+            that any run has a value for. A score is of every test set, or of the one named after it: ``nll all tests``.
+        group_by: fields that distinguish the rows.
         baselines: names of runs; every other row is compared with the row of each, by the seeds that both have.
-        folder: where the page is that the table goes into; the link to the records starts there.
+        folder: of the page that shows the table; the link to the records is relative to it.
 
     Raises:
-        RecordError: a column or a baseline is unknown, or the runs cannot be put together; see `frame`.
+        RecordError: a column or a baseline is unknown, or the runs cannot be grouped; see `frame`.
         ScoringError: runs of one row, or rows that are compared, were scored in different ways.
     """
     data = frame(runs, group_by)
@@ -53,18 +54,11 @@ def markdown_table(
         shown.update(_column(name, data, group_by, alone))
     if not columns:
         shown = {header: cells for header, cells in shown.items() if set(cells) != {DASH}}
-    table = markdown(shown)
+    table = pages.table([list(shown), *zip(*shown.values(), strict=True)], padded=True)
     notes = [*_notes(data, names, alone, table), _records(runs, folder)]
     parts = [table, "  \n".join(notes)]  # two blanks end a line, not the paragraph
     parts += [_comparison(data, name, group_by, names) for name in baselines]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def markdown(columns: Any) -> str:
-    """A Markdown table of texts, given as a pandas DataFrame is."""
-    import pandas
-
-    return str(pandas.DataFrame(columns).to_markdown(index=False, disable_numparse=True))
 
 
 def _column(name: str, data: Any, group_by: Sequence[str], alone: Set[str]) -> Dict[str, List[str]]:
@@ -89,20 +83,19 @@ def _column(name: str, data: Any, group_by: Sequence[str], alone: Set[str]) -> D
     shown = {header: cells}
     others = {other for run in data["run"] for other in losses(run)} - {"valid"} if name == "valid_loss" else set()
     for other in sorted(others):
-        found = data["run"].map(lambda run, other=other: losses(run).get(other)).astype(float)
-        shown[f"{header} {other}"] = [spread(group, decimals) for _, group in found.groupby(data["row"], sort=False)]
+        values = data["run"].map(lambda run, other=other: losses(run).get(other)).astype(float)
+        shown[f"{header} {other}"] = [spread(group, decimals) for _, group in values.groupby(data["row"], sort=False)]
     return shown
 
 
 def spread(values: Any, decimals: int) -> str:
-    """`mean ± deviation` of a Series, without the deviation for one value; how many where some are missing."""
+    """`mean ± deviation` of a Series, without the deviation if all are equal; their number if some are missing."""
     present = values.dropna()
     if present.empty:
         return DASH
-    shown, deviation = f"{present.mean():,.{decimals}f}", present.std()
-    # the number of parameters is the same for every seed
-    if len(present) > 1 and (decimals or deviation):
-        shown += f" ± {deviation:,.{decimals}f}"
+    shown = f"{present.mean():,.{decimals}f}"
+    if present.nunique() > 1:
+        shown += f" ± {present.std():,.{decimals}f}"
     return shown if len(present) == len(values) else f"{shown} (of {len(present)})"
 
 
@@ -111,7 +104,7 @@ def _header(field: str) -> str:
 
 
 def _records(runs: Sequence[TrainingRecord], folder: str) -> str:
-    """Where the records are: a pattern, linked to their folder."""
+    """A pattern that matches the files of the records, linked to their folder."""
     paths = [os.path.relpath(run["path"], folder).replace(os.sep, "/") for run in runs]
     start = os.path.commonprefix(paths)  # noqa: RUF071  (of the characters, not of the folders)
     end = os.path.commonprefix([path[len(start) :][::-1] for path in paths])[::-1]  # noqa: RUF071
@@ -120,10 +113,10 @@ def _records(runs: Sequence[TrainingRecord], folder: str) -> str:
 
 
 def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List[str]:
-    """What the numbers above need to be read, one line each."""
+    """Notes on the numbers of the table, one line each."""
     notes, seeds = [], data.groupby("row").size()
     if set(METRICS) & set(shown) and seeds.max() > 1:
-        notes.append(f"In brackets: {OVER_SEEDS}{_told(alone)}.")
+        notes.append(f"In brackets: {OVER_SEEDS}{_over_seeds_alone(alone)}.")
     if set(METRICS) & set(shown) and seeds.min() < 2:
         notes.append("Scores without an interval are of one seed: there is none over seeds.")
     if "±" in table:
@@ -131,8 +124,8 @@ def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List
     for key, row in data.groupby("row", sort=False):
         if row["precision"].nunique() > 1:
             seeds = row.groupby("precision")["seed"].agg(lambda numbers: ", ".join(map(str, numbers)))
-            told = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
-            notes.append(f"Trained in different precisions: {', '.join(key)}: {told}.")
+            listed = "; ".join(f"{name} (seed {numbers})" for name, numbers in seeds.items())
+            notes.append(f"Trained in different precisions: {', '.join(key)}: {listed}.")
     entries = [entry for run in data["run"] for scores in run["scores"].values() for entry in scores["scores"]]
     for metric in (METRICS[name] for name in ("sacrebleu", "chrf", "chrf++", "ter", "comet") if name in shown):
         signatures = {entry.get("signature") for entry in entries if entry["metric"] == metric}
@@ -149,7 +142,7 @@ def _notes(data: Any, shown: Sequence[str], alone: Set[str], table: str) -> List
 
 
 def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequence[str]) -> str:
-    """Every row beside that of the run ``baseline``, on each test set, by the seeds that both have."""
+    """Every row compared with that of the run ``baseline``, on each test set, by the seeds that both have."""
     named = data[data["name"] == baseline]
     if named.empty:
         names = ", ".join(data["name"])
@@ -163,20 +156,21 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
         pairs = row.dropna(subset="seed").merge(base, on="seed", suffixes=("", " of base"))
         runs = pairs["run"].tolist(), pairs["run of base"].tolist()
         for test in sorted({test for name in metrics for test in test_sets(row["run"], METRICS[name])}):
-            found = {
+            differences = {
                 f"difference in {METRICS[name]}": interval(runs[0], test, name, alone, runs[1]) if runs[0] else DASH
                 for name in metrics
             }
             compared = dict(zip(map(_header, group_by), other, strict=True))
-            lines.append({**compared, "seeds": str(len(pairs)), "test set": test, **found})
+            lines.append({**compared, "seeds": str(len(pairs)), "test set": test, **differences})
     if not lines:
         return ""
     about = ", ".join(f"{_header(field)} {value}" for field, value in zip(group_by, key, strict=True))
     several, single = (any((line["seeds"] == "1") is one for line in lines) for one in (False, True))
-    notes = [f"In brackets: {OVER_SEEDS}, seed by seed{_told(alone)}. A star: 0 is outside."] * several
+    notes = [f"In brackets: {OVER_SEEDS}, seed by seed{_over_seeds_alone(alone)}. A star: 0 is outside."] * several
     notes += ["Of one seed there is no interval."] * single
-    return f"Compared with {about}:\n\n{markdown(lines)}\n\n{' '.join(notes)}"
+    table = pages.table([list(lines[0]), *(list(line.values()) for line in lines)], padded=True)
+    return f"Compared with {about}:\n\n{table}\n\n{' '.join(notes)}"
 
 
-def _told(alone: Set[str]) -> str:
+def _over_seeds_alone(alone: Set[str]) -> str:
     return f"; of {', '.join(sorted(alone))} over the seeds alone" if alone else ""

@@ -5,8 +5,8 @@
 
 Records are NAME.json of run.sh, of one model or several. --time draws the CPU time of the decomposition against the
 rank (Figure 4 of the paper), --quality the validation loss against the rank with and without fine-tuning (Figure 5).
-Without files the table is printed; with --marker it takes the place of what stands between <!-- NAME --> and
-<!-- /NAME --> in its file.
+Without files the table is printed; with --marker it replaces the text between <!-- NAME --> and <!-- /NAME --> in its
+file.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import drawing, look
 from collab_fairseq.records.record import RecordError, load
+from collab_fairseq.records.table import spread
 
 METHODS = {
     "source": "source",
@@ -67,14 +68,6 @@ def results(record: Dict[str, Any]) -> pandas.DataFrame:
         "part": lambda part: -part,
     }
     return frame.sort_values(["kind", "part", "method"], key=lambda column: column.map(order[column.name]))
-
-
-def spread(values: pandas.Series, digits: int) -> str:
-    """Mean and standard deviation over the seeds, where they make a difference; – without values."""
-    if values.isna().all():
-        return "–"
-    mean = f"{values.mean():.{digits}f}"
-    return mean if values.nunique() < 2 else f"{mean} ± {values.std():.{digits}f}"
 
 
 def study(record: Dict[str, Any]) -> str:
