@@ -1,4 +1,4 @@
-"""What all figures of the project share: matplotlib (the extra `plots`), its style, and files that appear whole.
+"""What all figures of the project share: matplotlib (the extra `plots`), its style, and files written atomically.
 
 The style is set here, so that a user's own matplotlib settings change nothing; the same figure and the same matplotlib
 give the same file.
@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 from collab_fairseq.records.files import PathLike, check_targets, write_bytes
 from fairseq_modern.errors import UserError
 
-#: Okabe and Ito's colours, which colour-blind readers tell apart, and a mark for each
+#: Okabe and Ito's colours, which colour-blind readers can distinguish, and a mark for each
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P")
 STYLE: Dict[str, Any] = {
@@ -46,7 +46,7 @@ class PlotError(UserError):
 
 
 def check_figure(path: Optional[PathLike]) -> None:
-    """See, before any work, that a figure can be written under this name; None is left out.
+    """Check, before any work, that a figure can be written under this name; None is left out.
 
     Raises:
         PlotError: it does not end in .png or .svg. TargetError: see `check_targets`.
@@ -58,7 +58,7 @@ def check_figure(path: Optional[PathLike]) -> None:
 
 @contextlib.contextmanager
 def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
-    """A matplotlib Figure of ``size`` inches, which is written to a .png or .svg file, whole or not at all.
+    """A matplotlib Figure of ``size`` inches, which is written to a .png or .svg file, atomically.
 
     Raises:
         PlotError: matplotlib is not installed. PlotError, TargetError: see `check_figure`.
@@ -74,7 +74,7 @@ def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
-        # a Figure of its own draws without a display and without pyplot's global state
+        # a separate Figure needs no display and leaves pyplot's global state alone
         figure = Figure(figsize=size, layout="constrained")
         yield figure
         buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Writing small files whole or not at all, and seeing beforehand whether any file can be written."""
+"""Write small files atomically; check beforehand that a file can be written."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from fairseq_modern.files import PathLike, whole_or_not_at_all
 
 
 class TargetError(UserError):
-    """A result cannot be written where it is to go."""
+    """A file cannot be written."""
 
 
 def check_targets(*paths: Optional[PathLike]) -> None:
-    """See, before any work, that files can be written under these names; None is left out.
+    """Check, before any work, that files can be written under these names; None is left out.
 
     Raises:
-        TargetError: the folder is missing or cannot be written to, or there is something else than a file.
+        TargetError: the folder is missing or cannot be written to, or the name is not that of a file.
     """
     for path in paths:
         if path is None:
@@ -27,23 +27,23 @@ def check_targets(*paths: Optional[PathLike]) -> None:
             raise TargetError(f"cannot write {name}: there is no folder {folder}")
         if os.path.exists(name) and not os.path.isfile(name):
             raise TargetError(f"cannot write {name}: it is {'a directory' if os.path.isdir(name) else 'no file'}")
-        try:  # permissions alone do not tell of read-only disks and quotas
+        try:  # permissions do not show read-only disks and quotas
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise TargetError(f"cannot write {name}: {folder} takes no files ({error.strerror})") from error
 
 
 def write_bytes(data: bytes, path: PathLike) -> None:
-    """Write a file: a whole new one takes the place of `path`, or `path` stays as it was."""
+    """Write a file atomically: on an error `path` stays as it was."""
     with whole_or_not_at_all(os.fspath(path)) as stream:
         stream.write(data)
 
 
 def write_text(text: str, path: PathLike) -> None:
-    """Write UTF-8 text with the line ends that it has, as `write_bytes` does."""
+    """Write UTF-8 text atomically, with its own line ends."""
     write_bytes(text.encode("utf-8"), path)
 
 
 def write_json(data: Any, path: PathLike) -> None:
-    """Write data as indented JSON, as `write_text` does; NaN and infinity, which JSON lacks, are an error."""
+    """Write data as indented JSON, atomically; NaN and infinity, which JSON lacks, are an error."""
     write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)

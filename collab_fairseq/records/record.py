@@ -1,8 +1,8 @@
-"""The one format of results: trainings, benchmarks, analyses, conversions and studies, one JSON file each.
+"""The one format of results: training runs, benchmarks, analyses, conversions and studies, one JSON file each.
 
 Fields (schema 1):
 
-    schema, kind   1, and what it is of: "training", "bench", "heads", "conversion", "study"
+    schema, kind   1, and one of "training", "bench", "heads", "conversion", "study"
     name           of the run, benchmark or analysis
     command        as typed, without this machine's paths
     created        date and time, UTC
@@ -12,8 +12,8 @@ Fields (schema 1):
     settings       what the result depends on, by name: checkpoint (file name and SHA-256), split, seed, …
     parts          the result, by name
 
-A record may grow part by part, and is on the disk as far as it has come. Command and settings name no folder of the
-machine: paths in them are shortened.
+A record may grow part by part and is saved after each part. Command and settings name no folder of the machine: paths
+in them are shortened.
 """
 
 import argparse
@@ -31,31 +31,31 @@ from fairseq_modern.errors import UserError
 
 SCHEMA = 1
 
-# a word in quotes, since it has blanks, that is a path or ends in one after =
+# a word in quotes, since it has spaces, that is a path or ends in one after =
 _QUOTED = re.compile(r"'([^'/]*=)?(~?/[\w.-][^']*)'")
 # a slash at the start of a word, and something after it
 _PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
 
 class RecordError(UserError):
-    """A record, or what it is made from, is not as it must be."""
+    """A record, or a file that it is made from, is invalid."""
 
 
 class Record:
-    """A result that grows part by part; with a path, what is there already is not computed again.
+    """A result that grows part by part; with a path, parts that the file has are not computed again.
 
     Args:
         kind, name, command, settings: see the top of this file.
-        path: where it is kept; None: nowhere.
-        device, threads: what it is computed on.
-        repository: the folder whose commit is noted (default: that of this package, where it is a checkout).
-        fixed: further fields that a result must share to be continued, such as ``hardware`` where times are compared.
+        path: its file; None: it is not saved.
+        device, threads: that it is computed on.
+        repository: the folder whose commit is noted (default: that of this package, if it is a checkout).
+        fixed: further fields that a result must share to be continued, such as ``hardware`` if times are compared.
 
     Attributes:
         content: all fields. parts: name → JSON data.
 
     Raises:
-        RecordError: the file holds something else, or a result of other settings.
+        RecordError: the file is no such record, or has other settings.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Record:
         self.content = earlier
 
     def part(self, key: str, compute: Callable[[], Any]) -> Any:
-        """The part, computed and saved unless it is there."""
+        """The part; it is computed and saved if the record does not have it."""
         key = self._group + key
         if key not in self.parts:
             self.parts[key] = compute()
@@ -99,7 +99,7 @@ class Record:
 
     @contextlib.contextmanager
     def within(self, group: str) -> Iterator[None]:
-        """Put ``group`` before the names of all parts."""
+        """Prefix the names of all parts with ``group``."""
         self._group, before = group, self._group
         try:
             yield
@@ -107,7 +107,7 @@ class Record:
             self._group = before
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         if self.path is not None:
             write_json(self.content, self.path)
 
@@ -116,7 +116,7 @@ def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any
     """Read a record.
 
     Raises:
-        RecordError: it is no record of this kind, or not of the analysis or benchmark ``name``.
+        RecordError: it is no record of this kind and ``name``.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Hypotheses against raw references, the one way in which this project scores text of its own."""
+"""Hypotheses against raw references: the only way in which this project scores text."""
 
 import codecs
 import gzip
@@ -21,7 +21,7 @@ class ScoringError(UserError):
 
 
 class RawScore(NamedTuple):
-    """sacreBLEU, for the paired bootstrap `bleu_statistics`, and the hypotheses as raw text."""
+    """sacreBLEU, its `bleu_statistics` for the paired bootstrap, and the hypotheses as raw text."""
 
     bleu: bleu.Score
     statistics: str
@@ -29,7 +29,7 @@ class RawScore(NamedTuple):
 
 
 def read_content(path: PathLike, what: str) -> bytes:
-    """A file's bytes, unpacked where they are gzipped; ``what`` is what errors call them."""
+    """A file's bytes, decompressed if gzipped; errors call them ``what``."""
     try:
         with open(path, "rb") as stream:
             content = stream.read()
@@ -45,7 +45,7 @@ def read_content(path: PathLike, what: str) -> bytes:
 
 
 def read_lines(path: PathLike, what: str = "the references") -> List[str]:
-    """Texts, one a line; the file may be gzipped. ``what`` is what errors call them.
+    """Texts, one per line; the file may be gzipped. Errors call them ``what``.
 
     Raises:
         ScoringError: the file cannot be read, or is not UTF-8.
@@ -59,7 +59,7 @@ def read_lines(path: PathLike, what: str = "the references") -> List[str]:
 
 
 def check_number(references: Sized, hypotheses: Sized, name: str) -> None:
-    """Raise ScoringError unless there is a reference for every hypothesis; ``name`` is what the error calls them."""
+    """Raise ScoringError unless there is a reference for every hypothesis; the error calls them ``name``."""
     if len(references) != len(hypotheses):
         raise ScoringError(
             f"{name} has {len(references)} lines, expected {len(hypotheses)}, one for each hypothesis: "
@@ -68,13 +68,13 @@ def check_number(references: Sized, hypotheses: Sized, name: str) -> None:
 
 
 def check_references(references: Sequence[str], hypotheses: Sequence[str], name: str) -> None:
-    """See that raw text was given, a line for each hypothesis.
+    """Check that references are raw text, one line for each hypothesis.
 
     Args:
-        name: what errors call the references.
+        name: of the references, in errors.
 
     Raises:
-        ScoringError: another number of lines, subword units, or lower-cased where the hypotheses are not.
+        ScoringError: another number of lines, subword units, or lower-cased although the hypotheses are not.
     """
     check_number(references, hypotheses, name)
     marker = text.subword_marker(references)
@@ -99,7 +99,7 @@ def score_raw(
     Args:
         target_lang: language code for sacreBLEU and for Moses, which takes English without one.
         tokenised: whether the hypotheses are, and are detokenised first; None guesses from their punctuation.
-        name: what errors call the references.
+        name: of the references, in errors.
 
     Raises:
         ScoringError: see `check_references`.
