@@ -8,9 +8,9 @@
     collab score translations.de --baseline others.de --reference test.de
     collab score translations.de --reference test.de --source test.en --comet Unbabel/wmt22-comet-da
 
-The log may be sorted or not, have n-best lists, or come in shards; plain text has one translation a line. Raw text is
-Moses-tokenised for the first two scores, tokenised text is detokenised for sacreBLEU and what follows it. Compare
-sacreBLEU across papers, the first two only with their like; of TER less is better. --baseline compares two systems'
+The log may be sorted or not, have n-best lists, or come in shards; plain text has one translation per line. Raw text is
+Moses-tokenised for the first two scores, tokenised text is detokenised for all others. Compare sacreBLEU across papers,
+the first two only with the same score; for TER less is better. --baseline compares two systems'
 sacreBLEU by a paired bootstrap over the sentences. --comet needs `pip install unbabel-comet` and a model of it, by its
 checkpoint or its name; the score is 100 times COMET's.
 """
@@ -29,7 +29,7 @@ from .options import UsageError
 if TYPE_CHECKING:
     from collab_fairseq.scoring.evaluation import Evaluation
 
-HELP = "score translations, or two systems' side by side"
+HELP = "score translations, or compare two systems"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("logs", nargs="+", metavar="FILE", help=text)
     text = "raw, never tokenised references, line i for sentence id i (default: the log's own)"
     add("--reference", metavar="FILE", help=text)
-    add("--baseline", nargs="+", metavar="FILE", help="another system, given in the same way, to compare with")
-    text = "language of the translations (default: as the log tells, else the ending of --reference, such as test.de)"
+    add("--baseline", nargs="+", metavar="FILE", help="another system in the same form, to compare with")
+    text = "language of the translations (default: that of the log, else the ending of --reference, such as test.de)"
     add("--target-lang", metavar="LANG", help=text)
     text = "whether the text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
     add("--tokenized", "--tokenised", choices=("auto", "yes", "no"), default="auto", help=text)
@@ -83,7 +83,7 @@ def _names(files: Sequence[str]) -> str:
 
 
 def _lines(files: Sequence[str], result: "Evaluation") -> List[str]:
-    """What is told of a system."""
+    """The printed lines of a system."""
     form = "tokenised" if result.tokenised else "raw, not tokenised"
     form += " (assumed)" if result.tokenised_assumed else ""
     lines = [f"{_names(files)}: {result.sentences} sentences, language {result.target_lang}, text is {form}"]
@@ -96,14 +96,16 @@ def _lines(files: Sequence[str], result: "Evaluation") -> List[str]:
 
 
 def _compared(names: List[str], system: Any, baseline: Any, lines: List[str]) -> Dict[str, Any]:
-    """Tell how two systems differ; what --json has of it."""
+    """Add the difference of two systems to the printed lines; returns its part of --json."""
     from collab_fairseq.scoring import significance
 
-    found = significance.compare(system, baseline, names)
-    if found is None:
-        raise UsageError("--baseline compares sacreBLEU, which tokenised text has not without a raw --reference")
-    told = f"{found.difference:+.2f}, 95 % interval [{found.low:+.2f}, {found.high:+.2f}], p = {found.p_value:.3f}"
-    lines.append(f"{'difference':<20} {told}")
+    comparison = significance.compare(system, baseline, names)
+    if comparison is None:
+        raise UsageError("--baseline compares sacreBLEU, and tokenised text needs a raw --reference for it")
+    interval = f"[{comparison.low:+.2f}, {comparison.high:+.2f}]"
+    lines.append(
+        f"{'difference':<20} {comparison.difference:+.2f}, 95 % interval {interval}, p = {comparison.p_value:.3f}"
+    )
     lines.append(f"{'':<20} sacreBLEU of {names[0]} − {names[1]}")
     lines.append(f"{'':<20} {significance.METHOD}, {significance.SAMPLES:,} resamples")
-    return {"baseline": baseline, "comparison": {**found._asdict(), "method": significance.METHOD}}
+    return {"baseline": baseline, "comparison": {**comparison._asdict(), "method": significance.METHOD}}

@@ -8,10 +8,10 @@
 
 One row per configuration, the mean over its seeds, scores with 95 % intervals over seeds and sentences. With --baseline
 every other row is compared with that run's row by the seeds that both have; a star marks differences whose interval
-does not hold 0. With --marker the table takes the place of what stands between the lines <!-- NAME --> and
-<!-- /NAME --> of the file. The same records give the same table. --x width draws what narrow keys cost: the loss above
-that of standard heads at full width, and beside it the BLEU that published runs lose. This needs pandas and, for
---figure, matplotlib: the extra `plots` of this project.
+does not contain 0. With --marker the table replaces the text between the lines <!-- NAME --> and <!-- /NAME --> of the
+file. The same records give the same table. --x width draws the cost of reducing the key dimension: the loss above that
+of standard heads at the full key dimension and, next to it, the BLEU that published runs lose. This needs pandas and,
+for --figure, matplotlib: the extra `plots` of this project.
 """
 
 import argparse
@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("records", nargs="+", metavar="RECORD", help="records of trainings, in any order")
+    add("records", nargs="+", metavar="RECORD", help="records of training runs, in any order")
     add("--columns", type=_names, metavar="A,B,...",
-        help=f"which columns, in this order, of: those of --group-by, {', '.join((*COLUMNS, *ON_REQUEST))}; with a "
-        "test set behind it a score is of that one: 'nll all tests' (default: all that have a value)")  # fmt: skip
+        help=f"which columns, in this order, of: those of --group-by, {', '.join((*COLUMNS, *ON_REQUEST))}; a score "
+        "followed by a test set is of that one: 'nll all tests' (default: all that have a value)")  # fmt: skip
     add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...",
-        help="what tells the rows apart: heads, key_dim, updates or a path into the records such as "
+        help="fields that distinguish the rows: heads, key_dim, updates or a path into the records such as "
         "config.model.dropout (default: heads,key_dim,updates)")  # fmt: skip
-    text = "name of a run: compare the other rows with the row that it is in; repeatable"
+    text = "name of a run: compare the other rows with its row; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add_page(parser)
     add("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
-    text = "of the figure: scores against parameters or wall_time; width: loss of narrow keys; updates: validation loss"
+    text = "of the figure: scores against parameters or wall_time; cost against width; validation loss against updates"
     against = ("updates", "width", "parameters", "wall_time")
     add("--x", choices=against, default="updates", help=f"{text} (default: updates)")
     text = "score against --x parameters or wall_time (default: sacrebleu)"
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.x in ("updates", "width"):
         refuse(args, ("y",), f"does not go with --x {args.x}, which draws the loss")
     if args.x == "width":
-        refuse(args, ("group_by",), "does not go with --x width, which draws either kind of heads")
+        refuse(args, ("group_by",), "does not go with --x width, which draws both attention types")
     check_figure(args.figure)
     folder = check_page(args)
     from collab_fairseq.records import figures, key_dim_study, table

@@ -17,11 +17,11 @@ PACKAGES = (
 
 
 def circumstances(folder: str, *, device: str, threads: Optional[int] = None) -> Dict[str, Any]:
-    """When, with what and on what a result was made: the fields `created`, `versions`, `commit`, `hardware` of records.
+    """The circumstances of a result: the fields `created`, `versions`, `commit` and `hardware` of records.
 
     Args:
         folder: of the code, for its commit.
-        device: "cpu" or "gpu", where it ran.
+        device: "cpu" or "gpu", that it ran on.
         threads: of the CPU.
     """
     return {
@@ -33,16 +33,16 @@ def circumstances(folder: str, *, device: str, threads: Optional[int] = None) ->
 
 
 def version(package: str) -> Optional[str]:
-    """Of a package that results depend on; None where it is not installed."""
+    """The version of a package; None if it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return None
 
 
 def commit(folder: str) -> Dict[str, Any]:
-    """The git commit of the code in `folder` and whether its files differ from it; both None outside a repository.
+    """The git commit of the code in `folder` and whether tracked files differ from it; both None outside a repository.
 
-    A folder that git does not track, such as a virtual environment within a checkout, counts as outside.
+    A folder without tracked files, such as a virtual environment within a checkout, counts as outside.
     """
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         if _git(folder, "ls-files"):
@@ -57,7 +57,7 @@ def _git(folder: str, *arguments: str) -> str:
 
 
 def hardware() -> Dict[str, Any]:
-    """Processor, cores, memory in bytes, and the GPUs that torch sees."""
+    """CPU, cores, memory in bytes, and the GPUs that torch sees."""
     import torch
 
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

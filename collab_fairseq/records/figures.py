@@ -9,7 +9,7 @@ from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame
 from collab_fairseq.records.scores import score, test_sets
 
-#: series in a figure
+#: at most N series in a figure
 MOST = 6
 _PANEL, _LINE = (4.2, 3.0), 0.2  # inches: a panel, and the height of a line
 
@@ -19,14 +19,14 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
 
     Args:
         runs: in any order.
-        path: a .png or .svg file, which appears whole or not at all.
+        path: a .png or .svg file, which is written atomically.
         x: "parameters" or "wall_time" (of the training).
         y: "sacrebleu", "chrf", "compound_split" or "tokenised".
-        group_by: fields that tell the rows apart, as in the table.
+        group_by: fields that distinguish the rows, as in the table.
 
     Raises:
-        PlotError: matplotlib is not installed, the file has another ending, or there is nothing to draw, or too much.
-        RecordError: the runs cannot be put together; see `frame`.
+        PlotError: there is nothing to draw, or too much; see also `drawing`.
+        RecordError: the runs cannot be grouped; see `frame`.
     """
     data, tests = frame(runs, group_by), test_sets(runs)
     if not tests:
@@ -58,31 +58,32 @@ def _panels(path: PathLike, number: int) -> Iterator[Any]:
         handles, labels = axes[0].get_legend_handles_labels()
         if len(labels) > MOST:
             raise PlotError(f"expected at most {MOST} series, got {len(labels)}: give fewer records")
-        beside = sum(map(len, labels)) < 35 * number  # characters that fit the width
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if beside else 1)
-        if not beside:  # a line each, which is not to be taken from the panels
+        one_line = sum(map(len, labels)) < 35 * number  # characters that fit the width
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if one_line else 1)
+        if not one_line:  # a line for each label, above panels of the same height
             figure.set_figheight(_PANEL[1] + _LINE * len(labels))
 
 
 def _points(axis: Any, data: Any, x: str) -> bool:
-    """One series per kind of heads and length of training; returns whether anything was drawn."""
+    """One series per attention type and length of training; returns whether anything was drawn."""
     several = data.drop_duplicates("row")["updates"].nunique(dropna=False) > 1
     series: Dict[str, List[Tuple[float, float, float]]] = {}
     for _, row in data.groupby("row", sort=False):
-        # the same for all seeds, but for the time
-        place = row[x].mean() if x == "wall_time" else row[x].iloc[0]
+        # the time differs between seeds, the number of parameters does not
+        position = row[x].mean() if x == "wall_time" else row[x].iloc[0]
         values, updates, label = row["shown"].dropna(), row["updates"].iloc[0], row["heads"].iloc[0]
-        if place is None or place != place or values.empty:
+        if position is None or position != position or values.empty:
             continue
         if several and updates is not None:
             label += f", {updates:,} updates"
         if x == "wall_time":  # times of different machines cannot be compared
             label += f", on {' and '.join(sorted(row['machine'].unique()))}"
         deviation = values.std() if len(values) > 1 else 0.0
-        series.setdefault(label, []).append((place / 1e6 if x == "parameters" else place, values.mean(), deviation))
+        position = position / 1e6 if x == "parameters" else position
+        series.setdefault(label, []).append((position, values.mean(), deviation))
     for number, (label, points) in enumerate(series.items()):
-        places, means, deviations = zip(*sorted(points), strict=True)
-        axis.errorbar(places, means, yerr=deviations, label=label, **look(number))
+        positions, means, deviations = zip(*sorted(points), strict=True)
+        axis.errorbar(positions, means, yerr=deviations, label=label, **look(number))
     axis.locator_params(axis="x", nbins=5)
     axis.ticklabel_format(axis="x", useOffset=False)
     axis.set_xlabel("parameters (millions)" if x == "parameters" else NUMBERS[x][0])
@@ -90,12 +91,12 @@ def _points(axis: Any, data: Any, x: str) -> bool:
 
 
 def _curves(axis: Any, data: Any, group_by: Sequence[str]) -> bool:
-    """One curve of the validation loss per run, but for its first tenth, which is far higher; a colour for each row."""
+    """One curve of the validation loss per run without its first tenth, which is far higher; a colour for each row."""
     drawn = False
-    told = [field for field in group_by if field == "heads" or data[field].nunique(dropna=False) > 1]
+    named = [field for field in group_by if field == "heads" or data[field].nunique(dropna=False) > 1]
     for number, (_, row) in enumerate(data.groupby("row", sort=False)):
         first = row.iloc[0]
-        names = {field: KEYS.get(field) or field.split(".")[-1] for field in told}
+        names = {field: KEYS.get(field) or field.split(".")[-1] for field in named}
         label = ", ".join(str(first[f]) if f == "heads" else f"{name} {first[f]}" for f, name in names.items())
         for run in row["run"]:
             points = [(p["updates"], p["loss"]) for p in run["curves"].get("valid", []) if "loss" in p]

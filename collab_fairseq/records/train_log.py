@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence
 
 from collab_fairseq.records.files import PathLike
 
-# what stands before a key in the log names the curve; in the lines within an epoch, which are "train", nothing does
+# the prefix of a key in the log names the curve; the lines within an epoch, which are of "train", have none
 _UPDATES = re.compile(r"((?:valid\w*_)?)num_updates")
 _COLUMNS = ("loss", "nll_loss", "ppl", "lr", "gnorm")
 
@@ -19,14 +19,14 @@ def read_train_log(path: PathLike, starts: Sequence[int] = ()) -> Dict[str, Any]
     """Parse a training log, from one process or several parts of a resumed run.
 
     Args:
-        starts: where the parts begin, in bytes; none: the log is one part.
+        starts: the first byte of each part; none: the log is one part.
 
     Returns:
         - `curves`: {"train": [...], "valid": [...]}, and one more for every other subset of `--valid-subset`, each a
           list of {"updates": int, "loss": float, ...} ordered by updates. Of several lines for one update (fairseq's
           --log-file repeats lines; a resumed run redoes updates) the last counts.
         - `words_per_second`: median over the training lines, target tokens; over the epochs' lines in a run too short
-          for training lines; None where the log has neither.
+          for training lines; None if the log has neither.
         - `part_seconds`: for each part fairseq's own wall clock in its last line that has one, else 0. A part that was
           killed lasted a little longer.
         - `gb_free`: the least free GPU memory in GiB; None on a CPU.
@@ -68,8 +68,8 @@ def _numbers(line: str) -> Dict[str, float]:
         entry = json.loads(line[line.index("{") :])
     except ValueError:  # no object, the printed configuration, or a line cut off by a kill
         return {}
-    found = {}
+    numbers = {}
     for key, value in entry.items():
         with contextlib.suppress(TypeError, ValueError):
-            found[key] = float(value)
-    return {key: value for key, value in found.items() if math.isfinite(value)}
+            numbers[key] = float(value)
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}

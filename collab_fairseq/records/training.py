@@ -1,15 +1,15 @@
-"""The record of a training: what a number in a table comes from, and enough to get it again.
+"""The record of a training run: the source of numbers in tables, with all that is needed to repeat it.
 
-A recipe gathers it at the end of a run, in the envelope of record.py. Settings:
+A recipe makes it at the end of a run, with the fields of record.py. Settings:
 
-    seed           of the training
-    config         settings of the checkpoint by section; of `common` those of the precision alone
+    seed           of the training run
+    config         settings of the checkpoint by section; of `common` only those of the precision
     data           {file: SHA-256} of the prepared corpus
     averaged_from  [{file, sha256, num_updates}]
     files          {setting: {file, sha256}} of files that a setting names, if any
-    published      only where others measured it: where it stands
+    published      the publication, if the result is not measured here
 
-Parts, in which a number that was not measured is null:
+Parts, in which null stands for a number that was not measured:
 
     parameters     of the model, shared ones once
     training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
@@ -38,9 +38,9 @@ PRECISION = ("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_b
 
 
 def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
-    """The settings of a checkpoint of fairseq that a record has."""
+    """The settings of a checkpoint of fairseq for its record."""
     cfg = plain(state["cfg"])
-    # fairseq's namespace of a model holds every setting of the run; keep what no other section has
+    # fairseq's namespace of a model has every setting of the run; keep those that no other section has
     elsewhere = {
         key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
     }
@@ -50,7 +50,7 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def read_usage(usage: Path) -> List[Dict[str, Any]]:
-    """The parts of a run: what was measured of each, with `log_from`."""
+    """The parts of a run: the measurements of each, with `log_from`."""
     parts: List[Dict[str, Any]] = []
     for line in usage.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):  # a line that a kill has cut off
@@ -67,18 +67,18 @@ def make_record(
     scores: Dict[str, Path], losses: Dict[str, Dict[str, Any]], seed: Optional[int] = None,
     threads: Optional[int] = None, repository: Optional[PathLike] = None, files: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:  # fmt: skip
-    """Gather the record.
+    """Make the record.
 
     Args:
         name: of the run.
-        command: how it is started again.
+        command: that repeats the run.
         checkpoint: the loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`.
-        usage: file of JSON lines that the runner appended to: {log_from} when a part began, then what was measured.
+        usage: file of JSON lines from the runner: {log_from} at the start of a part, then its measurements.
         data_sums: output of sha256sum for the prepared corpus.
         scores: test set -> file of `collab score --json`.
-        losses: validation or test set -> what the part `losses` has of it.
-        seed, threads: of the training.
+        losses: validation or test set -> its entry in the part `losses`.
+        seed, threads: of the training run.
         repository: the checkout that the run was started from, whose commit is noted (default: that of this package).
         files: setting → name and SHA-256 of the file that it names.
     """

@@ -4,7 +4,7 @@
 - compound-split BLEU: the same after the compound split, as in Vaswani et al. (2017) and papers that compare with it;
   German only;
 - sacreBLEU (Post 2018, https://aclanthology.org/W18-6319): detokenised text against raw references, with a signature.
-  The only one to be compared across papers;
+  The only one that can be compared across papers;
 - chrF (Popović 2015, https://aclanthology.org/W15-3049): F2 of character n-grams, of the same text, with a signature;
 - chrF++ (Popović 2017, https://aclanthology.org/W17-4770): the same of words and pairs of words, too;
 - TER (Snover et al. 2006, https://aclanthology.org/2006.amta-papers.25): edits per word of the reference, in per cent:
@@ -18,7 +18,7 @@ from typing import List, Optional, Sequence
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
-# over bytes: a no-break space is no white space then, as for the scripts that define the protocol
+# over bytes, where a no-break space is no white space, as in the scripts that define the protocol
 _HYPHEN = re.compile(rb"(\S)-(\S)")
 # white space to Python and so to sacrebleu, but not to the byte-wise scripts that define tokenised BLEU: U+00A0, ...
 _OTHER_SPACE = re.compile(r"[^\S \t\n\r\f\v]")
@@ -31,12 +31,12 @@ class Score:
 
     Attributes:
         metric: "tokenised BLEU", "compound-split BLEU", "sacreBLEU", "chrF", "chrF++", "TER" or "COMET".
-        score: between 0 and 100; TER may be above. What follows, up to the lengths, is of BLEU.
+        score: between 0 and 100; TER may be above. The next attributes, up to the lengths, are of BLEU alone.
         precisions: of 1- to 4-grams, in per cent.
         brevity_penalty: between 0 and 1.
         hyp_len, ref_len: lengths in tokens of the metric.
         signature: sacrebleu's; for the first two it describes the arithmetic, not how the text was tokenised.
-        compared: what was compared with what, in words.
+        compared: the form of the text and its references, in words.
     """
 
     metric: str

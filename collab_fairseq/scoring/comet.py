@@ -1,6 +1,6 @@
-"""COMET (Rei et al. 2020, https://aclanthology.org/2020.emnlp-main.213): a trained model's judgement of translations.
+"""COMET (Rei et al. 2020, https://aclanthology.org/2020.emnlp-main.213): translations scored by a trained model.
 
-Neither its package nor its weights, which have gigabytes and licences of their own, come with this project.
+This project includes neither its package nor its weights, which have gigabytes and separate licences.
 """
 
 import importlib.metadata
@@ -15,35 +15,35 @@ from collab_fairseq.scoring.sufficient_statistics import dump
 def comet(
     hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str], model: str
 ) -> Tuple[Score, str]:
-    """The score, 100 times the mean over the sentences, and their rows for intervals.
+    """The score, 100 times the mean over the sentences, and the sentence statistics.
 
     Args:
         hypotheses, references, sources: raw text, a sentence each.
         model: a checkpoint (model.ckpt), or the name of one that COMET knows, such as Unbabel/wmt22-comet-da.
 
     Raises:
-        ScoringError: COMET is not installed, or the model cannot be had.
+        ScoringError: COMET is not installed, or the model cannot be loaded.
     """
     try:
         from comet import download_model, load_from_checkpoint
     except ImportError as error:
         raise ScoringError(
-            f"--comet needs a package that cannot be imported ({error}): pip install unbabel-comet, in an environment "
-            "of its own where it asks for other versions than fairseq"
+            f"--comet needs a package that cannot be imported ({error}): pip install unbabel-comet, in a separate "
+            "environment if it needs other versions than fairseq"
         ) from error
     try:
         judge = load_from_checkpoint(model if os.path.isfile(model) else download_model(model))
     except Exception as error:  # of the network, the hub, the licence, torch
         raise ScoringError(
-            f"expected a COMET checkpoint, or the name of one that is here or can be downloaded, got {model}, which "
+            f"--comet must be a COMET checkpoint, or the name of one that can be downloaded; got {model}, which "
             f"cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)})"
         ) from error
-    import torch  # COMET has it
+    import torch  # a dependency of COMET
 
     texts = zip(sources, hypotheses, references, strict=True)
-    asked = [{"src": source, "mt": hypothesis, "ref": reference} for source, hypothesis, reference in texts]
-    found: List[float] = judge.predict(asked, gpus=int(torch.cuda.is_available()), progress_bar=False).scores
-    scores = [100 * float(score) for score in found]
+    samples = [{"src": source, "mt": hypothesis, "ref": reference} for source, hypothesis, reference in texts]
+    predicted: List[float] = judge.predict(samples, gpus=int(torch.cuda.is_available()), progress_bar=False).scores
+    scores = [100 * float(score) for score in predicted]
     version, name = importlib.metadata.version("unbabel-comet"), os.path.basename(os.path.normpath(model))
     mean = sum(scores) / len(scores)
     signature = f"unbabel-comet:{version}|model:{name}"

@@ -1,4 +1,4 @@
-"""A generate log or plain text and, where there is one, a raw reference, to every score that they allow."""
+"""Score a generate log or plain text by every metric that the text and an optional raw reference allow."""
 
 import hashlib
 import importlib.metadata
@@ -22,22 +22,22 @@ from collab_fairseq.scoring.references import (
 from collab_fairseq.scoring.sufficient_statistics import other_statistics
 from fairseq_modern.files import sha256
 
-# below it two texts are not the same test set; different sentences have about 0.1 of their words in common
+# two texts with less overlap are different test sets; different sentences have about 0.1 of their words in common
 _SAME_TEXT = 0.5
 
 
 @dataclass
 class Evaluation:
-    """Scores of one test set and how they came about; `dataclasses.asdict` makes plain data of it, for a record.
+    """Scores of one test set and how they were computed; `dataclasses.asdict` makes plain data of it for a record.
 
     Attributes:
         sentences: number of hypotheses.
         tokenised: whether the log's text is tokenised.
         tokenised_assumed: whether that was guessed from the text.
-        remarks: what was left out, and why.
+        remarks: scores that were left out, and why.
         files: name and SHA-256 of every file that was read.
-        sentence_statistics: for intervals, where there is a sacreBLEU: `rows` of it, of chrF++ and of TER (see
-            `sufficient_statistics`), and the SHA-256 of the references, one per line.
+        sentence_statistics: for intervals, if there is a sacreBLEU: `rows`, metric → statistics of it, of chrF++, TER
+            and COMET (see `sufficient_statistics`), and `references_sha256` of the references, one per line.
     """
 
     sentences: int
@@ -68,7 +68,7 @@ def evaluate(
     Args:
         logs: the log of fairseq-generate, or its shards, or one file of plain text with a translation a line.
         reference: raw text, line i for id i.
-        target_lang: language code for Moses; the compound split is for "de" only. None: what the log tells, else the
+        target_lang: language code for Moses; the compound split is for "de" only. None: that of the log, else the
             ending of the reference's name.
         tokenised: whether the log's text is tokenised; None guesses from its punctuation.
         comet: also score with this model of COMET, see `comet.comet`, which reads `source`, raw text as well.
@@ -90,14 +90,14 @@ def evaluate(
     language = target_lang or log.target_lang or _language_of(reference)
     if language is None:
         raise ScoringError(
-            f"the language of the translations is told neither by {names} nor by "
+            f"cannot infer the language of the translations from {names} or "
             f"{'a reference' if reference is None else os.fspath(reference)}: give it with --target-lang"
         )
     guess = text.looks_tokenised(log.references or log.hypotheses)
     result = Evaluation(len(log.hypotheses), guess if tokenised is None else tokenised, tokenised is None, language)
-    read = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
-    result.files = [{"file": path.name, "sha256": sha256(path)} for path in read]
-    name = "" if reference is None else read[-1].name
+    files = [Path(path) for path in [*logs, *([] if reference is None else [reference])]]
+    result.files = [{"file": path.name, "sha256": sha256(path)} for path in files]
+    name = "" if reference is None else files[-1].name
     _add_tokenised(result, log, raw, name)
     hypotheses = _add_sacrebleu(result, log, raw, name)
     if comet is not None:
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _language_of(reference: Optional[PathLike]) -> Optional[str]:
-    """The ending of a file's name where it is a language of two letters, such as `test.de` or `test.pt_BR.gz`."""
+    """The ending of a file's name if it is a language of two letters, such as `test.de` or `test.pt_BR.gz`."""
     ending = "" if reference is None else Path(reference).name.removesuffix(".gz").rpartition(".")[2]
     return ending if re.fullmatch(r"[a-z]{2}([_-]\w+)?", ending) else None
 
@@ -156,7 +156,9 @@ def _add_sacrebleu(result: Evaluation, log: GenerateLog, raw: Optional[List[str]
     scores = [score, *bleu.other_metrics(hypotheses, raw)]
     result.scores += [replace(each, compared=f"{how}; references: {source}") for each in scores]
     if text.lower_cased(log.hypotheses, raw):
-        result.remarks.append("hardly a hypothesis has a capital letter, but most references have: TER alone bears it")
+        result.remarks.append(
+            "hardly a hypothesis has a capital letter, but most references have: TER alone ignores case"
+        )
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
     statistics = {score.metric: rows, **other_statistics(hypotheses, raw)}
     result.sentence_statistics = {"references_sha256": digest, "rows": statistics}

@@ -1,8 +1,8 @@
 """Read the output of fairseq-generate and fairseq-interactive.
 
-Of interest are the lines `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>score<tab>hypothesis` and
+It reads the lines `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>score<tab>hypothesis` and
 `D-id<tab>score<tab>hypothesis`, the last after fairseq's own detokenisation. They may come in any order, from several
-files (shards), between other log lines. Plain text, a translation a line, is no log: `read_translations` takes either.
+files (shards), between other log lines. Plain text has a translation per line; `read_translations` reads both.
 """
 
 import os
@@ -13,11 +13,11 @@ from typing import Any, DefaultDict, Dict, List, NamedTuple, Optional, Sequence,
 from collab_fairseq.scoring.references import PathLike, ScoringError, read_content, read_lines
 
 _LINE = re.compile(rb"([STHD])-(\d+)\t")
-#: what a log has and plain text has not
+#: lines that logs have and plain text does not
 _LOG = re.compile(rb"^([STHDP]-\d+\t|Generate .* with beam=|.* \| INFO \| fairseq)", re.MULTILINE)
-#: of the settings that fairseq logs, and of its dictionaries, the source's before the target's
+#: target language among the settings that fairseq logs; its dictionaries, the source's before the target's
 _TARGET, _DICTIONARY = re.compile(rb"'target_lang': '([^']+)'"), re.compile(rb"\| \[([\w-]+)\] dictionary: \d+ types")
-#: letter → what its lines say of one sentence: texts, or for H and D (score, text)
+#: letter → its lines of one sentence: texts, or for H and D (score, text)
 _Sentence = Dict[str, List[Any]]
 
 
@@ -25,9 +25,9 @@ class GenerateLog(NamedTuple):
     """Translations in the order of their ids.
 
     Attributes:
-        hypotheses: the best hypothesis of each sentence, `D-` lines where there are any, else `H-` lines.
-        references: the `T-` lines; None where the log has none (fairseq-interactive, test sets without a target side).
-        target_lang: where the log tells it, which has fairseq's messages then (`2>&1`).
+        hypotheses: the best hypothesis of each sentence, from `D-` lines if there are any, else from `H-` lines.
+        references: the `T-` lines; None if the log has none (fairseq-interactive, test sets without a target side).
+        target_lang: if the log has it, which needs fairseq's messages (`2>&1`).
     """
 
     hypotheses: List[str]
@@ -36,7 +36,7 @@ class GenerateLog(NamedTuple):
 
 
 def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
-    """A log, the shards of one, or plain text with a translation a line; files may be gzipped.
+    """A log, the shards of one, or plain text with a translation per line; files may be gzipped.
 
     Raises:
         ScoringError: plain text in several files; see also `read_generate_log`.
@@ -89,7 +89,7 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
 
 
 def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
-    """Add the lines of a file; the target language, where the file tells it."""
+    """Add the lines of a file; the target languages that it names."""
     content = read_content(path, "the log")
     named: List[bytes] = []
     dictionaries: List[bytes] = []

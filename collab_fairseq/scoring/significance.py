@@ -1,9 +1,9 @@
-"""How far scores can be trusted: over the sentences of the test set, and over the seeds of the training.
+"""Intervals and tests of scores: over the sentences of the test set, and over the seeds of training.
 
-For metrics that are a function of sums over the sentences, as BLEU is. Two systems are compared by the paired bootstrap
-(Koehn 2004, https://aclanthology.org/W04-3250): a resample of the sentences is a row of weights, and the weights times
-the matrix of the sentences' statistics are the sums of all resamples at once. Several seeds of a training, and the
-difference of two such rows, have an interval in which both are drawn: see `interval`.
+For metrics that are a function of sums over the sentences, such as BLEU. Two systems are compared by the paired
+bootstrap (Koehn 2004, https://aclanthology.org/W04-3250): a resample of the sentences is a row of weights, and the
+weights times the matrix of the sentences' statistics are the sums of all resamples at once. Several seeds of training,
+and the difference of two such rows, have an interval over seeds and sentences: see `interval`.
 """
 
 import functools
@@ -16,21 +16,21 @@ from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.sufficient_statistics import SCORES, Score, load
 
 SAMPLES, SEED = 1000, 12345
-#: how p and interval of two systems came about, for what stands beneath them
+#: the method of p and interval of two systems, for notes below them
 METHOD = "paired bootstrap over the sentences, centred and two-sided"
-#: and the interval of a row of seeds
+#: and of the interval of a row of seeds
 OVER_SEEDS = "95 % intervals over the seeds (Student's t) and the sentences (jackknife)"
-# what a score may differ by from the one that its sentence statistics add up to
+# largest difference of a score from that of its sentence statistics
 _ROUNDING = 1e-4
 
 
 class Comparison(NamedTuple):
-    """One system beside another on the same sentences.
+    """Two systems compared on the same sentences.
 
     Attributes:
         difference: score of the first minus that of the second.
         low, high: the 95 % interval of the difference; 0 is outside exactly where p is at most 0.05.
-        p_value: of no difference in truth, two-sided.
+        p_value: two-sided, of the hypothesis that there is no difference.
     """
 
     difference: float
@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The mean over the seeds, and the interval of what it would be over all seeds and sentences."""
+    """The mean over the seeds, and the interval of the mean over all possible seeds and sentences."""
 
     mean: float
     low: float
@@ -48,31 +48,31 @@ class Interval(NamedTuple):
 
 
 def jackknife(sums: numpy.ndarray, score: Score) -> numpy.ndarray:
-    """What each of S sentences contributes to the score of the whole, from their statistics (S, K): (S).
+    """The contribution of each of S sentences to the score of all, from their statistics (S, K): (S).
 
-    The pseudovalues S · score(all) − (S − 1) · score(all but this one), whose mean is the score, nearly.
+    These are the pseudovalues S · score(all) − (S − 1) · score(all but this one), whose mean is nearly the score.
     """
     whole, count = sums.sum(axis=0), len(sums)
     return count * score(whole[None]) - (count - 1) * score(whole - sums)
 
 
 def interval(scores: numpy.ndarray, pseudovalues: Optional[numpy.ndarray] = None, level: float = 0.95) -> Interval:
-    """Of the mean over seeds, where seeds and sentences are a sample of all that there might be.
+    """The interval of the mean over seeds; seeds and sentences are samples of all possible ones.
 
-    The mean scatters for two reasons. Each seed has another score: that is the variance of the n scores, over n. And
-    all seeds were scored on the same sentences, which may suit this row better than others would: that is the variance
-    of the sentences' means over the seeds, over S, less what the scatter of single seeds puts into it. Both are those
-    of a two-way analysis of variance, such as that of medical images, in which readers and cases take the place of
-    seeds and sentences (Hillis 2007, https://doi.org/10.1002/sim.2532). The first is known from few seeds and needs
-    Student's quantile, the second from many sentences and needs the normal one: the quantile is their mean, weighted
-    by the variances (Cochran and Cox, Experimental Designs, 1957).
+    The mean varies for two reasons. Scores differ between seeds: that is the variance of the n scores, over n. And all
+    seeds were scored on the same sentences, which may suit this row better than others would: that is the variance of
+    the sentences' means over the seeds, over S, minus the part due to the scatter of single seeds. Both are those of a
+    two-way analysis of variance, such as that of medical images with readers and cases instead of seeds and sentences
+    (Hillis 2007, https://doi.org/10.1002/sim.2532). The first is estimated from few seeds and needs Student's quantile,
+    the second from many sentences and needs the normal one: the quantile is their mean, weighted by the variances
+    (Cochran and Cox, Experimental Designs, 1957).
 
     Args:
-        scores: (n), of the seeds; differences, where two rows are compared.
+        scores: (n), of the seeds; differences if two rows are compared.
         pseudovalues: (n, S), from `jackknife`, of the same S sentences; None leaves the sentences' part out.
 
     Returns:
-        low and high are NaN of one seed, of which there is no interval.
+        For one seed, which has no interval, low and high are NaN.
     """
     from scipy import special
 
@@ -95,7 +95,7 @@ def interval(scores: numpy.ndarray, pseudovalues: Optional[numpy.ndarray] = None
 
 @functools.lru_cache(maxsize=2)
 def resamples(sentences: int, samples: int = SAMPLES, seed: int = SEED) -> numpy.ndarray:
-    """How often each of S sentences is in each of B resamples of as many, drawn with replacement: (B, S), read-only."""
+    """How often each of S sentences is in each of B resamples of S, drawn with replacement: (B, S), read-only."""
     even = numpy.full(sentences, 1 / sentences)
     weights = numpy.random.default_rng(seed).multinomial(sentences, even, size=samples).astype(float)
     weights.flags.writeable = False
@@ -116,7 +116,7 @@ def paired_bootstrap(
     (samples + 1). The interval is the measured difference ± the distance from the mean that 5 % of them reach.
 
     Args:
-        system, baseline: (S, K) statistics of S sentences, such as from `load`.
+        system, baseline: (S, K) statistics of S sentences, for example from `load`.
         score: of each row of sums, (N, K) → (N).
         samples: number of resamples; fewer than 19 can show nothing at the level of 5 %.
 

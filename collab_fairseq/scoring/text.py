@@ -1,4 +1,4 @@
-"""What form a text is in (subwords, tokens, raw), and Moses tokenisation with sacremoses."""
+"""The form of a text (subwords, tokens, raw), and Moses tokenisation with sacremoses."""
 
 import re
 from typing import Callable, List, Optional, Sequence
@@ -9,7 +9,7 @@ _ESCAPES = ("&apos;", "&quot;", "&amp;")
 
 
 def subword_marker(texts: Sequence[str]) -> Optional[str]:
-    """The marker of subword units that were not put together again, `@@` or `▁`; None where the text has words.
+    """The marker of subword units that were not joined, `@@` or `▁`; None if the text has words.
 
     A marker in one line of a hundred may be part of the text.
     """
@@ -51,7 +51,7 @@ def moses_detokenise(texts: Sequence[str], lang: str) -> List[str]:
     from sacremoses import MosesDetokenizer
 
     moses = MosesDetokenizer(lang=lang)
-    # split at ASCII blanks: a no-break space is part of its token
+    # split at ASCII spaces: a no-break space is part of its token
     lines = ([token for token in text.split(" ") if token] for text in texts)
     return [moses.detokenize(tokens, return_str=True, unescape=True) for tokens in lines]
 

@@ -23,7 +23,7 @@ SETTINGS = ["2026-01-01 00:00:00 | INFO | fairseq_cli.generate | {'task': {'sour
 
 
 @pytest.mark.parametrize(
-    ("messages", "reference", "given", "language"),
+    ("messages", "reference", "flag", "language"),
     [
         (DICTIONARIES, "test.de", None, "en"),
         (SETTINGS + DICTIONARIES, "test.de", None, "nl"),
@@ -35,13 +35,13 @@ SETTINGS = ["2026-01-01 00:00:00 | INFO | fairseq_cli.generate | {'task': {'sour
         ([], "references", None, None),
     ],
 )
-def test_the_language_is_told_by_the_log_or_the_reference_or_the_flag(tmp_path, messages, reference, given, language):
+def test_the_language_is_that_of_the_flag_the_log_or_the_reference(tmp_path, messages, reference, flag, language):
     log, raw = write(tmp_path / "log", [*messages, *log_lines(GUESS)]), write(tmp_path / reference, RAW)
     if language is None:
-        with pytest.raises(ScoringError, match=f"neither by .*log nor by .*{reference}: give it with --target-lang"):
-            evaluate([log], raw, given)
+        with pytest.raises(ScoringError, match=f"cannot infer the language .* from .*log or .*{reference}: give"):
+            evaluate([log], raw, flag)
     else:
-        assert evaluate([log], raw, given).target_lang == language
+        assert evaluate([log], raw, flag).target_lang == language
 
 
 def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
@@ -73,11 +73,11 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
         ("plain.txt other.txt --reference test.de", "plain.txt is plain text, which comes in one file; another system"),
         ("plain.txt --reference test.de --comet x", "--comet MODEL and --source FILE go together"),
         ("plain.txt --reference test.de --comet x --source short.de", "short.de has 3 lines, expected 4"),
-        ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in an environment"),
+        ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference, and its --source"),
         ("plain.txt --target-lang de", "there are no references"),
         ("tokens --target-lang de --baseline plain.txt --reference short.de", "short.de has 3 lines, expected 4"),
-        ("tokens --target-lang de --baseline tokens", "tokenised text has not without a raw --reference"),
+        ("tokens --target-lang de --baseline tokens", "tokenised text needs a raw --reference for it"),
         ("empty.txt --reference test.de", "empty.txt: no hypotheses, expected the output of fairseq-generate"),
     ],
 )
@@ -131,5 +131,5 @@ def test_comet_is_asked_for_its_judgement(tmp_path, monkeypatch, capsys):
     assert asked[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
     assert main([*files, "--comet", "Unbabel/none"]) == 1
     error = capsys.readouterr().err
-    assert "the name of one that is here or can be downloaded, got Unbabel/none, which cannot be loaded (" in error
+    assert "the name of one that can be downloaded; got Unbabel/none, which cannot be loaded (" in error
     assert error.count("\n") == 1
