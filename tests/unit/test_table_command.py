@@ -46,7 +46,6 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
         ("--figure x.pdf", "must end in .png or .svg, got x.pdf"),
         ("--figure x.png --y chrf", "--y does not go with --x updates, which draws the loss"),
         ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
-        ("--columns heads,records", "unknown column records, expected some of heads"),
         ("empty.json", "empty.json is no record of kind training (schema 1)"),
     ],
 )
