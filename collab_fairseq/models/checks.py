@@ -39,6 +39,7 @@ def check_fields(settings: Mapping[str, Any], config: Any) -> None:
     """
     types = field_types(config)
     for name, value in settings.items():
+        check_type("the name of a setting of the model", str, name)
         if name not in types or (value is None and name in _FILLED_IN):
             continue
         check_type(f"model.{name}", types[name], value)

@@ -1,6 +1,7 @@
 """Checkpoints of fairseq's own transformer as checkpoints of ours: what it computes stays the same."""
 
 import copy
+import logging
 import re
 from argparse import Namespace
 from typing import Any, Dict, MutableMapping, Union
@@ -51,10 +52,14 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
     if cfg is None:
         if not isinstance(made.get("args"), Namespace):
             raise ConfigurationError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
+        log = logging.getLogger("fairseq.dataclass.utils")
+        was_disabled, log.disabled = log.disabled, True  # it would print all settings before the error
         try:
             cfg = convert_namespace_to_omegaconf(made["args"])
         except Exception as error:  # of fairseq, Hydra, OmegaConf or Python
             raise ConfigurationError(f"the settings in args cannot be read: {error}") from error
+        finally:
+            log.disabled = was_disabled
     made["args"] = None
     made["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
     made["cfg"]["model"] = flat(made["cfg"].get("model"))

@@ -81,7 +81,8 @@ def check_type(name: str, kind: Any, value: Any) -> None:
     elif base is bool:
         expected, fits = "true or false", isinstance(value, int) and value in (0, 1)
     elif base in (int, float):
-        expected, fits = f"of type {base.__name__}", isinstance(value, (int, base)) and -_LARGEST <= value <= _LARGEST
+        expected, fits = f"of type {base.__name__}", isinstance(value, (int, base)) and not isinstance(value, bool)
+        fits = fits and -_LARGEST <= value <= _LARGEST  # NaN is not
     else:  # text, or one of several choices
         expected, fits = "of type str", isinstance(value, (str, Enum)) and value != "???"  # OmegaConf's "missing"
     if not fits and not (optional and value is None):

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import reprlib
 from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Optional
@@ -95,7 +96,7 @@ def run_state(
         model = _build(state, name, cfg, task).to(device).eval()
         criterion = task.build_criterion(cfg.criterion).to(device).eval()
     except (ConfigurationError, OmegaConfBaseException) as error:
-        raise ConfigurationError(f"{name}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{name}: {_brief(error)}") from error
     return TrainedModel(model, cfg, task, criterion, state, torch.device(device), seed)
 
 
@@ -114,13 +115,13 @@ def _check_settings(state: Dict[str, Any], name: str) -> None:
         vars(settings) if isinstance(settings, Namespace) else settings for settings in parts.values()
     )
     if task is not None and task.get("_name") != "translation":
-        raise TranslationError(f"{name} must be a model of the task translation, but is one of {task.get('_name')}")
+        raise TranslationError(f"{name} must be a model of the task translation, but is one of {str(task.get('_name'))[:80]}")
     for part, settings in {"task": task, "criterion": criterion, "dataset": dataset}.items():
         check_type(f"cfg.{part}", Dict, settings)
     # they are parts of the names of files
     check_language(*(task[side] for side in ("source_lang", "target_lang") if task.get(side) is not None))
     if str(criterion.get("_name")) not in CRITERION_REGISTRY:
-        raise ConfigurationError(f"criterion must be one that fairseq knows; got {criterion.get('_name')!r}")
+        raise ConfigurationError(f"criterion must be one that fairseq knows; got {reprlib.repr(criterion.get('_name'))}")
     check_fields(model, TransformerCollabConfig)
     check_type("dataset.required_batch_size_multiple", int, dataset.get("required_batch_size_multiple"))
     for side in ("encoder", "decoder"):
@@ -151,11 +152,11 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     except (ConfigurationError, OmegaConfBaseException):
         raise
     except (AssertionError, RuntimeError, ValueError) as error:  # of fairseq or torch
-        raise ConfigurationError(f"no model can be built of its settings: {error or type(error).__name__}") from error
+        raise ConfigurationError(f"no model can be built of its settings: {_brief(error)}") from error
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:
-        raise TranslationError(f"{name} does not fit its own settings: {' '.join(str(error).split())}") from error
+        raise TranslationError(f"{name} does not fit its own settings: {_brief(error)}") from error
     return model
 
 
@@ -166,8 +167,13 @@ def _task(cfg: Any) -> Any:
     except OmegaConfBaseException:
         raise
     except Exception as error:  # which fairseq raises itself, among others
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise TranslationError(f"the dictionaries of the data-bin {cfg.data} cannot be used: {reason}") from error
+        raise TranslationError(f"the dictionaries of {cfg.data} cannot be used: {_brief(error)}") from error
+
+
+def _brief(error: Exception) -> str:
+    """The message of an error in one line, of which values and lists of parameters may make a long one."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 600 else f"{text[:600]} …"
 
 
 def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:

@@ -146,6 +146,18 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"attention_shapes": {"encoder.77": {}}}, "encoder.0 to encoder.1, cross.0 to cross.1"),
         ({"encoder_layers_to_keep": [2]}, "--encoder-layers-to-keep .* 0 to 1"),
         ({"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config"),
+        ({"key_dim": "abc"}, "model.key_dim must be of type int; got 'abc'"),
+        ({"decoder_layerdrop": "abc"}, "model.decoder_layerdrop must be of type float; got 'abc'"),
+        ({"dropout": 7}, "model.dropout must be between 0 and 1; got 7"),
+        ({"encoder_layers": -1}, "model.encoder_layers must be between 0 and 10,000; got -1"),
+        ({"decoder_ffn_embed_dim": None}, "model.decoder_ffn_embed_dim must be of type int; got None"),
+        ({"share_all_embeddings": "yes"}, "model.share_all_embeddings must be true or false; got 'yes'"),
+        ({"attention_shapes": 3}, "model.attention_shapes must be a mapping; got 3"),
+        ({"attention_shapes": {3: {}}}, "keyed like encoder.0 or cross.3, but has 3"),
+        ({"attention_shapes": {"cross.0": 3}}, r"attention_shapes\[cross.0\] must be a mapping; got 3"),
+        ({"attention_shapes": {"cross.0": {"key_dim": "x"}}}, r"\[cross.0\].key_dim must be of type int; got 'x'"),
+        ({"attention_shapes": {"cross.0": {"scale": True}}}, r"\[cross.0\].scale must be of type float; got True"),
+        ({"attention_shapes": {"cross.0": {"num_heads": -2}}}, r"\[cross.0\]: num_heads must be positive, but is -2"),
     ],
 )
 def test_impossible_flags_are_named(flags, message):

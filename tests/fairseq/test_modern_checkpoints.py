@@ -82,6 +82,40 @@ def test_a_flipped_bit_is_noticed_where_the_file_has_checksums(tmp_path, sums):
                 load(given)
 
 
+@pytest.mark.parametrize("expression", ["${oc.env:SECRET}", "a${oc.env:SECRET}", "${model.${oc.env:SECRET}}", "${no}"])
+@pytest.mark.parametrize("place", ["cfg", "args", "list", "namespace"])
+def test_expressions_in_settings_are_never_evaluated(tmp_path, monkeypatch, expression, place):
+    """OmegaConf, through which fairseq reads them, would put the variable's value there."""
+    monkeypatch.setenv("SECRET", "value-of-the-variable")
+    state = {"args": None, "cfg": {"model": {"_name": "transformer"}, "dataset": {}}, "model": {}}
+    if place == "args":
+        state.update(cfg=None, args=Namespace(arch="transformer", data=expression))
+    elif place == "namespace":
+        state["cfg"]["model"] = Namespace(arch="transformer", data=expression)
+    else:
+        state["cfg"]["dataset"]["data"] = [expression] if place == "list" else expression
+    torch.save(state, tmp_path / "hostile.pt")
+    for load in (checkpoint_utils.load_checkpoint_to_cpu, checkpoints.load):
+        with pytest.raises(CheckpointError, match=r"hostile\.pt: .*data must be a value or refer to .*; got '") as caught:
+            load(str(tmp_path / "hostile.pt"))
+        assert "value-of" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_references_between_settings_become_values(tmp_path):
+    """As checkpoints that `collab export` wrote have them."""
+    dataset = {"max_tokens": 100, "max_tokens_valid": "${dataset.max_tokens}", "again": "${dataset.max_tokens_valid}"}
+    torch.save({"cfg": {"dataset": dataset}, "args": None, "model": {}}, tmp_path / "model.pt")
+    expected = {"max_tokens": 100, "max_tokens_valid": 100, "again": 100}
+    assert checkpoints.load(tmp_path / "model.pt")["cfg"]["dataset"] == expected
+    assert dict(checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))["cfg"].dataset) == expected
+    circle = {"one": "${other}", "other": "${one}", "nested": {}}
+    circle["nested"]["same"] = circle["nested"]
+    for cfg in ({"one": circle["one"], "other": circle["other"]}, {"nested": circle["nested"]}):
+        torch.save({"cfg": cfg, "model": {}}, tmp_path / "circle.pt")
+        with pytest.raises(CheckpointError, match=r"circle\.pt: the settings in .* nested at most 20 deep"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "circle.pt"))
+
+
 def test_what_checkpoints_may_name_is_allowed_only_while_one_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(torch._weights_only_unpickler, "_marked_safe_globals_set", {Path})
     torch.save({"settings": Namespace(width=8)}, tmp_path / "settings.pt")

@@ -31,6 +31,28 @@ def test_stale_temp_files_are_removed_and_nothing_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "thesis.tmp"]
 
 
+@pytest.mark.parametrize("folder_too", [False, True])
+def test_the_next_write_removes_what_a_killed_one_left_and_nothing_of_a_live_one(tmp_path, folder_too):
+    path = tmp_path / "averaged.pt"
+    for name in ("averaged.pt.tmp", f"other.pt.{16 * 'a'}.tmp", f"averaged.pt.{15 * 'a'}.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+    kept = sorted(tmp_path.iterdir())
+    pid = os.fork()
+    if pid == 0:
+        with whole_or_not_at_all(str(path)):
+            if folder_too:
+                os.mkdir(f"{path}.{16 * 'b'}.tmp")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.iterdir())) == len(kept) + 1 + folder_too
+    with whole_or_not_at_all(str(path)) as slow:
+        with whole_or_not_at_all(str(path)) as fast:
+            fast.write(b"fast")
+        slow.write(b"slow")
+    assert path.read_bytes() == b"slow"
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, path])
+
+
 def other_program(code, *arguments):
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

@@ -1,11 +1,16 @@
 """From the public archives to fairseq's data, in miniature: the same names and layout."""
 
+import gzip
 import hashlib
+import io
+import os
 import shutil
+import signal
 import sys
 import tarfile
 from pathlib import Path
 
+import folders
 import pytest
 import unpack
 
@@ -121,16 +126,81 @@ def test_damaged_archives_and_manifests_are_named(source, wrong):
         assert "is truncated or not a gzipped archive" in wrong()
 
 
-def test_links_and_paths_out_of_the_folder_are_rejected(source, wrong):
-    for name, kind in (("train.en", tarfile.SYMTYPE), ("../train.en", tarfile.REGTYPE)):
-        with tarfile.open(source / ARCHIVE, "w:gz") as archive:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = kind, str(source / "manifest.tsv")
-            archive.addfile(entry)
-        row = f"member\t{ARCHIVE}\t{name}\t-\ttrain.en"
-        (source / "manifest.tsv").write_text(f"archive\t{ARCHIVE}\t-\t-\n{row}\n")
-        assert ("lacks train.en" if kind == tarfile.SYMTYPE else "outside the destination") in wrong()
-        assert list((source.parent / "texts").iterdir()) == []
+def pack(archive, content, name="train.en", **header):
+    """An archive with a text; returns rows of a manifest for it."""
+    with tarfile.open(archive, "w:gz") as packed:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        vars(entry).update(header)
+        packed.addfile(entry, io.BytesIO(content))
+    return [f"archive\t{archive.name}\t-\t-", f"member\t{archive.name}\ttrain.en\t-\ttrain.en"]
+
+
+def test_a_link_is_not_followed(source, wrong):
+    target = str(source / "manifest.tsv")
+    rows = pack(source / ARCHIVE, b"", type=tarfile.SYMTYPE, linkname=target)
+    (source / "manifest.tsv").write_text("\n".join(rows))
+    assert "lacks train.en" in wrong()
+    assert list((source.parent / "texts").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("name", ["../train.en", "/tmp/train.en", "..", "x/../../train.en"])
+def test_a_manifest_that_leads_out_is_refused(source, wrong, place, name):
+    rows = pack(source / ARCHIVE, b"a\n")
+    rows = [rows[0].replace(ARCHIVE, name), *rows] if place == 0 else [rows[0], rows[1].replace("train.en", name, place)]
+    (source / "manifest.tsv").write_text("\n".join(rows))
+    before = content(source.parent)
+    assert "must not lead to another folder" in wrong()
+    assert content(source.parent) == before
+    (source / "manifest.tsv").write_text(f"{name}.gz\t{64 * '0'}\t1\ttrain\n")
+    assert name in ("..",) or "must not lead to another folder" in wrong()
+
+
+@pytest.mark.parametrize("kind", ["text", "member", "another member", "header"])
+def test_an_archive_that_is_unpacked_without_end_is_refused(source, wrong, kind, monkeypatch):
+    monkeypatch.setattr(unpack, "LEAST_LIMIT", 1 << 20)
+    archive, bomb = source / ARCHIVE, b"a\n" * (4 << 20)
+    rows = pack(archive, b"a\n" * 1000)  # which unpacks to more than 20 times its size, too
+    if kind == "text":
+        archive.write_bytes(gzip.compress(bomb))
+        rows[1] = f"member\t{ARCHIVE}\t{ARCHIVE[:-3]}\t-\ttrain.en"
+    elif kind == "header":
+        pack(archive, b"a\n", pax_headers={"comment": bomb.decode()})
+    else:
+        pack(archive, bomb, "train.en" if kind == "member" else "other.en")
+    (source / "manifest.tsv").write_text("\n".join(rows))
+    limit = f"must unpack to at most {max(1 << 20, 20 * archive.stat().st_size):,} bytes, but is larger"
+    assert limit in wrong()
+    assert list((source.parent / "texts").iterdir()) == []
+    rows_of_archive, target = unpack.read_manifest(source / "manifest.tsv"), source.parent / "more"
+    target.mkdir()
+    if kind in ("text", "member"):  # the option
+        unpack.unpack(rows_of_archive, target, {ARCHIVE: archive}, 1 << 24)
+        assert (target / "train.en").stat().st_size == len(bomb)
+
+
+def test_an_archive_of_many_entries_is_refused(source, wrong, monkeypatch):
+    monkeypatch.setattr(unpack, "MOST_ENTRIES", 20)
+    with tarfile.open(source / ARCHIVE, "w:gz") as archive:
+        for number in range(30):
+            archive.addfile(tarfile.TarInfo(f"{number}.en"))
+    (source / "manifest.tsv").write_text(f"archive\t{ARCHIVE}\t-\t-\nmember\t{ARCHIVE}\t29.en\t-\ttrain.en\n")
+    assert "must have at most 20 entries, but has more" in wrong()
+
+
+def test_the_next_preparation_removes_what_a_killed_one_left(tmp_path):
+    output = tmp_path / "data"
+    (tmp_path / "data.download").mkdir()
+    pid = os.fork()
+    if pid == 0:
+        with folders.new_folder(output):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+    with folders.new_folder(output):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.download"]
 
 
 def test_an_unpacked_folder_is_read_unless_it_is_half_unpacked(source, wmt16, wrong):

@@ -51,6 +51,21 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     torch.save({"weights": torch.ones(1)}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match=r"holds no model parameters under 'model', .* it has: weights"):
         checkpoints.average([tmp_path / "other.pt"])
+    torch.save({"model": {}}, tmp_path / "empty.pt")
+    with pytest.raises(CheckpointError, match=r"empty\.pt holds no model parameters under 'model'"):
+        checkpoints.average([tmp_path / "empty.pt"])
+    with pytest.raises(CheckpointError, match="/dev/zero is no regular file"):
+        checkpoints.load("/dev/zero")
+    for name, value, message in (
+        ("cfg", "x", "cfg must be settings by name; got a str"),
+        ("cfg", {"model": "x"}, "cfg.model must be settings by name; got a str"),
+        ("optimizer_history", "x", "optimizer_history must be a list of mappings; got 'x'"),
+        ("optimizer_history", [{"num_updates": "x"}], "num_updates must be a whole number; got 'x'"),
+        ("extra_state", [1], r"extra_state must be a mapping; got \[1\]"),
+    ):
+        path = write(tmp_path / "odd.pt", random_model(0), **{name: value})
+        with pytest.raises(CheckpointError, match=rf"odd\.pt: {message}"):
+            checkpoints.average([path])
 
 
 @pytest.mark.parametrize("failing", ["torch.save", "os.replace", "os.fsync"])

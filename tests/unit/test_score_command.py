@@ -9,7 +9,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from collab_fairseq.cli.main import main
-from collab_fairseq.scoring import comet, text
+from collab_fairseq.scoring import comet, references, text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.significance import paired_bootstrap
@@ -76,6 +76,8 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference, and its --source"),
         ("plain.txt --target-lang de", "there are no references"),
+        ("plain.txt --reference test.de --target-lang ../x", "a language must be a name such as en or zh-CN, but is '../x'"),
+        ("plain.txt --reference bomb.de", "the references bomb.de must unpack to at most 1,000,000 bytes, but are larger"),
         ("tokens --target-lang de --baseline plain.txt --reference short.de", "short.de has 3 lines, expected 4"),
         ("tokens --target-lang de --baseline tokens", "tokenised text needs a raw --reference for it"),
         ("empty.txt --reference test.de", "empty.txt: no hypotheses, expected the output of fairseq-generate"),
@@ -87,6 +89,8 @@ def test_what_cannot_be_scored_or_compared_is_one_sentence(tmp_path, monkeypatch
     texts = {"plain.txt": GUESS, "other.txt": RAW, "test.de": RAW, "short.de": RAW[:3], "empty.txt": []}
     for name, lines in {**texts, "tokens": log_lines(tokens, tokens)}.items():
         write(tmp_path / name, lines)
+    monkeypatch.setattr(references, "_LEAST_LIMIT", 1_000_000)
+    (tmp_path / "bomb.de").write_bytes(gzip.compress(b"a\n" * 1_000_000))
     assert main(["score", *arguments.split()]) == 1
     error = capsys.readouterr().err
     assert message in error
