@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runner import cli, settings
 from runner.evaluation import export
+from runner.folder import check_output
 from runner.options import build_parser
 from runner.progress import shown
 from runner.settings import ROOT
@@ -51,6 +52,7 @@ def main() -> None:
     if "--dry-run" in rest:
         cli.main(SCRIPT, rest)
         return
+    check_output(output)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare.prepare("own", described, args)
     kept = open(output / "messages.txt", "a", encoding="utf-8")  # noqa: SIM115  (closed below)

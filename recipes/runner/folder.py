@@ -21,14 +21,14 @@ RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
 
 
 def check_output(folder: Path) -> None:
-    """Make a folder of results, unless it exists.
+    """See that a folder of results can be written to, or made.
 
     Raises:
-        RecipeError: it cannot be made, or nothing can be written there.
+        RecipeError: naming the folder.
     """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not tell of read-only disks and quotas
+        tempfile.TemporaryFile(dir=existing).close()  # permissions alone do not tell of read-only disks and quotas
     except OSError as error:
         raise RecipeError(
             f"--output must be a folder that can be written to; got {folder} ({error.strerror})"
@@ -43,6 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
         RecipeError: another run is active there, and was a minute later.
     """
     check_output(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = acquire_lock(str(folder / ".run.lock"), lambda: logger.info("waiting for another run in %s", folder))
     except TimeoutError as error:

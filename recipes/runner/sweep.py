@@ -132,10 +132,10 @@ def write_tables(output: Path, names: Iterable[str], cfg: DictConfig) -> None:
         publish("averages.md", *averages, "--group-by", "heads,key_dim,config.optimization.max_update,averaged")
 
 
-def submitting(option: str) -> List[str]:
-    """The words of --submit: a program and its arguments."""
+def submitting(option: str, dry_run: bool) -> List[str]:
+    """The words of --submit: a program, which a dry run does without, and its arguments."""
     words = settings.shell_words("--submit", option)
-    if not (words and shutil.which(words[0])):
+    if not words or not (dry_run or shutil.which(words[0])):
         raise SettingsError(f"--submit must begin with a program that is installed; got '{option}'")
     return words
 
@@ -151,7 +151,7 @@ def sweep(
     """
     output, program = Path(args.output or ROOT / "runs" / recipe), [str(ROOT / "recipes" / recipe / "run.sh")]
     if args.submit is not None:
-        program = [*submitting(args.submit), str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+        program = [*submitting(args.submit, args.dry_run), str(ROOT / "recipes/slurm/run.sbatch"), recipe]
     chosen = cfg.recipe.runs if args.runs is None else args.runs
     if not chosen:
         raise SettingsError("--runs must name at least one run, such as none:64; got ''")

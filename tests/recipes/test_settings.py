@@ -119,7 +119,6 @@ def test_settings_that_fairseq_can_train_with_are_accepted(words, call, tmp_path
         (["--average", "99"], "--average 99: there are fewer checkpoints"),
         (["--seeds", "0"], "argument --seeds: expected a positive whole number, got '0'"),
         (["--submit", "sbatch 'x"], "--submit must be words as in a shell; got sbatch 'x (No closing quotation)"),
-        (["--submit", "nosuchprogram"], "--submit must begin with a program that is installed; got 'nosuchprogram'"),
         (["--submit", ""], "--submit must begin with a program that is installed; got ''"),
     ],
 )
@@ -127,6 +126,13 @@ def test_wrong_sweeps_are_rejected_before_any_work(words, message, call, tmp_pat
     rejected(call(TOY / "sweep.sh", *words, "--output", tmp_path / "runs", "--dry-run"), message)
     rejected(call(TOY / "sweep.sh", *words, "--output", tmp_path / "runs"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_submitted_by_a_program_that_is_installed(call, tmp_path):
+    words = ["--submit", "nosuchprogram -x", "--output", tmp_path / "runs"]
+    message = "--submit must begin with a program that is installed; got 'nosuchprogram -x'"
+    rejected(call(TOY / "sweep.sh", *words), message)
+    assert call(TOY / "sweep.sh", *words, "--dry-run") == (0, "")  # of another machine
 
 
 def test_a_table_needs_a_finished_run(call, tmp_path):
@@ -194,6 +200,9 @@ def test_the_shell_scripts_pass_the_exit_status_on(tmp_path):
     done = run(*own, "model.dropout=7", "--python", sys.executable, check=False)
     rejected((done.returncode, done.stderr), "model.dropout must be in [0, 1); got 7")
     assert not (tmp_path / "out").exists()
+    own[-1] = texts[0]
+    done = run(*own, "--python", sys.executable, check=False)
+    rejected((done.returncode, done.stderr), f"--output must be a folder that can be written to; got {texts[0]}", 1)
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)
@@ -202,6 +211,7 @@ def test_every_recipe_is_valid_with_its_configurations_variants_and_runs(recipe,
     given = ["--device", "cpu", "--dry-run"]
     if recipe == "own":
         given += ["task.source_lang=en", "task.target_lang=de"]
+    cli.read_run(script, [*given, "--config", str(script.with_name(f"{recipe}.yaml"))])  # as a copy that was edited
     seen = {}
     for config in ("", *CONFIGS[recipe]):
         chosen = [*given, *(["--config", config] if config else [])]
