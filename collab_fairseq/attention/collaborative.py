@@ -11,10 +11,10 @@ from typing import Any, Dict, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
 from .kernels import COLLABORATIVE, attend_collaborative
-from .kind import Flag
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, initial_mixing
 
@@ -61,7 +61,7 @@ class CollaborativeAttention(AttentionLayer):
         ValueError: sizes that do not fit, an unknown mixing or kernel.
     """
 
-    kind, collaborative = "collaborative", True
+    type_name, collaborative = "collaborative", True
     kernels = tuple(COLLABORATIVE)
     flags = (
         Flag(

@@ -5,7 +5,7 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; one group: Shazeer (201
 
 from typing import Any, Optional
 
-from .kind import Flag, check_groups
+from .attention_type import Flag, check_groups
 from .standard import StandardAttention
 
 
@@ -25,7 +25,7 @@ class GroupedAttention(StandardAttention):
         ValueError: sizes that do not fit, an unknown kernel.
     """
 
-    kind, chosen_by = "grouped", "kv_heads"
+    type_name, chosen_by = "grouped", "kv_heads"
     flags = (
         Flag(
             "kv_heads",

@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 
+from .attention_type import Flag
 from .collaborative import CollaborativeAttention
 from .grouped import GroupedAttention
-from .kind import Flag
 from .latent import LatentAttention
 from .layer import AttentionLayer
 from .standard import StandardAttention
@@ -69,7 +69,7 @@ def layer_at(
     kind = (chosen or kinds)[0]
     for name in {flag.argument for flag in flags().values()} - {flag.argument for flag in kind.flags}:
         if own.pop(name, None):
-            raise ValueError(f"has {name!r}, but its heads are {kind.kind}")
+            raise ValueError(f"has {name!r}, but its heads are {kind.type_name}")
     key_dim, source = settings.get(KEY_DIMS[site]), settings["encoder_embed_dim"] if site == "cross" else None
     arguments = {
         "embed_dim": settings[f"{side}_embed_dim"],

@@ -8,9 +8,9 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
-from .kind import Flag
 from .projections import linear
 from .standard import StandardAttention
 from .transforms import is_tracing
@@ -36,7 +36,7 @@ class LatentAttention(StandardAttention):
         ValueError: sizes that do not fit, an unknown kernel; in a call: a value that is not the key.
     """
 
-    kind, chosen_by = "latent", "kv_latent_dim"
+    type_name, chosen_by = "latent", "kv_latent_dim"
     flags = (
         Flag(
             "kv_latent_dim",

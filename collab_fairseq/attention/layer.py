@@ -6,9 +6,9 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .attention_type import AttentionType, check_groups
 from .cache import Attended, KeyValue, repeat_kv
 from .kernels import check_name
-from .kind import Kind, check_groups
 from .masks import combine, multiply_heads
 from .projections import is_seq_first, linear
 from .torch_encoder import WithoutFastPath
@@ -17,12 +17,12 @@ from .torch_encoder import WithoutFastPath
 INITS = ("default", "authors")
 
 
-class AttentionLayer(WithoutFastPath, Kind, nn.Module):
-    """Base of all kinds of heads, which stand in :data:`.kinds.KINDS`.
+class AttentionLayer(WithoutFastPath, AttentionType, nn.Module):
+    """Base of all attention types, which are listed in :data:`.kinds.KINDS`.
 
     ``forward`` is :meth:`project`, then :meth:`attend`; decoding calls the two. A subclass says what is cached of
-    projected keys and values (``_entry``), what its heads make of that (``_head_outputs``), and what :class:`.Kind`
-    asks.
+    projected keys and values (``_entry``), what its heads make of that (``_head_outputs``), and what
+    :class:`.AttentionType` asks.
 
     Args (attributes too, but for ``source_dim`` and the biases):
         embed_dim: E, width of queries and of the output.

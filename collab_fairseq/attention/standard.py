@@ -33,7 +33,7 @@ class StandardAttention(AttentionLayer):
         ValueError: sizes that do not fit, an unknown kernel.
     """
 
-    kind = "standard"
+    type_name = "standard"
     kernels = tuple(STANDARD)
 
     def __init__(

@@ -15,7 +15,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
-from collab_fairseq.attention.kind import Flag
+from collab_fairseq.attention.attention_type import Flag
 from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, side_of
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config

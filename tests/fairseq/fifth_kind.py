@@ -3,12 +3,12 @@
 from torch import nn
 
 from collab_fairseq.attention import KINDS, KeyValue, StandardAttention
+from collab_fairseq.attention.attention_type import Flag
 from collab_fairseq.attention.factors import HeadMaps, affine
-from collab_fairseq.attention.kind import Flag
 
 
 class SlicedAttention(StandardAttention):
-    kind, chosen_by = "sliced", "shared_key_dim"
+    type_name, chosen_by = "sliced", "shared_key_dim"
     flags = (Flag("shared_key_dim", "shared_key_dim", "width of the one key", words="slices of {} key dimensions"),)
 
     def __init__(self, *sizes, shared_key_dim, **options):

@@ -1,4 +1,4 @@
-"""What a kind of heads declares of itself, for flags, checks, tables, conversion and exports to read."""
+"""What an attention type declares for flags, checks, tables, conversion and exports."""
 
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -8,13 +8,13 @@ from .factors import HeadMaps, ReparamError, ScoreWeights, affine, standard_head
 
 
 class Flag(NamedTuple):
-    """A setting of a kind of heads: a flag of the whole model and an argument of the layer.
+    """A setting of an attention type: a flag of the whole model and an argument of the layer.
 
     Attributes:
         name: of the setting; ``kv_heads`` is the flag ``--kv-heads``. argument: of the layer.
         help: for the command line.
         type: of a value. choices: the only values. default: None where the layer has one of its own; such a flag is
-            refused in a model without heads of its kind.
+            rejected in a model without attention of its type.
         own: whether a single layer may have another value (``attention_shapes``).
         lasting: whether a trained layer depends on it, and not only how training starts.
         words: for tables, with ``{}`` for the value and ``{s}`` for the s of a plural.
@@ -42,16 +42,16 @@ def check_groups(name: str, number: int, num_heads: int) -> None:
         raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
 
 
-class Kind:
-    """Base of :class:`.AttentionLayer`, whose subclasses are the kinds of heads.
+class AttentionType:
+    """Base of :class:`.AttentionLayer`, whose subclasses are the attention types.
 
     Attributes of the class:
-        kind: its name. collaborative: whether it is of the heads that ``--collaborative-heads`` names.
-        flags: what may be set. chosen_by: the flag whose value chooses this kind; None: it needs none.
+        type_name: its name. collaborative: whether it is of the heads that ``--collaborative-heads`` names.
+        flags: what may be set. chosen_by: the flag whose value chooses this type; None: it needs none.
         kernels: names of the ways to compute it.
     """
 
-    kind: ClassVar[str]
+    type_name: ClassVar[str]
     collaborative: ClassVar[bool] = False
     flags: ClassVar[Tuple[Flag, ...]] = ()
     chosen_by: ClassVar[Optional[str]] = None
