@@ -7,19 +7,19 @@
 >>> output, weights = attention(x, x, x)  # (2, 7, 512), (2, 7, 7)
 """
 
+from .attention_types import ATTENTION_TYPES, SITES
 from .cache import KeyValue
 from .collaborative import CollaborativeAttention
 from .grouped import GroupedAttention
 from .kernels import KernelError
-from .kinds import KINDS, SITES
 from .latent import LatentAttention
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
 from .standard import StandardAttention
 
 __all__ = [
+    "ATTENTION_TYPES",
     "INITIAL_MIXING",
-    "KINDS",
     "SITES",
     "AttentionLayer",
     "CollaborativeAttention",

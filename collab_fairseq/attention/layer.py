@@ -18,7 +18,7 @@ INITS = ("default", "authors")
 
 
 class AttentionLayer(WithoutFastPath, AttentionType, nn.Module):
-    """Base of all attention types, which are listed in :data:`.kinds.KINDS`.
+    """Base of all attention types, which are listed in :data:`.attention_types.ATTENTION_TYPES`.
 
     ``forward`` is :meth:`project`, then :meth:`attend`; decoding calls the two. A subclass says what is cached of
     projected keys and values (``_entry``), what its heads make of that (``_head_outputs``), and what

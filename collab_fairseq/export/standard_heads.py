@@ -1,4 +1,4 @@
-"""All kinds of heads written as standard heads (:meth:`.AttentionType.head_maps`), which every engine can compute, exactly.
+"""All attention types written exactly as standard heads (:meth:`.AttentionType.head_maps`), which any engine computes.
 
 Head i with the shared projections W_Q, W_K (D̃k rows), the mixing vector m_i and the content bias v_i has the scores
 

@@ -4,7 +4,16 @@ import re
 from typing import Any, Dict, Mapping, Sequence, Type, get_type_hints
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, layer_at, side_of, without_numbers
+from collab_fairseq.attention.attention_types import (
+    ATTENTION_TYPES,
+    KEY_DIMS,
+    SITES,
+    flags,
+    kernels,
+    layer_at,
+    side_of,
+    without_numbers,
+)
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS
 from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError, check_type, flat_settings, parse_shapes, parse_sites
@@ -23,7 +32,9 @@ def field_types(config: Any) -> Dict[str, Any]:
     """The type of every setting of a config of fairseq's transformer, by its flat name (``encoder_layers``)."""
     types = get_type_hints(config)
     for part in SUB_CONFIGS:
-        types.update({f"{part}_{name}": kind for name, kind in get_type_hints(types.pop(part)).items()})
+        types.update(
+            {f"{part}_{name}": attention_type for name, attention_type in get_type_hints(types.pop(part)).items()}
+        )
     return types
 
 
@@ -61,8 +72,10 @@ def check_config(cfg: Any) -> None:
     parse_sites(cfg.collaborative_heads)
     settings = flat_settings(cfg)
     layers = {site: layer_at(settings, site) for site in SITES}
-    _check_chosen(settings, [kind for kind, _ in layers.values()])
-    known = kernels(KINDS if cfg.attention_shapes else [kind for kind, _ in layers.values()])
+    _check_chosen(settings, [attention_type for attention_type, _ in layers.values()])
+    known = kernels(
+        ATTENTION_TYPES if cfg.attention_shapes else [attention_type for attention_type, _ in layers.values()]
+    )
     if str(cfg.attention_kernel) not in known:
         raise ConfigurationError(
             f"--attention-kernel must be one of {', '.join(known)} with --collaborative-heads "
@@ -71,11 +84,13 @@ def check_config(cfg: Any) -> None:
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
         if stack.xformers_att_config is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
-    for site, (kind, arguments) in layers.items():
+    for site, (attention_type, arguments) in layers.items():
         try:
-            without_numbers(kind, {**arguments, "dropout": cfg.attention_dropout})
+            without_numbers(attention_type, {**arguments, "dropout": cfg.attention_dropout})
         except (ValueError, RuntimeError) as error:  # RuntimeError: torch has no tensors of this size
-            raise ConfigurationError(f"{site} attention: {_in_flags(str(error), kind, settings, site)}") from error
+            raise ConfigurationError(
+                f"{site} attention: {_in_flags(str(error), attention_type, settings, site)}"
+            ) from error
     for name, own in parse_shapes(cfg.attention_shapes).items():
         try:
             without_numbers(*layer_at(settings, name.partition(".")[0], own))
@@ -88,26 +103,30 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _in_flags(message: str, kind: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
+def _in_flags(message: str, attention_type: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
     """What a layer says of its arguments, in the words of the command line."""
     own, side = KEY_DIMS[site], side_of(site)
     names = {
         "embed_dim": f"{side}_embed_dim", "num_heads": f"{side}_attention_heads", "init": "attention_init",
         "dropout": "attention_dropout", "key_dim": "key_dim" if settings[own] is None else own,
-        **{flag.argument: flag.name for flag in kind.flags},
+        **{flag.argument: flag.name for flag in attention_type.flags},
     }  # fmt: skip
     return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
 
 
 def _check_chosen(settings: Mapping[str, Any], there: Sequence[Type[AttentionLayer]]) -> None:
-    """Flags of a kind of heads are for a model that has them at some site; what chooses a kind is one flag."""
+    """Flags of an attention type are for a model that has them at some site; at most one flag chooses a type."""
     given = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
-    chosen = [_flag(str(kind.chosen_by)) for kind in KINDS if kind.chosen_by in given]
+    chosen = [
+        _flag(str(attention_type.chosen_by)) for attention_type in ATTENTION_TYPES if attention_type.chosen_by in given
+    ]
     if len(chosen) > 1:
-        raise ConfigurationError(f"{' and '.join(chosen)} are different kinds of attention; give one of them")
-    for name in sorted(given - {flag.name for kind in there for flag in kind.flags}):
-        (kind,) = (kind for kind in KINDS if flags()[name] in kind.flags)
-        heads = "collaborative" if kind.collaborative else "standard"
+        raise ConfigurationError(f"{' and '.join(chosen)} are different attention types; give one of them")
+    for name in sorted(given - {flag.name for attention_type in there for flag in attention_type.flags}):
+        (attention_type,) = (
+            attention_type for attention_type in ATTENTION_TYPES if flags()[name] in attention_type.flags
+        )
+        heads = "collaborative" if attention_type.collaborative else "standard"
         raise ConfigurationError(
             f"{_flag(name)} {settings[name]} is for {heads} heads, "
             f"but --collaborative-heads is {settings['collaborative_heads']}"

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.attention_type import Flag
-from collab_fairseq.attention.kinds import KEY_DIMS, KINDS, SITES, flags, kernels, side_of
+from collab_fairseq.attention.attention_types import ATTENTION_TYPES, KEY_DIMS, SITES, flags, kernels, side_of
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config
 from collab_fairseq.modules.gates import OPEN
@@ -40,18 +40,18 @@ def _flag(default: Any, text: str) -> Any:
 
 
 def _field(flag: Flag) -> Tuple[str, Any, Any]:
-    """The field of a flag that a kind of heads declares."""
+    """The field of a flag that an attention type declares."""
     kind = ChoiceEnum(list(flag.choices)) if flag.choices else flag.type
     return flag.name, kind if flag.default is not None else Optional[kind], _flag(flag.default, flag.help)
 
 
-#: fairseq's config with the flags of all kinds of heads
+#: fairseq's config with the flags of all attention types
 _OfKinds: Any = make_dataclass("_OfKinds", map(_field, flags().values()), bases=(TransformerConfig,))
 
 
 @dataclass
 class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
-    """Settings of :class:`.TransformerCollabModel`; those of each kind of heads are declared by the kind."""
+    """Settings of :class:`.TransformerCollabModel`; those of each attention type are declared by that type."""
 
     collaborative_heads: str = _flag(
         "encoder_cross_decoder",
@@ -70,7 +70,7 @@ class TransformerCollabConfig(_OfKinds):  # type: ignore[misc]
         "initial query, key and value weights: Xavier with gain 1/sqrt(2), or, as in the authors' code (authors), with "
         "gain 1 wherever the key dim is not the width",
     )
-    attention_kernel: ChoiceEnum(list(kernels(KINDS))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+    attention_kernel: ChoiceEnum(list(kernels(ATTENTION_TYPES))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "how attention is computed: bmm (plain), head_loop (heads one after the other, for CPUs), sdpa (torch's fused "
         "attention), or auto, the fastest for device, type and size; same results",

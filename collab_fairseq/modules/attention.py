@@ -12,9 +12,9 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
+from collab_fairseq.attention.attention_types import layer_at
 from collab_fairseq.attention.beams import Moved, moved
 from collab_fairseq.attention.cache import Cache, KeyValue
-from collab_fairseq.attention.kinds import layer_at
 
 from .gates import HeadGates
 from .heads import parse_heads
@@ -162,9 +162,13 @@ class IncrementalAttention(FairseqIncrementalState):
 
 
 @functools.cache
-def incremental(kind: Any) -> Type[Any]:
-    """The class of a kind of heads (of :data:`.kinds.KINDS`) under fairseq's signature."""
-    return type(f"Incremental{kind.__name__}", (IncrementalAttention, kind), {"__doc__": kind.__doc__})
+def incremental(attention_type: Any) -> Type[Any]:
+    """The class of an attention type (of :data:`.attention_types.ATTENTION_TYPES`) under fairseq's signature."""
+    return type(
+        f"Incremental{attention_type.__name__}",
+        (IncrementalAttention, attention_type),
+        {"__doc__": attention_type.__doc__},
+    )
 
 
 def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
@@ -174,13 +178,13 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         cfg: a ``TransformerCollabConfig``. A kernel that the heads of the layer do not have is ``auto`` to them.
 
     """
-    kind: Any
+    attention_type: Any
     name, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
-    kind, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
-    made: IncrementalAttention = incremental(kind)(
+    attention_type, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
+    made: IncrementalAttention = incremental(attention_type)(
         **arguments,
         dropout=cfg.attention_dropout,
-        kernel=kernel if kernel in kind.kernels else "auto",
+        kernel=kernel if kernel in attention_type.kernels else "auto",
         cross=site == "cross",
         noise=cfg.quant_noise.pq,
         noise_block=cfg.quant_noise.pq_block_size,

@@ -10,7 +10,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
-from collab_fairseq.attention.kinds import flags
+from collab_fairseq.attention.attention_types import flags
 from fairseq_modern.encoder_layer import SURPLUS
 
 from .settings import ConfigurationError, check_type

@@ -5,7 +5,7 @@ import reprlib
 from enum import Enum
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
 
-from collab_fairseq.attention.kinds import SITES, of_one_layer, side_of
+from collab_fairseq.attention.attention_types import SITES, of_one_layer, side_of
 from fairseq_modern.errors import UserError
 
 __all__ = ["SITES", "ConfigurationError", "check_type", "flat_settings", "parse_shapes", "parse_sites"]

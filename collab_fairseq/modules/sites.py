@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.kinds import sized
+from collab_fairseq.attention.attention_types import sized
 
 from .attention import IncrementalAttention
 from .fairseq_compat import model_config

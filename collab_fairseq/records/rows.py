@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.attention import kinds
+from collab_fairseq.attention import attention_types
 from collab_fairseq.records.columns import DASH, KEYS, NUMBERS
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import RecordError, load
@@ -30,10 +30,15 @@ def load_run(path: PathLike) -> TrainingRecord:
     shapes = (model.get("attention_shapes") or {}).values()
     if shapes and all(shape.get("collaborative") for shape in shapes):
         layer_ids = tuple(model["attention_shapes"])
-        sites = "_".join(site for site in kinds.SITES if any(layer_id.startswith(site) for layer_id in layer_ids))
+        sites = "_".join(
+            site for site in attention_types.SITES if any(layer_id.startswith(site) for layer_id in layer_ids)
+        )
         model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
-        model.update(dict.fromkeys(kinds.KEY_DIMS.values()))
-        named = {"key_dim": "key_dim", **{f.argument: f.name for f in kinds.CollaborativeAttention.flags if f.own}}
+        model.update(dict.fromkeys(attention_types.KEY_DIMS.values()))
+        named = {
+            "key_dim": "key_dim",
+            **{f.argument: f.name for f in attention_types.CollaborativeAttention.flags if f.own},
+        }
         alike = [{flag: shape.get(field) for field, flag in named.items()} for shape in shapes]
         if all(flags == alike[0] for flags in alike):
             model.update(alike[0], attention_shapes={})
@@ -51,11 +56,11 @@ def lookup(run: TrainingRecord, field: str) -> Any:
 def heads(run: TrainingRecord) -> str:
     """The attention type of the model in words, and whether the result is from a publication."""
     sites = lookup(run, "config.model.collaborative_heads")
-    named = [site for site in kinds.SITES if site in (sites or "none").split("_")]
+    named = [site for site in attention_types.SITES if site in (sites or "none").split("_")]
     if not named:
         words = "standard" if sites else "standard (fairseq's transformer)"
     else:
-        words = "collaborative" if len(named) == len(kinds.SITES) else f"collaborative in {', '.join(named)}"
+        words = "collaborative" if len(named) == len(attention_types.SITES) else f"collaborative in {', '.join(named)}"
         mixing = lookup(run, "config.model.mixing_init")
         words += f", {mixing}" if mixing not in (None, "xavier") else ""
         rate = lookup(run, "config.model.mixing_lr_multiplier")
@@ -66,7 +71,7 @@ def heads(run: TrainingRecord) -> str:
         words += f", scores × {shapes[0]['scale']:.3g}"
     if "recipe.training_module" in run.get("files", {}):
         words += ", trained with another --user-dir"
-    for field, flag in kinds.flags().items():
+    for field, flag in attention_types.flags().items():
         number = lookup(run, f"config.model.{field}") if flag.words else None
         words += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
     return f"{words}, as published" if "published" in run else words
@@ -75,7 +80,7 @@ def heads(run: TrainingRecord) -> str:
 def keys(run: TrainingRecord) -> Dict[str, Any]:
     """The fields that rows are grouped by; the key dim defaults to the embedding width, as in fairseq's transformer."""
     model = run["config"]["model"]
-    dims = {site: key_dim(model, site) for site in kinds.SITES}
+    dims = {site: key_dim(model, site) for site in attention_types.SITES}
     alike = len(set(dims.values())) == 1
     shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
     return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
@@ -83,7 +88,7 @@ def keys(run: TrainingRecord) -> Dict[str, Any]:
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
     """The key dim of a site: its own, that of all sites, or the embedding width; None if there is none of these."""
-    width = model.get(f"{kinds.side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
+    width = model.get(f"{attention_types.side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
@@ -99,7 +104,7 @@ def cache(run: TrainingRecord) -> Optional[int]:
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    return kinds.kv_cache_per_token(kinds.sized(model, "decoder"))
+    return attention_types.kv_cache_per_token(attention_types.sized(model, "decoder"))
 
 
 def losses(run: TrainingRecord) -> Dict[str, float]:

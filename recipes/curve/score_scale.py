@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from collab_fairseq import checkpoints
-from collab_fairseq.attention.kinds import SITES
+from collab_fairseq.attention.attention_types import SITES
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import positive
 

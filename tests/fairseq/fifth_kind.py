@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from collab_fairseq.attention import KINDS, KeyValue, StandardAttention
+from collab_fairseq.attention import ATTENTION_TYPES, KeyValue, StandardAttention
 from collab_fairseq.attention.attention_type import Flag
 from collab_fairseq.attention.factors import HeadMaps, affine
 
@@ -35,5 +35,5 @@ class SlicedAttention(StandardAttention):
         return HeadMaps(query, key, value)
 
 
-KINDS.append(SlicedAttention)
+ATTENTION_TYPES.append(SlicedAttention)
 import collab_fairseq.models  # noqa: E402, F401  (now with the flag)

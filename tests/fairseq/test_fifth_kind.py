@@ -1,4 +1,4 @@
-"""A kind of heads that the project does not know (tests/fairseq/fifth_kind.py) trains, decodes, and is in tables."""
+"""An attention type that the project does not know (tests/fairseq/fifth_kind.py) trains, decodes, and is in tables."""
 
 import json
 import re
@@ -21,7 +21,7 @@ SIZES = {**SMALL, "collaborative_heads": "cross", "key_dim": 16, "shared_key_dim
 def ask(checkpoint, data):
     """In a program that knows the kind: what layers compute, cost and export."""
     from collab_fairseq import translation
-    from collab_fairseq.attention.kinds import kv_cache_per_token
+    from collab_fairseq.attention.attention_types import kv_cache_per_token
     from collab_fairseq.export.standard_heads import standard_layers
     from collab_fairseq.modules.sites import attention_layers, swapped
 

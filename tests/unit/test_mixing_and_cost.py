@@ -12,7 +12,7 @@ from collab_fairseq.attention import (
     block_mixing,
     initial_mixing,
 )
-from collab_fairseq.attention.kinds import kv_cache_per_token, without_numbers
+from collab_fairseq.attention.attention_types import kv_cache_per_token, without_numbers
 
 SIZES = ("embed_dim", "num_heads", "key_dim")
 

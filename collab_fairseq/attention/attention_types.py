@@ -1,6 +1,6 @@
-"""The kinds of heads: the one table that flags, checks, records, benchmarks, conversion and exports read.
+"""The attention types: the one table that flags, checks, records, benchmarks, conversion and exports read.
 
-A new kind is a subclass of :class:`.AttentionLayer` in a file of its own, and a line in :data:`KINDS`.
+A new attention type is a subclass of :class:`.AttentionLayer` in its own file, and a line in :data:`ATTENTION_TYPES`.
 """
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
@@ -15,7 +15,12 @@ from .layer import AttentionLayer
 from .standard import StandardAttention
 
 #: what a layer's heads may be; the first of collaborative and of standard heads is what they are without any flag
-KINDS: List[Type[AttentionLayer]] = [CollaborativeAttention, StandardAttention, GroupedAttention, LatentAttention]
+ATTENTION_TYPES: List[Type[AttentionLayer]] = [
+    CollaborativeAttention,
+    StandardAttention,
+    GroupedAttention,
+    LatentAttention,
+]
 
 #: the attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder self-attention
 SITES = ("encoder", "cross", "decoder")
@@ -31,8 +36,8 @@ _OF_ANY_LAYER = {
 
 
 def flags() -> Dict[str, Flag]:
-    """The flags of all kinds, by name."""
-    return {flag.name: flag for kind in KINDS for flag in kind.flags}
+    """The flags of all attention types, by name."""
+    return {flag.name: flag for attention_type in ATTENTION_TYPES for flag in attention_type.flags}
 
 
 def of_one_layer() -> Dict[str, Any]:
@@ -40,9 +45,9 @@ def of_one_layer() -> Dict[str, Any]:
     return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.own}}
 
 
-def kernels(kinds: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:
-    """The names of the kernels of these kinds, ``auto`` first."""
-    return tuple(dict.fromkeys(["auto", *(name for kind in kinds for name in kind.kernels)]))
+def kernels(types: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:
+    """The names of the kernels of these attention types, ``auto`` first."""
+    return tuple(dict.fromkeys(["auto", *(name for attention_type in types for name in attention_type.kernels)]))
 
 
 def side_of(site: str) -> str:
@@ -53,23 +58,23 @@ def side_of(site: str) -> str:
 def layer_at(
     settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None
 ) -> Tuple[Type[AttentionLayer], Dict[str, Any]]:
-    """The kind of heads of a layer, and its arguments as far as parameters depend on them.
+    """The attention type of a layer, and its arguments as far as parameters depend on them.
 
     Args:
         settings: of a model, by flat names: ``encoder_embed_dim``, ``key_dim``, ``kv_heads``, …
         site: of :data:`SITES`. own: what this layer has of its own, of :func:`of_one_layer`.
 
     Raises:
-        ValueError: the layer has something of its own that its kind does not have.
+        ValueError: the layer has something of its own that its attention type does not have.
     """
     own, side = dict(own or {}), side_of(site)
     collaborative = own.pop("collaborative", site in (settings.get("collaborative_heads") or "none").split("_"))
-    kinds = [kind for kind in KINDS if kind.collaborative == collaborative]
-    chosen = [k for given in (own, settings) for k in kinds if k.chosen_by and given.get(k.chosen_by) is not None]
-    kind = (chosen or kinds)[0]
-    for name in {flag.argument for flag in flags().values()} - {flag.argument for flag in kind.flags}:
+    types = [attention_type for attention_type in ATTENTION_TYPES if attention_type.collaborative == collaborative]
+    chosen = [k for given in (own, settings) for k in types if k.chosen_by and given.get(k.chosen_by) is not None]
+    attention_type = (chosen or types)[0]
+    for name in {flag.argument for flag in flags().values()} - {flag.argument for flag in attention_type.flags}:
         if own.pop(name, None):
-            raise ValueError(f"has {name!r}, but its heads are {kind.type_name}")
+            raise ValueError(f"has {name!r}, but its heads are {attention_type.type_name}")
     key_dim, source = settings.get(KEY_DIMS[site]), settings["encoder_embed_dim"] if site == "cross" else None
     arguments = {
         "embed_dim": settings[f"{side}_embed_dim"],
@@ -79,16 +84,16 @@ def layer_at(
         "vdim": source,
         "init": str(settings.get("attention_init") or "default"),
     }
-    return kind, {**arguments, **kind.arguments(settings, own), **own}
+    return attention_type, {**arguments, **attention_type.arguments(settings, own), **own}
 
 
 def sized(settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None) -> AttentionLayer:
     """A layer whose parameters are not initialised, to count them; arguments and errors: see :func:`layer_at`."""
-    kind, arguments = layer_at(settings, site, own)
-    for flag in kind.flags:
+    attention_type, arguments = layer_at(settings, site, own)
+    for flag in attention_type.flags:
         if not flag.lasting:
             arguments.pop(flag.argument)
-    return without_numbers(kind, arguments).to_empty(device="cpu")
+    return without_numbers(attention_type, arguments).to_empty(device="cpu")
 
 
 @torch.no_grad()
@@ -100,7 +105,7 @@ def kv_cache_per_token(layer: AttentionLayer) -> int:
     return sum(kept.numel() for kept in entry if kept is not None)
 
 
-def without_numbers(kind: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
+def without_numbers(attention_type: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
     """A layer on torch's meta device. Raises ValueError for sizes that do not fit."""
     with torch.device("meta"):
-        return kind(**arguments).eval()
+        return attention_type(**arguments).eval()
