@@ -55,8 +55,15 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "latent": (LatentAttention, {"key_dim": 9, "kv_latent_dim": 3}),  # absorbed where T = 4 queries meet S = 5 keys
     "latent-wide": (LatentAttention, {"kv_latent_dim": 8}),  # expanded
 }
-#: one of each kind
-KINDS = ["collaborative-content", "collaborative-two-values", "standard-narrow", "grouped", "latent", "latent-wide"]
+#: one of each attention type
+ATTENTION_TYPES = [
+    "collaborative-content",
+    "collaborative-two-values",
+    "standard-narrow",
+    "grouped",
+    "latent",
+    "latent-wide",
+]
 
 
 def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **overrides: Any) -> AttentionLayer:

@@ -7,7 +7,7 @@ import torch
 
 from collab_fairseq.attention import CollaborativeAttention, LatentAttention, StandardAttention
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import KINDS, LAYERS, E, H, N, T, build, inputs, masks, reference
+from tests.unit.attention_cases import ATTENTION_TYPES, LAYERS, E, H, N, T, build, inputs, masks, reference
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -24,7 +24,7 @@ def test_a_wrong_parameter_is_noticed(name):
         assert error < FLOAT64 if parameter_name == "k_proj.bias" else error > 1e-4
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ATTENTION_TYPES)
 @pytest.mark.parametrize("mask", ["causal-padding", "empty-rows"])
 def test_gradcheck(name, mask):
     layer = build(name)
@@ -43,7 +43,7 @@ def test_gradcheck(name, mask):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "padding-additive"])
-@pytest.mark.parametrize("name", [*KINDS, "collaborative", "collaborative-wide"])
+@pytest.mark.parametrize("name", [*ATTENTION_TYPES, "collaborative", "collaborative-wide"])
 def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtype, device):
     """Both sides are given the same rounded parameters and inputs; the reference computes with those in float64."""
     layer = build(name, dtype=dtype)

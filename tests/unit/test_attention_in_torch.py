@@ -13,7 +13,7 @@ from collab_fairseq.attention import (
     StandardAttention,
 )
 from tests.common import FLOAT64
-from tests.unit.attention_cases import KINDS, E, H, N, T, build, inputs, leaves, masks
+from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, inputs, leaves, masks
 
 
 @pytest.mark.parametrize("kdim", [None, 7])
@@ -115,7 +115,7 @@ def test_nothing_to_read_and_nothing_to_ask_are_as_in_torch(cls, kernel, rows, q
         assert all(g is None or torch.isfinite(g).all() for g in gradients)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ATTENTION_TYPES)
 def test_compile_gives_the_same_without_graph_breaks(name):
     layer = build(name, "cross")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

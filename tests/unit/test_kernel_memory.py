@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from collab_fairseq.attention import kernels
-from tests.unit.attention_cases import KINDS, E, H, N, T, build, call, tensors
+from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, call, tensors
 
 
 class Allocations(TorchDispatchMode):
@@ -29,7 +29,7 @@ class Allocations(TorchDispatchMode):
         return sum(size for storage, size in self.found.items() if not storage.expired())
 
 
-@pytest.mark.parametrize("name", ["standard", *KINDS])
+@pytest.mark.parametrize("name", ["standard", *ATTENTION_TYPES])
 def test_a_checkpointed_layer_keeps_its_output_only(name):
     """--checkpoint-activations: what is computed again in the backward pass is not in memory before."""
     query = torch.randn(2, kernels.MANY_QUERIES, E, dtype=torch.float64, requires_grad=True)

@@ -7,7 +7,7 @@ from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import COLLABORATIVE, STANDARD, KernelError, choose, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import (
-    KINDS,
+    ATTENTION_TYPES,
     LAYERS,
     MASKS,
     E,
@@ -133,7 +133,7 @@ def test_a_gradient_penalty_is_an_error_in_the_head_loop_and_never_zero():
         penalty("head_loop")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ATTENTION_TYPES)
 def test_the_plain_way_has_a_second_derivative(name):
     layer = build(name, "cross", kernel="bmm")
     padding = masks("padding", 5, layer.num_heads)
