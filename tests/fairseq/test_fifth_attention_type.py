@@ -1,4 +1,4 @@
-"""An attention type that the project does not know (tests/fairseq/fifth_kind.py) trains, decodes, and is in tables."""
+"""An attention type unknown to the project (tests/fairseq/fifth_attention_type.py) trains, decodes, is in tables."""
 
 import json
 import re
@@ -19,7 +19,7 @@ SIZES = {**SMALL, "collaborative_heads": "cross", "key_dim": 16, "shared_key_dim
 
 @torch.no_grad()
 def ask(checkpoint, data):
-    """In a program that knows the kind: what layers compute, cost and export."""
+    """In a program that knows the type: what layers compute, cost and export."""
     from collab_fairseq import translation
     from collab_fairseq.attention.attention_types import kv_cache_per_token
     from collab_fairseq.export.standard_heads import standard_layers
@@ -37,14 +37,14 @@ def ask(checkpoint, data):
 
 
 def test_a_kind_is_one_file_and_one_line(tiny_data, tmp_path):
-    own = user_dir(tmp_path / "own", "import tests.fairseq.fifth_kind")
+    own = user_dir(tmp_path / "own", "import tests.fairseq.fifth_attention_type")
     common = {"user_dir": own, "max_update": 12, "save_interval_updates": 6}
     run(*train_command(tiny_data, tmp_path, **SIZES, **common), cwd=ROOT)
     run("collab", "average", "--inputs", tmp_path, "--num-update-checkpoints", 2, "--output", tmp_path / "mean.pt")
     told = run("fairseq-generate", tiny_data, "--path", tmp_path / "mean.pt", "--user-dir", own, "--cpu", cwd=ROOT)
     assert len(re.findall(r"^H-\d+\t", told.stdout, re.MULTILINE)) == 20
-    known, record = "import sys, tests.fairseq.fifth_kind; ", tmp_path / "record.json"
-    asked = known + "from tests.fairseq.test_fifth_kind import ask; ask(*sys.argv[1:])"
+    known, record = "import sys, tests.fairseq.fifth_attention_type; ", tmp_path / "record.json"
+    asked = known + "from tests.fairseq.test_fifth_attention_type import ask; ask(*sys.argv[1:])"
     run(sys.executable, "-c", asked, tmp_path / "mean.pt", tiny_data, cwd=ROOT)
     (tmp_path / "lines").write_text("")
     made = dict.fromkeys(("train_log", "usage", "data_sums"), tmp_path / "lines")

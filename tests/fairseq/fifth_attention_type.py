@@ -1,4 +1,4 @@
-"""A throw-away kind of heads: each head reads its own slice of one shared key, and slices overlap."""
+"""A throw-away attention type: each head reads its own slice of one shared key, and slices overlap."""
 
 from torch import nn
 
