@@ -61,7 +61,7 @@ def run(
 
     Raises:
         BenchError: options that cannot be followed.
-        RecordError: ``output`` is something else, or of other settings, code, packages or hardware.
+        UserError: ``output`` is something else, or of other settings, code, packages or hardware.
     """
     all_rows = rows(what, options)
     chosen = choose(all_rows, patterns)

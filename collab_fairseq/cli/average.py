@@ -13,7 +13,9 @@ import argparse
 import os
 import sys
 
-from .options import UsageError, check_new, positive, refuse
+from fairseq_modern.errors import UserError
+
+from .options import check_new, positive, refuse
 
 HELP = "average checkpoints"
 
@@ -35,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if not number:
         refuse(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")
     if number and len(args.inputs) != 1:
-        raise UsageError(f"with a number of checkpoints --inputs must be one folder, got {len(args.inputs)} paths")
+        raise UserError(f"with a number of checkpoints --inputs must be one folder, got {len(args.inputs)} paths")
     if not number and os.path.isdir(args.inputs[0]):
-        raise UsageError(
+        raise UserError(
             f"{args.inputs[0]} is a folder: say how many of its checkpoints with --num-epoch-checkpoints or "
             "--num-update-checkpoints, or name the files"
         )

@@ -45,7 +45,7 @@ def importance(args: argparse.Namespace) -> None:
     layer.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise options.UsageError("importance is computed by one process: start it without torchrun")
+        raise options.UserError("importance is computed by one process: start it without torchrun")
     from collab_fairseq.heads import huggingface, importance
 
     compute: Callable[[], Dict[str, Any]]
@@ -118,7 +118,7 @@ def prune(args: argparse.Namespace) -> None:
     --finetune-from-model pruned.pt and the flags of the source's layers, widths and heads.
     """
     if (args.remove is None) != (args.output is None):
-        raise options.UsageError("--remove and --output go together; the record of a measurement goes to --json")
+        raise options.UserError("--remove and --output go together; the record of a measurement goes to --json")
     if len(args.checkpoint) > 1:
         options.refuse(args, ("importance", "remove"), "is for one checkpoint")
     if args.remove is None:
@@ -148,7 +148,7 @@ def _measure_pruning(args: argparse.Namespace) -> None:
     tests = shared.read_tests(args)
     names = [os.path.basename(path) for path in args.checkpoint]
     if len(set(names)) < len(names):
-        raise options.UsageError("several checkpoints must have different file names")
+        raise options.UserError("several checkpoints must have different file names")
     groups = {"_".join(sites): sites}
     if args.by_site:
         groups.update({site: [site] for site in sites})
@@ -184,7 +184,7 @@ def _remove(args: argparse.Namespace) -> None:
         state = checkpoints.load_with_model(args.checkpoint[0])
     else:
         if not 0 < percent < 100:
-            raise options.UsageError(f"--remove takes heads, or per cent of them between 0 and 100, got {heads}")
+            raise options.UserError(f"--remove takes heads, or per cent of them between 0 and 100, got {heads}")
         sites, trained = attention_hooks.sites(args.sites), shared.load(args)
         heads = pruning.least(pruning.ascending(_importance(args, trained), sites), percent)
         state = trained.state
@@ -236,7 +236,7 @@ def roles(args: argparse.Namespace) -> None:
     one backward pass for every target position: --relevance-sentences limits it.
     """
     if args.relevance_sentences < 0:
-        raise options.UsageError(f"--relevance-sentences must not be negative, got {args.relevance_sentences}")
+        raise options.UserError(f"--relevance-sentences must not be negative, got {args.relevance_sentences}")
     trained = shared.load(args)
     from collab_fairseq.checkpoints import file_setting
     from collab_fairseq.heads import importance, roles

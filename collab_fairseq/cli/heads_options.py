@@ -7,8 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_targets
+from fairseq_modern.errors import UserError
 
-from .options import UsageError, add_machine, check_distinct, choose_device, command, pair, positive, refuse
+from .options import add_machine, check_distinct, choose_device, command, pair, positive, refuse
 
 #: flags that mean nothing for a Hugging Face model's folder, and those that mean nothing for anything else
 _FAIRSEQ_ONLY = ("data", "split", "reference", "form", "max_tokens", "seed")
@@ -33,7 +34,7 @@ def check_output(args: argparse.Namespace) -> None:
     if output:
         check_targets(output)
         if output.endswith(".json"):
-            raise UsageError(f"--output is the new checkpoint, got {output}; the record goes to --json")
+            raise UserError(f"--output is the new checkpoint, got {output}; the record goes to --json")
         check_distinct(output, *checkpoints_of(args))
 
 
@@ -61,12 +62,12 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 
 def is_folder(args: argparse.Namespace) -> bool:
-    """Whether a Hugging Face model was given. Raises UsageError for flags of the other type of model."""
+    """Whether a Hugging Face model was given. Raises UserError for flags of the other type of model."""
     if not os.path.isdir(args.checkpoint):
         refuse(args, _FOLDER_ONLY, f"is for a Hugging Face model's folder, but {args.checkpoint} is none")
         return False
     if args.text is None:
-        raise UsageError(f"{args.checkpoint} is a folder, so a Hugging Face model, and needs --text FILE.jsonl")
+        raise UserError(f"{args.checkpoint} is a folder, so a Hugging Face model, and needs --text FILE.jsonl")
     refuse(args, _FAIRSEQ_ONLY, "is for checkpoints of fairseq; a Hugging Face model's folder takes --text")
     return True
 
@@ -88,12 +89,12 @@ def read_tests(args: argparse.Namespace) -> List[Any]:
 
     splits = [split for split, _ in args.reference]
     if not splits:
-        raise UsageError("--reference SPLIT=FILE is needed: a test split and its raw references, such as test=test.de")
+        raise UserError("--reference SPLIT=FILE is needed: a test split and its raw references, such as test=test.de")
     if len(set(splits)) < len(splits):
-        raise UsageError(f"--reference must name each split once, got {', '.join(splits)}")
+        raise UserError(f"--reference must name each split once, got {', '.join(splits)}")
     for split, file in args.reference:
         if not os.path.isfile(file):
-            raise UsageError(f"--reference {split}={file}: there is no such file")
+            raise UserError(f"--reference {split}={file}: there is no such file")
     search = {name: getattr(args, name) for name in ("beam", "lenpen", "max_tokens", "sentences")}
     return [TestSet(split, file, search) for split, file in args.reference]
 

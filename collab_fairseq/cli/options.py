@@ -15,10 +15,6 @@ from fairseq_modern.errors import UserError
 logger = logging.getLogger(__name__)
 
 
-class UsageError(UserError):
-    """Flags that cannot be followed."""
-
-
 def add_commands(parser: argparse.ArgumentParser, dest: str, modules: Mapping[str, str]) -> None:
     """Subcommands: name → module of this package, as described in `main.py`."""
     commands = parser.add_subparsers(dest=dest, metavar=dest.upper(), required=True)
@@ -35,7 +31,7 @@ def refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     """See that flags that do not apply were not given; `reason` ends the error's sentence."""
     for name in names:
         if getattr(args, name, None) != args.parser.get_default(name):
-            raise UsageError(f"--{name.replace('_', '-')} {reason}")
+            raise UserError(f"--{name.replace('_', '-')} {reason}")
 
 
 def positive(text: str) -> int:
@@ -78,7 +74,7 @@ def choose_device(args: argparse.Namespace) -> str:
         number = int(args.device.partition(":")[2] or 0)
         if number >= torch.cuda.device_count():
             found = f"{torch.cuda.device_count() or 'none'} here"
-            raise UsageError(f"--device {args.device} needs a GPU that torch can use, but torch finds {found}")
+            raise UserError(f"--device {args.device} needs a GPU that torch can use, but torch finds {found}")
         torch.cuda.set_device(number)
     return str(args.device)
 
@@ -120,14 +116,14 @@ def check_new(output: str) -> None:
     """See that a model's file can be written and is not there yet: what took hours is not overwritten."""
     check_targets(output)
     if os.path.lexists(output):
-        raise UsageError(f"there is already something under {output}: choose another --output, or remove it first")
+        raise UserError(f"there is already something under {output}: choose another --output, or remove it first")
 
 
 def check_distinct(output: str, *sources: str) -> None:
     """A result does not overwrite what it is made from."""
     for source in sources:
         if os.path.exists(output) and os.path.exists(source) and os.path.samefile(output, source):
-            raise UsageError(f"{output} is one of the inputs and would be overwritten")
+            raise UserError(f"{output} is one of the inputs and would be overwritten")
 
 
 def command(program: str = "collab") -> str:

@@ -23,8 +23,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
 from collab_fairseq.records.files import check_targets, write_bytes, write_json
-
-from .options import UsageError
+from fairseq_modern.errors import UserError
 
 if TYPE_CHECKING:
     from collab_fairseq.scoring.evaluation import Evaluation
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.scoring.generate_log import read_translations
 
     if (args.comet is None) != (args.source is None):
-        raise UsageError("--comet MODEL and --source FILE go together")
+        raise UserError("--comet MODEL and --source FILE go together")
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
     systems = [files for files in (args.logs, args.baseline) if files]
     options = {"target_lang": args.target_lang, "tokenised": tokenised, "source": args.source, "comet": args.comet}
@@ -101,7 +100,7 @@ def _compared(names: List[str], system: Any, baseline: Any, lines: List[str]) ->
 
     comparison = significance.compare(system, baseline, names)
     if comparison is None:
-        raise UsageError("--baseline compares sacreBLEU, and tokenised text needs a raw --reference for it")
+        raise UserError("--baseline compares sacreBLEU, and tokenised text needs a raw --reference for it")
     interval = f"[{comparison.low:+.2f}, {comparison.high:+.2f}]"
     lines.append(
         f"{'difference':<20} {comparison.difference:+.2f}, 95 % interval {interval}, p = {comparison.p_value:.3f}"

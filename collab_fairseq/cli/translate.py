@@ -66,7 +66,7 @@ def _open(file: Optional[str]) -> Any:
         return contextlib.nullcontext(sys.stdin.buffer)
     if not os.path.isfile(file):
         folder = f"{file} is a folder: DIR comes first, then FILE"
-        raise options.UsageError(folder if os.path.isdir(file) else f"there is no file {file}")
+        raise options.UserError(folder if os.path.isdir(file) else f"there is no file {file}")
     return open(file, "rb")
 
 

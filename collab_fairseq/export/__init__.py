@@ -1,7 +1,7 @@
 """A trained model for those who use it: as a folder of its own, and for other engines.
 
 One file a target, with ``export(source, output, …)``, which writes the folder whole or not at all, and ``check``, which
-sees beforehand that the target has all that the model needs. ExportError: what the target lacks or what does not fit,
+sees beforehand that the target has all that the model needs. UserError: what the target lacks or what does not fit,
 by name, or the folder cannot be written. TranslationError: a package is missing.
 """
 
@@ -15,7 +15,7 @@ def write(source: Any, target: str, output: Any, **options: Any) -> None:
     """Export ``source`` (:class:`.source.Source`) to one of `TARGETS`.
 
     Raises:
-        ExportError, TranslationError: as above; a refusal names the targets that can take the model.
+        UserError, TranslationError: as above; a refusal names the targets that can take the model.
     """
     from .source import UnsupportedError
 

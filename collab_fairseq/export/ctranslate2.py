@@ -18,9 +18,10 @@ from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.tokenizer import require
+from fairseq_modern.errors import UserError
 
 from .readme import write_text_side
-from .source import ExportError, Source, new_folder, refuse_settings
+from .source import Source, new_folder, refuse_settings
 from .standard_heads import standard_layers
 
 #: fairseq's name → CTranslate2's
@@ -47,7 +48,7 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     """Write the folder; ``quantization``: of the weights on the disk, one of CTranslate2's names (default: float32)."""
     require("ctranslate2")
     if quantization is not None and quantization not in PRECISIONS:
-        raise ExportError(f"the quantization must be one of {', '.join(PRECISIONS)}, but is {quantization}")
+        raise UserError(f"the quantization must be one of {', '.join(PRECISIONS)}, but is {quantization}")
     spec = _specification(source)
     spec.validate()
     spec.optimize(quantization=quantization or "float32")

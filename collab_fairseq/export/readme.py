@@ -12,8 +12,9 @@ from typing import Any, Dict, Iterator, List
 from collab_fairseq.attention import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
+from fairseq_modern.errors import UserError
 
-from .source import ExportError, Source, write_json
+from .source import Source, write_json
 
 _SUBWORDS = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}
 _NO_LICENCE = "not stated: ask those who trained the model, and see the terms of its data, before you share it"
@@ -43,7 +44,7 @@ def readme(source: Source, title: str, *use: str) -> str:
         title: of the page. use: lines that say how the model is used, in which DIR stands for the folder.
 
     Raises:
-        ExportError: the model's record is none.
+        UserError: the model's record is none.
     """
     card = source.card
     about = [
@@ -60,7 +61,7 @@ def readme(source: Source, title: str, *use: str) -> str:
                 record = json.load(stream)
             lines += [*_results(record["parts"]), *_origin(record)]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ExportError(f"{source.record} is not a record of this project ({type(error).__name__})") from error
+            raise UserError(f"{source.record} is not a record of this project ({type(error).__name__})") from error
     return "\n".join(lines) + "\n"
 
 

@@ -22,6 +22,7 @@ from collab_fairseq.translation.tokenizer import (
     sha256_of,
 )
 from collab_fairseq.translation.torch_engine import MODEL
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import hold, remove_stale_temp_files, temporary_name
 
 #: where model folders have the SentencePiece model, and where data_prep puts it: in the data-bin, or beside it
@@ -30,11 +31,7 @@ _USUAL = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", os.path.join(os
 _PIECES = 0.95
 
 
-class ExportError(TranslationError):
-    """A model cannot be exported in the way that was asked for."""
-
-
-class UnsupportedError(ExportError):
+class UnsupportedError(UserError):
     """A target cannot express the model; others may."""
 
 
@@ -190,13 +187,13 @@ def new_folder(path: PathLike) -> Iterator[str]:
     What a killed process has left of an earlier attempt is removed.
 
     Raises:
-        ExportError: something else than an empty folder is there already, or the place cannot be written to.
+        UserError: something else than an empty folder is there already, or the place cannot be written to.
     """
     name = os.path.abspath(path)
     if os.path.lexists(name) and (os.path.islink(name) or not os.path.isdir(name) or os.listdir(name)):
-        raise ExportError(f"there is already something under {os.fspath(path)}: choose another --output")
+        raise UserError(f"there is already something under {os.fspath(path)}: choose another --output")
     if not os.path.isdir(os.path.dirname(name)):
-        raise ExportError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
+        raise UserError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
     remove_stale_temp_files(*os.path.split(name))
     work = temporary_name(name)
     descriptor = None
@@ -211,7 +208,7 @@ def new_folder(path: PathLike) -> Iterator[str]:
                     os.fsync(stream.fileno())
         os.rename(work, name)
     except OSError as error:
-        raise ExportError(f"cannot write {os.fspath(path)}: {error}") from error
+        raise UserError(f"cannot write {os.fspath(path)}: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
         if descriptor is not None:

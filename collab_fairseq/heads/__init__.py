@@ -2,9 +2,3 @@
 
 Heads are named as in :mod:`collab_fairseq.modules.heads`: ``E:1:3`` is the third head of the first encoder layer.
 """
-
-from fairseq_modern.errors import UserError
-
-
-class HeadsError(UserError):
-    """An analysis cannot be made. The message is one sentence: what is wrong and what is expected."""

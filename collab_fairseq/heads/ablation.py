@@ -16,8 +16,8 @@ from collab_fairseq.scoring.references import RawScore
 from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TrainedModel, score
+from fairseq_modern.errors import UserError
 
-from . import HeadsError
 from .attention_hooks import Layers, counts, masked
 from .figures import DIVERGING, draw_grids
 
@@ -47,7 +47,7 @@ def evaluate(
     """:func:`result` of the model without the heads named.
 
     Raises:
-        ScoringError: another number of references than sentences.
+        UserError: another number of references than sentences.
     """
     with masked(attention_layers(trained.model), without or {}):
         return result(score(trained, test.split, test.references, **test.search))
@@ -108,11 +108,11 @@ def ablate_split(
         modes: among :data:`MODES`. sites: whose heads.
 
     Raises:
-        HeadsError: there is nothing to mask.
+        UserError: there is nothing to mask.
     """
     masks = {mode: conditions(counts(layers), mode, sites) for mode in modes}
     if not any(masks.values()):
-        raise HeadsError("no layer has a second head, so that there is nothing to mask for a head alone")
+        raise UserError("no layer has a second head, so that there is nothing to mask for a head alone")
     whole = record.part(f"whole/{split}", evaluate)
 
     def measure(heads: Heads) -> Dict[str, Any]:
@@ -188,7 +188,7 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
 
 
 def draw(parts: Mapping[str, Any], split: str, modes: Sequence[str], path: PathLike) -> None:
-    """The differences as heat maps; a star: significant. Raises PlotError as :func:`.drawing` does."""
+    """The differences as heat maps; a star: significant. Raises UserError as :func:`.drawing` does."""
     panels: Dict[str, Dict[str, float]] = {}
     marked: List[List[str]] = []
     for mode in modes:

@@ -16,8 +16,7 @@ from collab_fairseq.modules.heads import check_heads, short_name
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel
-
-from . import HeadsError
+from fairseq_modern.errors import UserError
 
 #: layers with ``num_heads``, ``head_multiplier`` and ``out_proj``: :class:`.IncrementalAttention`, and
 #: :class:`collab_fairseq.huggingface.HeadOutputs` of transformers' models
@@ -30,11 +29,11 @@ def sites(flag: str) -> List[str]:
     """The sites of ``--sites``, at least one, in the order of the model.
 
     Raises:
-        ConfigurationError: not the name of a site. HeadsError: none.
+        ConfigurationError: not the name of a site. UserError: none.
     """
     chosen = parse_sites(flag, "--sites")
     if not chosen:
-        raise HeadsError("--sites must name at least one of encoder, cross and decoder, got none")
+        raise UserError("--sites must name at least one of encoder, cross and decoder, got none")
     return [site for site in SITES if site in chosen]
 
 
@@ -118,7 +117,7 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Att
     """layer_id → the attention of its heads in a batch.
 
     Raises:
-        HeadsError: a layer attends to source and target at once.
+        UserError: a layer attends to source and target at once.
     """
     recorded: Dict[str, Tensor] = {}
 
@@ -139,7 +138,7 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Att
     for layer_id, weights in recorded.items():
         queries, keys = SIDES[layer_id.split(".")[0]]
         if weights.size(-1) != sides[keys].size(1):
-            raise HeadsError(f"{short_name(layer_id)} looks at source and target at once (--cross-self-attention)")
+            raise UserError(f"{short_name(layer_id)} looks at source and target at once (--cross-self-attention)")
         maps[layer_id] = AttentionMaps(weights, words[queries], words[keys], sides[keys])
     return maps
 

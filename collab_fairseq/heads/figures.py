@@ -40,7 +40,7 @@ def draw_grids(
         form: format of the numbers in the squares. marked: for each entry, the heads that get a star.
 
     Raises:
-        PlotError: see :func:`collab_fairseq.records.drawing.drawing`.
+        UserError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
     lines = [list(grids(values)) for values in figures.values()]
     shapes = [(len(rows), len(rows[0])) for line in lines for _, rows in line]

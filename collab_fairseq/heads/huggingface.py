@@ -12,8 +12,8 @@ from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
 from collab_fairseq.translation.tokenizer import require
+from fairseq_modern.errors import UserError
 
-from . import HeadsError
 from .ablation import ablate_split, compare, result
 from .importance import Batch, measure
 
@@ -70,8 +70,8 @@ def load(
     """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
 
     Raises:
-        HeadsError: the model neither classifies nor translates, or text or labels that are none.
-        ScoringError: the text cannot be read. TranslationError: transformers is missing or too old.
+        UserError: the model neither classifies nor translates, or text or labels that are none.
+        UserError: the text cannot be read. TranslationError: transformers is missing or too old.
         ReparamError: an architecture that is not known.
         CheckpointError: parameters that are not finite.
     """
@@ -79,7 +79,7 @@ def load(
     from transformers import AutoTokenizer
 
     if not (translates(model) or type(model).__name__.endswith("ForSequenceClassification")):
-        raise HeadsError(
+        raise UserError(
             f"{path} holds a {type(model).__name__}, expected a model for sequence classification or "
             "translation, whose loss on a text is known from its label"
         )
@@ -106,7 +106,7 @@ def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: 
         sentences: only the first N.
 
     Raises:
-        HeadsError: the line that is no JSON, or lacks a field. ScoringError: the file cannot be read.
+        UserError: the line that is no JSON, or lacks a field. UserError: the file cannot be read.
     """
     name = os.fspath(path)
     examples = []
@@ -114,17 +114,17 @@ def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: 
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise HeadsError(f"{name}, line {number}: expected a JSON object, got {line[:40]!r}") from error
+            raise UserError(f"{name}, line {number}: expected a JSON object, got {line[:40]!r}") from error
         names = list(row) if isinstance(row, dict) else []
         for field in (*fields, label):
             if field not in names:
                 got = ", ".join(names) or f"no object but {type(row).__name__}"
-                raise HeadsError(f"{name}, line {number}: expected the field {field}, got {got}")
+                raise UserError(f"{name}, line {number}: expected the field {field}, got {got}")
             if field != label and not isinstance(row[field], str):
-                raise HeadsError(f"{name}, line {number}: {field} must be a text; got {row[field]!r}")
+                raise UserError(f"{name}, line {number}: {field} must be a text; got {row[field]!r}")
         examples.append(Example([row[field] for field in fields], row[label]))
     if not examples:
-        raise HeadsError(f"{name} has no examples")
+        raise UserError(f"{name} has no examples")
     return examples
 
 
@@ -132,7 +132,7 @@ def check_labels(model: Any, examples: Sequence[Example], name: str) -> None:
     """See that all labels are what the model predicts.
 
     Raises:
-        HeadsError: the first line of the file ``name`` that has another label.
+        UserError: the first line of the file ``name`` that has another label.
     """
     number = model.config.num_labels
     fits: Callable[[Any], bool]
@@ -144,7 +144,7 @@ def check_labels(model: Any, examples: Sequence[Example], name: str) -> None:
         wanted, fits = f"a class from 0 to {number - 1}", lambda label: label in range(number)
     for line, example in enumerate(examples, 1):
         if not fits(example.label):
-            raise HeadsError(f"{name}, line {line}: expected {wanted} as label, got {example.label!r}")
+            raise UserError(f"{name}, line {line}: expected {wanted} as label, got {example.label!r}")
 
 
 def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: int) -> Iterator[Encoded]:
@@ -206,7 +206,7 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
     Translations are compared by BLEU, classes by accuracy (:func:`compare_answers`).
 
     Raises:
-        HeadsError: a model that predicts a number.
+        UserError: a model that predicts a number.
     """
     labels = [example.label for example in loaded.examples]
 
@@ -221,7 +221,7 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
     if translates(loaded.model):
         ablate_split(record, "text", loaded.layers, evaluate_translations, compare, **options)
     elif loaded.model.config.num_labels == 1:
-        raise HeadsError(f"{loaded.model.name_or_path} predicts a number, but accuracy needs two or more classes")
+        raise UserError(f"{loaded.model.name_or_path} predicts a number, but accuracy needs two or more classes")
     else:
         ablate_split(record, "text", loaded.layers, evaluate_answers, compare_answers, **options)
 

@@ -26,8 +26,8 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import load
 from collab_fairseq.translation import TrainedModel, batches
+from fairseq_modern.errors import UserError
 
-from . import HeadsError
 from .attention_hooks import Layers, frozen, multiplied
 from .figures import draw_grids
 
@@ -133,12 +133,12 @@ def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) ->
     """Head → importance, ``normalised`` or ``raw``, of a result of `collab heads importance`.
 
     Raises:
-        RecordError: another kind of file. HeadsError: it is of another checkpoint than ``checkpoint``.
+        UserError: another kind of file. UserError: it is of another checkpoint than ``checkpoint``.
     """
     content = load(path, "heads", "importance")
     source = content["settings"]["checkpoint"]
     if checkpoint is not None and file_setting(checkpoint)["sha256"] != source["sha256"]:
-        raise HeadsError(f"{os.fspath(path)} is the importance of {source['file']}, another checkpoint")
+        raise UserError(f"{os.fspath(path)} is the importance of {source['file']}, another checkpoint")
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
 
 
@@ -153,6 +153,6 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def draw(result: Mapping[str, Any], path: PathLike) -> None:
-    """Heat maps of normalised importance. Raises PlotError as :func:`.drawing` does."""
+    """Heat maps of normalised importance. Raises UserError as :func:`.drawing` does."""
     values = {head: numbers["normalised"] for head, numbers in result["heads"].items()}
     draw_grids({"": values}, path, label="importance, normalised in the layer", limits=(0.0, 1.0))

@@ -97,7 +97,7 @@ def report(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]
 
 
 def draw(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
-    """BLEU of each test set, and the loss, against the share of heads pruned. Raises PlotError as :func:`.drawing`."""
+    """BLEU of each test set, and the loss, against the share of heads pruned. Raises UserError as :func:`.drawing`."""
     with drawing(path, (3.4 * (len(splits) + 1), 3.0)) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
         for axis, split in zip(axes, [*splits, None], strict=True):

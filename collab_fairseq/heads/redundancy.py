@@ -133,7 +133,7 @@ def report(layers: Mapping[str, Mapping[str, Any]]) -> str:
 def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
     """Figure 1: captured energy, one row per site, thin lines for heads, thick ones for layers.
 
-    Raises PlotError as :func:`.drawing` does.
+    Raises UserError as :func:`.drawing` does.
     """
     by_site = itertools.groupby(in_order(layers), key=lambda layer_id: layer_id.split(".")[0])
     groups = {site: list(layer_ids) for site, layer_ids in by_site}

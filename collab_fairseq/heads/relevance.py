@@ -27,8 +27,8 @@ from collab_fairseq.attention import KeyValue
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
+from fairseq_modern.errors import UserError
 
-from . import HeadsError
 from .attention_hooks import Attended, Layers, frozen, hooked, multiplied
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
     """Relevance of encoder heads at every generation step of a batch of N sentences: layer_id → (N, H).
 
     Raises:
-        HeadsError: nothing that the model predicts comes from them.
+        UserError: nothing that the model predicts comes from them.
     """
     model, layers = trained.model, attention_layers(trained.model)
     rows = sample["net_input"]["src_tokens"].size(0)
@@ -95,7 +95,7 @@ def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
     with torch.enable_grad(), frozen(model), values_only(layers), multiplied(layers, multipliers), linearised(model):
         logits = model(**sample["net_input"])[0]
         if not logits.requires_grad:
-            raise HeadsError("encoder heads have no relevance, since the decoder has no cross-attention")
+            raise UserError("encoder heads have no relevance, since the decoder has no cross-attention")
         for step in range(logits.size(1)):
             top = logits[:, step].max(dim=-1).values
             gradients = torch.autograd.grad(

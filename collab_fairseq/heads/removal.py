@@ -26,8 +26,8 @@ from collab_fairseq.modules.heads import (
 )
 from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
 from collab_fairseq.records import pages
+from fairseq_modern.errors import UserError
 
-from . import HeadsError
 from .figures import draw_grids
 
 _GATES = "head_gates.log_alpha"
@@ -59,7 +59,7 @@ def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
     """Head → gate, of a checkpoint.
 
     Raises:
-        HeadsError: the model has no gates.
+        UserError: the model has no gates.
     """
     made = as_transformer_collab(dict(state))
     gates: Dict[str, Gate] = {}
@@ -73,7 +73,7 @@ def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
         for head, (value, open_probability) in enumerate(values):
             gates[head_name(layer_id, head)] = Gate(value, open_probability, is_open=value > 0)
     if not gates:
-        raise HeadsError("the model has no gates; it was trained without --head-gates")
+        raise UserError("the model has no gates; it was trained without --head-gates")
     return gates
 
 
@@ -91,7 +91,7 @@ def gates_report(gates: Mapping[str, Gate]) -> str:
 
 
 def draw_gates(gates: Mapping[str, Gate], path: PathLike) -> None:
-    """Heat maps of P(open). Raises PlotError as :func:`.drawing` does."""
+    """Heat maps of P(open). Raises UserError as :func:`.drawing` does."""
     values = {head: gate.open_probability for head, gate in gates.items()}
     draw_grids({"": values}, path, label="P(open)", limits=(0.0, 1.0))
 
@@ -100,7 +100,7 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
     """The checkpoint without gates and without the heads that they have closed; it computes what the gated one does.
 
     Raises:
-        HeadsError: the model has no gates; see also :func:`remove_heads`.
+        UserError: the model has no gates; see also :func:`remove_heads`.
     """
     closed = " ".join(head for head, gate in read_gates(state).items() if not gate.is_open)
     made = as_transformer_collab(dict(state))
@@ -133,7 +133,7 @@ def remove_heads(
 
     Raises:
         ConfigurationError: no descriptors, or heads that the model does not have.
-        HeadsError: there are no heads to remove, a layer would lose all, or they share keys or values in groups.
+        UserError: there are no heads to remove, a layer would lose all, or they share keys or values in groups.
     """
     made = as_transformer_collab(dict(state))
     config, model = model_config(made), made["model"]
@@ -144,16 +144,16 @@ def remove_heads(
     removed = parse_heads(f"{masked} {chosen}")
     check_heads(removed, numbers)
     if not removed:
-        raise HeadsError("there are no heads to remove")
+        raise UserError("there are no heads to remove")
     empty = [short_name(layer_id) for layer_id, members in removed.items() if len(members) == numbers[layer_id]]
     if len(empty) == len(numbers):
-        raise HeadsError("all heads of the model would be removed; leave some")
+        raise UserError("all heads of the model would be removed; leave some")
     if empty and not empty_layers:
-        raise HeadsError(f"{', '.join(empty)} would lose all heads; leave one, or allow it with --empty-layers")
+        raise UserError(f"{', '.join(empty)} would lose all heads; leave one, or allow it with --empty-layers")
     for layer_id in removed:
         shared = " and ".join(layers[layer_id].shared())
         if shared:
-            raise HeadsError(
+            raise UserError(
                 f"the heads of {short_name(layer_id)} share {shared}, so that none can be removed by itself"
             )
     before = _attention_parameters(model, numbers)

@@ -183,6 +183,6 @@ def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
 
 
 def draw(parts: Mapping[str, Any], path: PathLike) -> None:
-    """Heat maps of the heads' confidence. Raises PlotError as :func:`.drawing` does."""
+    """Heat maps of the heads' confidence. Raises UserError as :func:`.drawing` does."""
     values = {head: numbers["confidence"] for head, numbers in by_head(parts).items()}
     draw_grids({"": values}, path, label="confidence", limits=(0.0, 1.0))

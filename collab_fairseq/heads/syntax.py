@@ -16,8 +16,8 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation import TrainedModel, batches
+from fairseq_modern.errors import UserError
 
-from . import HeadsError
 from .attention_hooks import AttentionMaps, argmax_keys, attention
 
 #: relations of Universal Dependencies and their names in older schemes
@@ -46,14 +46,14 @@ def read_conllu(path: PathLike) -> List[Sentence]:
     """The sentences of a CoNLL-U file (https://universaldependencies.org/format.html).
 
     Raises:
-        HeadsError: a line that cannot be; the message says which and why. ScoringError: the file cannot be read.
+        UserError: a line that cannot be; the message says which and why. UserError: the file cannot be read.
     """
     name, lines = os.fspath(path), read_lines(path, "the parses")
     rows = [(number, line) for number, line in enumerate(lines, 1) if not line.startswith("#")]
     blocks = itertools.groupby(rows, key=lambda row: bool(row[1].strip()))
     sentences = [_sentence(list(block), name) for words, block in blocks if words]
     if not sentences:
-        raise HeadsError(f"{name} has no sentences, expected CoNLL-U")
+        raise UserError(f"{name} has no sentences, expected CoNLL-U")
     return sentences
 
 
@@ -63,7 +63,7 @@ def _sentence(block: Sequence[Tuple[int, str]], name: str) -> Sentence:
     for number, line in block:
         fields = line.split("\t")
         if len(fields) != 10:
-            raise HeadsError(f"{name}, line {number}: expected 10 fields between tabs, got {len(fields)}")
+            raise UserError(f"{name}, line {number}: expected 10 fields between tabs, got {len(fields)}")
         index, form, head, relation = fields[0], fields[1], fields[6], fields[7]
         if "." in index:  # an empty node, which is not in the text
             continue
@@ -71,18 +71,18 @@ def _sentence(block: Sequence[Tuple[int, str]], name: str) -> Sentence:
             ends = re.fullmatch(r"(\d+)-(\d+)", index)
             members = list(range(int(ends[1]) - 1, int(ends[2]))) if ends else []
             if not members or members[0] != len(words):
-                raise HeadsError(f"{name}, line {number}: expected words from {len(words) + 1} on, got {index}")
+                raise UserError(f"{name}, line {number}: expected words from {len(words) + 1} on, got {index}")
             units.append((form, members))
             continue
         if index != str(len(words) + 1) or not head.isdecimal():
-            raise HeadsError(
+            raise UserError(
                 f"{name}, line {number}: expected word {len(words) + 1} and its head's number, got {index}, {head!r}"
             )
         if not units or len(words) > units[-1][1][-1]:  # not part of a multiword token
             units.append((form, [len(words)]))
         words.append(Word(form, int(head), relation.split(":")[0]))
     if any(word.head > len(words) for word in words) or (units and units[-1][1][-1] >= len(words)):
-        raise HeadsError(f"{name}, line {block[0][0]}: a number beyond the {len(words)} words of the sentence")
+        raise UserError(f"{name}, line {block[0][0]}: a number beyond the {len(words)} words of the sentence")
     return Sentence(words, units)
 
 
@@ -126,7 +126,7 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
         ``skipped``: how many were not, since their text is not that of the parse.
 
     Raises:
-        HeadsError: none of the texts agree.
+        UserError: none of the texts agree.
     """
     counts = _Counts()
     used = skipped = 0
@@ -147,7 +147,7 @@ def syntax(trained: TrainedModel, split: str, parses: Sequence[Sentence], *, max
                     query = positions[words[source][-1]]
                     counts.add(name, row, query, {positions[subword] for subword in words[target]}, keys)
     if not used:
-        raise HeadsError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
+        raise UserError(f"none of the {len(parses)} parses has the text of its sentence in {split}")
     heads = {}
     for layer_id, of_layer in maps.items():
         for head in range(of_layer.weights.size(1)):

@@ -41,19 +41,15 @@ def look(number: int) -> Dict[str, str]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": mark}
 
 
-class PlotError(UserError):
-    """A figure cannot be drawn."""
-
-
 def check_figure(path: Optional[PathLike]) -> None:
     """Check, before any work, that a figure can be written under this name; None is left out.
 
     Raises:
-        PlotError: it does not end in .png or .svg. TargetError: see `check_targets`.
+        UserError: it does not end in .png or .svg. UserError: see `check_targets`.
     """
     check_targets(path)
     if path is not None and Path(path).suffix.lower() not in (".png", ".svg"):
-        raise PlotError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
+        raise UserError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
 
 
 @contextlib.contextmanager
@@ -61,14 +57,14 @@ def drawing(path: PathLike, size: Tuple[float, float]) -> Iterator[Any]:
     """A matplotlib Figure of ``size`` inches, which is written to a .png or .svg file, atomically.
 
     Raises:
-        PlotError: matplotlib is not installed. PlotError, TargetError: see `check_figure`.
+        UserError: matplotlib is not installed. UserError: see `check_figure`.
     """
     check_figure(path)
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError(
+        raise UserError(
             "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
         ) from error
     with matplotlib.rc_context():

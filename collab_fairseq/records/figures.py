@@ -4,10 +4,11 @@ import contextlib
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from collab_fairseq.records.columns import KEYS, METRICS, NUMBERS
-from collab_fairseq.records.drawing import PlotError, drawing, look
+from collab_fairseq.records.drawing import drawing, look
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame
 from collab_fairseq.records.scores import score, test_sets
+from fairseq_modern.errors import UserError
 
 #: at most N series in a figure
 MOST = 6
@@ -25,17 +26,17 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
         group_by: fields that distinguish the rows, as in the table.
 
     Raises:
-        PlotError: there is nothing to draw, or too much; see also `drawing`.
-        RecordError: the runs cannot be grouped; see `frame`.
+        UserError: there is nothing to draw, or too much; see also `drawing`.
+        UserError: the runs cannot be grouped; see `frame`.
     """
     data, tests = frame(runs, group_by), test_sets(runs)
     if not tests:
-        raise PlotError("nothing to draw: no record has scores")
+        raise UserError("nothing to draw: no record has scores")
     with _panels(path, len(tests)) as axes:
         for axis, test in zip(axes, tests, strict=True):
             data["shown"] = data["run"].map(lambda run, test=test: score(run, test, METRICS[y])).astype(float)
             if not _points(axis, data, x):
-                raise PlotError(f"nothing to draw: no record has {y} of {test} and {x}")
+                raise UserError(f"nothing to draw: no record has {y} of {test} and {x}")
             axis.set_ylabel(METRICS[y])
             axis.set_title(test, fontsize="medium")
 
@@ -45,7 +46,7 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
     data = frame(runs, group_by)
     with _panels(path, 1) as (axis,):
         if not _curves(axis, data, group_by):
-            raise PlotError("nothing to draw: no record has a validation loss")
+            raise UserError("nothing to draw: no record has a validation loss")
         axis.set_ylabel(NUMBERS["valid_loss"][0])
 
 
@@ -57,7 +58,7 @@ def _panels(path: PathLike, number: int) -> Iterator[Any]:
         yield axes
         handles, labels = axes[0].get_legend_handles_labels()
         if len(labels) > MOST:
-            raise PlotError(f"expected at most {MOST} series, got {len(labels)}: give fewer records")
+            raise UserError(f"expected at most {MOST} series, got {len(labels)}: give fewer records")
         one_line = sum(map(len, labels)) < 35 * number  # characters that fit the width
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if one_line else 1)
         if not one_line:  # a line for each label, above panels of the same height

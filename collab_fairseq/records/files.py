@@ -9,28 +9,24 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, whole_or_not_at_all
 
 
-class TargetError(UserError):
-    """A file cannot be written."""
-
-
 def check_targets(*paths: Optional[PathLike]) -> None:
     """Check, before any work, that files can be written under these names; None is left out.
 
     Raises:
-        TargetError: the folder is missing or cannot be written to, or the name is not that of a file.
+        UserError: the folder is missing or cannot be written to, or the name is not that of a file.
     """
     for path in paths:
         if path is None:
             continue
         name, folder = os.fspath(path), os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
-            raise TargetError(f"cannot write {name}: there is no folder {folder}")
+            raise UserError(f"cannot write {name}: there is no folder {folder}")
         if os.path.exists(name) and not os.path.isfile(name):
-            raise TargetError(f"cannot write {name}: it is {'a directory' if os.path.isdir(name) else 'no file'}")
+            raise UserError(f"cannot write {name}: it is {'a directory' if os.path.isdir(name) else 'no file'}")
         try:  # permissions do not show read-only disks and quotas
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise TargetError(f"cannot write {name}: {folder} takes no files ({error.strerror})") from error
+            raise UserError(f"cannot write {name}: {folder} takes no files ({error.strerror})") from error
 
 
 def write_bytes(data: bytes, path: PathLike) -> None:

@@ -9,12 +9,12 @@ import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from collab_fairseq.records.columns import METRICS
-from collab_fairseq.records.drawing import PlotError, drawing, look
+from collab_fairseq.records.drawing import drawing, look
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import TrainingRecord, key_dim, lookup
 from collab_fairseq.records.scores import ALL, evaluation, score, test_sets
 from collab_fairseq.scoring.significance import Interval, over_seeds
+from fairseq_modern.errors import UserError
 
 ATTENTION_TYPES = ("standard", "collaborative")
 #: attention type and key dim
@@ -25,7 +25,7 @@ def rows(runs: Iterable[TrainingRecord]) -> Dict[Row, Dict[Optional[int], Traini
     """Row → seed → run.
 
     Raises:
-        RecordError: two runs of one row and seed.
+        UserError: two runs of one row and seed.
     """
     by_row: Dict[Row, Dict[Optional[int], TrainingRecord]] = {}
     for run in runs:
@@ -33,9 +33,7 @@ def rows(runs: Iterable[TrainingRecord]) -> Dict[Row, Dict[Optional[int], Traini
         row = (ATTENTION_TYPES[collaborative], key_dim(run["config"]["model"], "encoder"))
         seeds = by_row.setdefault(row, {})
         if run["seed"] in seeds:
-            raise RecordError(
-                f"a row must have one run per seed, but {run['name']} is the second of seed {run['seed']}"
-            )
+            raise UserError(f"a row must have one run per seed, but {run['name']} is the second of seed {run['seed']}")
         seeds[run["seed"]] = run
     return by_row
 
@@ -44,11 +42,11 @@ def loss(run: TrainingRecord) -> float:
     """Bits per token over all test sets.
 
     Raises:
-        RecordError: the record has no loss of a test set.
+        UserError: the record has no loss of a test set.
     """
     bits = score(run, ALL, "nll")
     if bits is None:
-        raise RecordError(f"{run['name']} has no loss of a test set")
+        raise UserError(f"{run['name']} has no loss of a test set")
     return bits
 
 
@@ -58,14 +56,14 @@ def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
     Rows are compared by the seeds that both have.
 
     Raises:
-        RecordError: there are no runs of standard heads at the full key dimension; see also `rows`.
-        ScoringError: a run has no loss of a test set, or was trained on other data.
+        UserError: there are no runs of standard heads at the full key dimension; see also `rows`.
+        UserError: a run has no loss of a test set, or was trained on other data.
     """
     width = runs[0]["config"]["model"]["encoder_embed_dim"]
     by_row = rows(runs)
     full = by_row.get((ATTENTION_TYPES[0], width))
     if not full:
-        raise RecordError(f"expected runs of standard heads at key dim {width}, the width, to compare the others with")
+        raise UserError(f"expected runs of standard heads at key dim {width}, the width, to compare the others with")
     result: Dict[Row, Interval] = {}
     for row, by_seed in by_row.items():
         seeds = [seed for seed in by_seed if seed in full]
@@ -100,7 +98,7 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
         path: a .png or .svg file, which is written atomically.
 
     Raises:
-        PlotError: there is nothing to draw. RecordError, ScoringError: see `costs`.
+        UserError: there is nothing to draw. UserError: see `costs`.
     """
     published = [run for run in runs if "published" in run]
     measured = [run for run in runs if "published" not in run]
@@ -112,7 +110,7 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
         label = "compound-split BLEU\nbelow full width"
         panels.append((f"{authors} et al.", label, _published(published), published[0]))
     if not panels:
-        raise PlotError("nothing to draw: there is no record")
+        raise UserError("nothing to draw: there is no record")
     with drawing(path, (4.2 * len(panels), 3.2)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, (title, label, by_row, run) in zip(axes, panels, strict=True):

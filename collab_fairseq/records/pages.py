@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from collab_fairseq.records.files import write_text
-from collab_fairseq.records.record import RecordError
+from fairseq_modern.errors import UserError
 
 
 def table(rows: Sequence[Sequence[str]], numbers: bool = False, padded: bool = False) -> str:
@@ -36,13 +36,13 @@ def with_part(page: str, marker: str, content: str, where: str = "the page") -> 
     """The text of a page with `content` between the two lines of a marker; ``where`` is its name in errors.
 
     Raises:
-        RecordError: the page does not have the marker exactly once with its end after it.
+        UserError: the page does not have the marker exactly once with its end after it.
     """
     name = re.escape(marker)
     begin = list(re.finditer(rf"^<!-- {name}(?::[^\n]*)? -->[ \t]*$", page, re.MULTILINE))
     end = list(re.finditer(rf"^<!-- /{name} -->[ \t]*$", page, re.MULTILINE))
     if len(begin) != 1 or len(end) != 1 or end[0].start() < begin[0].end():
-        raise RecordError(
+        raise UserError(
             f"{where} must have the line <!-- {marker} --> once and <!-- /{marker} --> once after it, "
             f"got {len(begin)} and {len(end)}"
         )
@@ -56,20 +56,20 @@ def publish(text: str, page: str, marker: Optional[str] = None, check: bool = Fa
     With a marker only the part of the page between these markers is written.
 
     Raises:
-        RecordError: with `check`, the page differs from what would be written; with a marker, there is no such page.
+        UserError: with `check`, the page differs from what would be written; with a marker, there is no such page.
     """
     try:
         before = Path(page).read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         if marker:
-            raise RecordError(f"--output {page} does not exist; with --marker it must") from error
+            raise UserError(f"--output {page} does not exist; with --marker it must") from error
         before = ""
     except UnicodeDecodeError as error:
-        raise RecordError(f"{page} is not UTF-8 text, which a page must be: {error.reason}") from error
+        raise UserError(f"{page} is not UTF-8 text, which a page must be: {error.reason}") from error
     text = with_part(before, marker, text, where=page) if marker else text
     if text == before:
         return f"{page} is up to date"
     if check:
-        raise RecordError(f"{page} is stale: the records give another table; run this without --check")
+        raise UserError(f"{page} is stale: the records give another table; run this without --check")
     write_text(text, page)
     return f"wrote {page}"

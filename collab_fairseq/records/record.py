@@ -37,10 +37,6 @@ _QUOTED = re.compile(r"'([^'/]*=)?(~?/[\w.-][^']*)'")
 _PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
 
-class RecordError(UserError):
-    """A record, or a file that it is made from, is invalid."""
-
-
 class Record:
     """A result that grows part by part; with a path, parts that the file has are not computed again.
 
@@ -55,7 +51,7 @@ class Record:
         content: all fields. parts: name → JSON data.
 
     Raises:
-        RecordError: the file is no such record, or has other settings.
+        UserError: the file is no such record, or has other settings.
     """
 
     def __init__(
@@ -83,7 +79,7 @@ class Record:
         before, now = ({**{f: c[f] for f in fixed}, **c["settings"]} for c in (earlier, self.content))
         for key in sorted({*before, *now}):
             if before.get(key) != now.get(key):
-                raise RecordError(
+                raise UserError(
                     f"{path} holds a result with another {key} ({_short(before.get(key))} there, "
                     f"{_short(now.get(key))} asked for); choose another file"
                 )
@@ -116,16 +112,16 @@ def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any
     """Read a record.
 
     Raises:
-        RecordError: it is no record of this kind and ``name``.
+        UserError: it is no record of this kind and ``name``.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
+        raise UserError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
     if not isinstance(content, dict) or (content.get("schema"), content.get("kind")) != (SCHEMA, kind):
-        raise RecordError(f"{os.fspath(path)} is no record of kind {kind} (schema {SCHEMA})")
+        raise UserError(f"{os.fspath(path)} is no record of kind {kind} (schema {SCHEMA})")
     if name is not None and content["name"] != name:
-        raise RecordError(f"{os.fspath(path)} is the {kind} record {content['name']}, expected one of {name}")
+        raise UserError(f"{os.fspath(path)} is the {kind} record {content['name']}, expected one of {name}")
     return content
 
 

@@ -11,7 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from collab_fairseq.attention import attention_types
 from collab_fairseq.records.columns import DASH, KEYS, NUMBERS
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.record import RecordError, load
+from collab_fairseq.records.record import load
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def load_run(path: PathLike) -> TrainingRecord:
     """Read the record of a training run. Converted heads get the settings that flags would give them.
 
     Raises:
-        RecordError: it cannot be read, or is another kind of record.
+        UserError: it cannot be read, or is another kind of record.
     """
     record = load(path, "training")
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
@@ -166,12 +167,12 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     with the same `row` belong together.
 
     Raises:
-        RecordError: pandas is not installed; or runs of a row have the same seed, or other settings that differ.
+        UserError: pandas is not installed; or runs of a row have the same seed, or other settings that differ.
     """
     try:
         import pandas
     except ImportError as error:
-        raise RecordError(
+        raise UserError(
             "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
         ) from error
     lines: List[Dict[str, Any]] = []
@@ -184,7 +185,7 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
         if name not in KEYS and data[name].isna().all():
-            raise RecordError(
+            raise UserError(
                 f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
             )
     data[list(NUMBERS)] = data[list(NUMBERS)].astype(float)
@@ -210,10 +211,10 @@ def _check_row(row: Any) -> None:
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:
         some = ", ".join(different[:4])
-        raise RecordError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")
+        raise UserError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")
     if row["seed"].duplicated().any():
         seed = row["seed"][row["seed"].duplicated()].iloc[0]
-        raise RecordError(
+        raise UserError(
             f"{names}, but have the same seed {seed}: a mean over repeated runs is none over seeds; leave one out or "
             "group by what they differ in (--group-by)"
         )

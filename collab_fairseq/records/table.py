@@ -11,10 +11,10 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 
 from collab_fairseq.records import pages
 from collab_fairseq.records.columns import COLUMNS, DASH, GROUP_BY, KEYS, MACHINES, METRICS, NUMBERS, ON_REQUEST
-from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import TrainingRecord, frame, losses
 from collab_fairseq.records.scores import interval, test_sets
 from collab_fairseq.scoring.significance import OVER_SEEDS
+from fairseq_modern.errors import UserError
 
 #: metrics that rows are compared in if the table shows them; sacreBLEU if it shows none of them
 _COMPARED = ("nll", "sacrebleu", "chrf++", "ter", "comet")
@@ -39,14 +39,14 @@ def markdown_table(
         folder: of the page that shows the table; the link to the records is relative to it.
 
     Raises:
-        RecordError: a column or a baseline is unknown, or the runs cannot be grouped; see `frame`.
-        ScoringError: runs of one row, or rows that are compared, were scored in different ways.
+        UserError: a column or a baseline is unknown, or the runs cannot be grouped; see `frame`.
+        UserError: runs of one row, or rows that are compared, were scored in different ways.
     """
     data = frame(runs, group_by)
     known = (*group_by, *(name for name in COLUMNS if name not in group_by))
     unknown = [name for name in columns or () if name not in known and name.partition(" ")[0] not in METRICS]
     if unknown:
-        raise RecordError(f"unknown column {unknown[0]}, expected some of {', '.join((*known, *ON_REQUEST))}")
+        raise UserError(f"unknown column {unknown[0]}, expected some of {', '.join((*known, *ON_REQUEST))}")
     names = [name.partition(" ")[0] for name in columns or known]
     shown: Dict[str, List[str]] = {}
     alone: Set[str] = set()
@@ -72,7 +72,7 @@ def _column(name: str, data: Any, group_by: Sequence[str], alone: Set[str]) -> D
     if name in METRICS:
         groups, tests = [list(group) for _, group in rows["run"]], test_sets(data["run"], METRICS[name])
         if only and only not in tests:
-            raise RecordError(f"no record has {METRICS[name]} of {only}, expected one of {', '.join(tests)}")
+            raise UserError(f"no record has {METRICS[name]} of {only}, expected one of {', '.join(tests)}")
         tests = [only] if only else tests
         return {f"{METRICS[name]} {test}": [interval(group, test, name, alone) for group in groups] for test in tests}
     header, decimals = NUMBERS[name]
@@ -146,7 +146,7 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     named = data[data["name"] == baseline]
     if named.empty:
         names = ", ".join(data["name"])
-        raise RecordError(f"no record is named {baseline}, the baseline; expected one of {names}")
+        raise UserError(f"no record is named {baseline}, the baseline; expected one of {names}")
     key = named["row"].iloc[0]
     base = data[data["row"] == key]
     metrics = [name for name in _COMPARED if name in shown] or ["sacrebleu"]

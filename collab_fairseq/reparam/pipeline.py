@@ -139,7 +139,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         name).
 
     Raises:
-        ReparamError: a model that the settings do not fit. TargetError: ``output`` cannot be written. CheckpointError,
+        ReparamError: a model that the settings do not fit. UserError: ``output`` cannot be written. CheckpointError,
         TranslationError, ConfigurationError: see :func:`.load_model`.
     """
     check_targets(output)

@@ -30,7 +30,7 @@ def text_of(
         ``sentences``, the number of sentences from the start of the split.
 
     Raises:
-        TranslationError: no such file or split. ScoringError: a file that cannot be read.
+        TranslationError: no such file or split. UserError: a file that cannot be read.
     """
     name = option.lstrip("-")
     if os.path.isfile(flag):

@@ -8,8 +8,8 @@ import os
 from typing import List, Sequence, Tuple
 
 from collab_fairseq.scoring.bleu import Score
-from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.sufficient_statistics import dump
+from fairseq_modern.errors import UserError
 
 
 def comet(
@@ -22,19 +22,19 @@ def comet(
         model: a checkpoint (model.ckpt), or the name of one that COMET knows, such as Unbabel/wmt22-comet-da.
 
     Raises:
-        ScoringError: COMET is not installed, or the model cannot be loaded.
+        UserError: COMET is not installed, or the model cannot be loaded.
     """
     try:
         from comet import download_model, load_from_checkpoint
     except ImportError as error:
-        raise ScoringError(
+        raise UserError(
             f"--comet needs a package that cannot be imported ({error}): pip install unbabel-comet, in a separate "
             "environment if it needs other versions than fairseq"
         ) from error
     try:
         judge = load_from_checkpoint(model if os.path.isfile(model) else download_model(model))
     except Exception as error:  # of the network, the hub, the licence, torch
-        raise ScoringError(
+        raise UserError(
             f"--comet must be a COMET checkpoint, or the name of one that can be downloaded; got {model}, which "
             f"cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)})"
         ) from error

@@ -11,15 +11,9 @@ from typing import Any, Dict, List, Optional, Sequence
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.comet import comet as comet_score
 from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
-from collab_fairseq.scoring.references import (
-    PathLike,
-    ScoringError,
-    check_number,
-    check_references,
-    read_lines,
-    score_raw,
-)
+from collab_fairseq.scoring.references import PathLike, check_number, check_references, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import other_statistics
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 
 # two texts with less overlap are different test sets; different sentences have about 0.1 of their words in common
@@ -74,22 +68,22 @@ def evaluate(
         comet: also score with this model of COMET, see `comet.comet`, which reads `source`, raw text as well.
 
     Raises:
-        ScoringError: the log or the reference does not allow it; see `read_translations`.
+        UserError: the log or the reference does not allow it; see `read_translations`.
     """
     log, names = read_translations(logs), ", ".join(os.fspath(path) for path in logs)
     marker = text.subword_marker(log.hypotheses)
     if marker:
         flag = "--remove-bpe" if marker == "@@" else "--remove-bpe sentencepiece"
-        raise ScoringError(
+        raise UserError(
             f"{names}: the hypotheses are still in subword units (marker {marker}), BLEU needs words; "
             f"run fairseq-generate with {flag}"
         )
     raw = None if reference is None else _read_reference(reference, log)
     if log.references is None and raw is None:
-        raise ScoringError(f"{names}: there are no references (T- lines of a log); give them with --reference")
+        raise UserError(f"{names}: there are no references (T- lines of a log); give them with --reference")
     language = target_lang or log.target_lang or _language_of(reference)
     if language is None:
-        raise ScoringError(
+        raise UserError(
             f"cannot infer the language of the translations from {names} or "
             f"{'a reference' if reference is None else os.fspath(reference)}: give it with --target-lang"
         )
@@ -102,7 +96,7 @@ def evaluate(
     hypotheses = _add_sacrebleu(result, log, raw, name)
     if comet is not None:
         if raw is None or source is None:
-            raise ScoringError("COMET needs the raw --reference, and its --source")
+            raise UserError("COMET needs the raw --reference, and its --source")
         sources = read_lines(source, "the source")
         check_number(sources, hypotheses, os.fspath(source))
         score, rows = comet_score(hypotheses, raw, sources, comet)
@@ -172,7 +166,7 @@ def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:
     if log.references is not None:
         overlap = text.word_overlap(lines, log.references)
         if overlap < _SAME_TEXT:
-            raise ScoringError(
+            raise UserError(
                 f"{name} has other sentences than the log's references (T- lines; {100 * overlap:.0f} % of the words "
                 "in common): another test set or another order"
             )

@@ -10,7 +10,8 @@ import re
 from collections import defaultdict
 from typing import Any, DefaultDict, Dict, List, NamedTuple, Optional, Sequence, Set
 
-from collab_fairseq.scoring.references import PathLike, ScoringError, read_content, read_lines
+from collab_fairseq.scoring.references import PathLike, read_content, read_lines
+from fairseq_modern.errors import UserError
 
 _LINE = re.compile(rb"([STHD])-(\d+)\t")
 #: lines that logs have and plain text does not
@@ -39,14 +40,14 @@ def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
     """A log, the shards of one, or plain text with a translation per line; files may be gzipped.
 
     Raises:
-        ScoringError: plain text in several files; see also `read_generate_log`.
+        UserError: plain text in several files; see also `read_generate_log`.
     """
     contents = {path: read_content(path, "the translations") for path in paths}
     plain = [path for path, content in contents.items() if content.strip() and not _LOG.search(content)]
     if not plain:
         return read_generate_log(paths)
     if len(paths) > 1:
-        raise ScoringError(
+        raise UserError(
             f"{', '.join(os.fspath(path) for path in paths)} would be the parts of one log of fairseq-generate, but "
             f"{os.fspath(plain[0])} is plain text, which comes in one file; another system goes to --baseline"
         )
@@ -57,7 +58,7 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
     """Parse one log, or the shards of one.
 
     Raises:
-        ScoringError: a file cannot be read; there are no hypotheses; ids are missing; an id was translated twice with
+        UserError: a file cannot be read; there are no hypotheses; ids are missing; an id was translated twice with
             different results, as in the logs of two test sets or models put together; a line is cut off or not UTF-8.
     """
     sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHD"})
@@ -66,7 +67,7 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
     present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THD"}
     kind = "D" if present["D"] else "H"
     if not present[kind]:
-        raise ScoringError(
+        raise UserError(
             f"{where}: no hypotheses, expected the output of fairseq-generate with lines H-0, D-0, ... "
             "(was it run with --quiet?)"
         )
@@ -74,7 +75,7 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
         missing = sorted(set(range(max(sentences) + 1)) - set(present[letter]))
         if missing:
             shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-            raise ScoringError(
+            raise UserError(
                 f"{where}: {len(missing)} of {max(sentences) + 1} sentences have no {letter}- lines (ids {shown}); "
                 "the log is incomplete, or further shards of it must be given too"
             )
@@ -109,9 +110,9 @@ def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
             else:
                 sentences[number][kind].append(text)
         except UnicodeDecodeError as error:
-            raise ScoringError(f"{path}, line {line_number}: not UTF-8 ({error.reason})") from error
+            raise UserError(f"{path}, line {line_number}: not UTF-8 ({error.reason})") from error
         except ValueError:
-            raise ScoringError(
+            raise UserError(
                 f"{path}, line {line_number}: expected `{kind}-{number}<tab>score<tab>text`, got {raw[:80].decode()!r}"
             ) from None
     return {language.decode() for language in named or (dictionaries[1:] if len(dictionaries) == 2 else [])}
@@ -122,7 +123,7 @@ def _check_one_translation(where: str, sentence: _Sentence, kind: str) -> None:
         texts = sentence[letter]
         other = next((text for text in texts if text != texts[0]), None)
         if other is not None:
-            raise ScoringError(
+            raise UserError(
                 f"{where} has two different {letter}- lines, {texts[0][:60]!r} and {other[:60]!r}; "
                 "give the logs of one test set only"
             )
@@ -130,4 +131,4 @@ def _check_one_translation(where: str, sentence: _Sentence, kind: str) -> None:
     times = max(1, len(sentence["S"]), len(sentence["T"]))
     hypotheses = sentence[kind]
     if times > 1 and len(set(hypotheses)) * times != len(hypotheses):
-        raise ScoringError(f"{where} was translated {times} times with different results; give the log of one run only")
+        raise UserError(f"{where} was translated {times} times with different results; give the log of one run only")

@@ -16,10 +16,6 @@ from fairseq_modern.files import PathLike
 _MOST_TIMES, _LEAST_LIMIT = 20, 1 << 30
 
 
-class ScoringError(UserError):
-    """A log or a reference cannot be scored. The message is one sentence: the file, what is wrong, what is expected."""
-
-
 class RawScore(NamedTuple):
     """sacreBLEU, its `bleu_statistics` for the paired bootstrap, and the hypotheses as raw text."""
 
@@ -37,10 +33,10 @@ def read_content(path: PathLike, what: str) -> bytes:
             most = max(_LEAST_LIMIT, _MOST_TIMES * len(content))
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
             if len(content) > most:
-                raise ScoringError(f"{what} {os.fspath(path)} must unpack to at most {most:,} bytes, but are larger")
+                raise UserError(f"{what} {os.fspath(path)} must unpack to at most {most:,} bytes, but are larger")
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
-        raise ScoringError(f"cannot read {what} {os.fspath(path)}: {why}") from error
+        raise UserError(f"cannot read {what} {os.fspath(path)}: {why}") from error
     return content.removeprefix(codecs.BOM_UTF8)
 
 
@@ -48,20 +44,20 @@ def read_lines(path: PathLike, what: str = "the references") -> List[str]:
     """Texts, one per line; the file may be gzipped. Errors call them ``what``.
 
     Raises:
-        ScoringError: the file cannot be read, or is not UTF-8.
+        UserError: the file cannot be read, or is not UTF-8.
     """
     try:
         # only "\n" ends a line: sentences may hold other characters that str.splitlines() would split at
         content = read_content(path, what).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ScoringError(f"{what} {os.fspath(path)} are not UTF-8 text ({error.reason})") from error
+        raise UserError(f"{what} {os.fspath(path)} are not UTF-8 text ({error.reason})") from error
     return [line.rstrip("\r") for line in content.removesuffix("\n").split("\n")] if content else []
 
 
 def check_number(references: Sized, hypotheses: Sized, name: str) -> None:
-    """Raise ScoringError unless there is a reference for every hypothesis; the error calls them ``name``."""
+    """Raise UserError unless there is a reference for every hypothesis; the error calls them ``name``."""
     if len(references) != len(hypotheses):
-        raise ScoringError(
+        raise UserError(
             f"{name} has {len(references)} lines, expected {len(hypotheses)}, one for each hypothesis: "
             "these are not the references of this test set"
         )
@@ -74,14 +70,14 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
         name: of the references, in errors.
 
     Raises:
-        ScoringError: another number of lines, subword units, or lower-cased although the hypotheses are not.
+        UserError: another number of lines, subword units, or lower-cased although the hypotheses are not.
     """
     check_number(references, hypotheses, name)
     marker = text.subword_marker(references)
     if marker:
-        raise ScoringError(f"{name} is in subword units (marker {marker}), expected raw text: the corpus as it came")
+        raise UserError(f"{name} is in subword units (marker {marker}), expected raw text: the corpus as it came")
     if text.lower_cased(references, hypotheses):
-        raise ScoringError(
+        raise UserError(
             f"{name} has hardly a capital letter, but most hypotheses have: it is lower-cased, expected raw text, as "
             "the corpus came"
         )
@@ -102,7 +98,7 @@ def score_raw(
         name: of the references, in errors.
 
     Raises:
-        ScoringError: see `check_references`.
+        UserError: see `check_references`.
     """
     check_references(references, hypotheses, name)
     if text.looks_tokenised(hypotheses) if tokenised is None else tokenised:

@@ -12,8 +12,8 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
 
-from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.sufficient_statistics import SCORES, Score, load
+from fairseq_modern.errors import UserError
 
 SAMPLES, SEED = 1000, 12345
 #: the method of p and interval of two systems, for notes below them
@@ -148,7 +148,7 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any], names: Seque
         None if one of them has no sentence statistics.
 
     Raises:
-        ScoringError: see `over_seeds`.
+        UserError: see `over_seeds`.
     """
     if any(_rows(evaluation, "sacreBLEU") is None for evaluation in (system, baseline)):
         return None
@@ -166,7 +166,7 @@ def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence
         names: of all of them, one side after the other, for errors.
 
     Raises:
-        ScoringError: one has no such metric, the references or signatures of one seed differ, or a score is not that of
+        UserError: one has no such metric, the references or signatures of one seed differ, or a score is not that of
             its sentence statistics.
     """
     seeds = len(sides[0])
@@ -196,7 +196,7 @@ def _check(
     """The scores (n), and the sentences' statistics (S, K) of each; these are empty if one has none."""
     scores = [next((score for score in each["scores"] if score["metric"] == metric), None) for each in evaluations]
     if None in scores:
-        raise ScoringError(f"{names[scores.index(None)]} has no {metric}")
+        raise UserError(f"{names[scores.index(None)]} has no {metric}")
     values = [float(score["score"]) for score in scores if score]
     rows = [_rows(each, metric) for each in evaluations]
     if None in rows:
@@ -207,10 +207,10 @@ def _check(
         for name, value in zip(names, each_has, strict=True):
             if value != each_has[0]:
                 both = f"{names[0]} and {name} have different {what}, {each_has[0]} and {value}"
-                raise ScoringError(f"{both}; only like compares")
+                raise UserError(f"{both}; only like compares")
     statistics = [load(each, metric) for each in rows if each]
     for name, value, sums in zip(names, values, statistics, strict=True):
         total = float(SCORES[metric](sums.sum(axis=0, keepdims=True))[0])
         if abs(total - value) > _ROUNDING:
-            raise ScoringError(f"{name}: the {metric} is {value}, but its sentence statistics add up to {total}")
+            raise UserError(f"{name}: the {metric} is {value}, but its sentence statistics add up to {total}")
     return values, statistics

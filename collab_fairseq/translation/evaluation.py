@@ -99,7 +99,7 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
         options: of :func:`translate`.
 
     Raises:
-        ScoringError: a file that cannot be read, or another number of lines than hypotheses.
+        UserError: a file that cannot be read, or another number of lines than hypotheses.
     """
     hypotheses, target = translate(trained, split, **options), trained.task.target_dictionary
     if references is None:
@@ -120,7 +120,7 @@ def test_splits(
 
     Raises:
         TranslationError: no split ``valid``, or references of a split or file that is not there.
-        ScoringError: references of another number of lines, unless only the first ``sentences`` are translated.
+        UserError: references of another number of lines, unless only the first ``sentences`` are translated.
     """
     there = splits(trained)
     tests = [name for name in there if name.startswith("test")]
@@ -148,7 +148,7 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
         ``valid``: the fields of :class:`Loss`; ``bleu``: by split ``score``, ``signature`` and ``references``.
 
     Raises:
-        TranslationError, ScoringError: see :func:`test_splits` and :func:`score`.
+        TranslationError, UserError: see :func:`test_splits` and :func:`score`.
     """
     tests = test_splits(trained, references, options.get("sentences"))
     tokens = {name: options[name] for name in ("max_tokens", "sentences") if name in options}

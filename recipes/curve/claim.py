@@ -18,8 +18,8 @@ from scipy import stats
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import add_page, check_page, publish
 from collab_fairseq.records import key_dim_study, pages
-from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import load_run, lookup
+from fairseq_modern.errors import UserError
 
 FULL = 256
 #: contrast → weights of F, S and C
@@ -39,7 +39,7 @@ def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, fl
     """Seed → (F, S, C).
 
     Raises:
-        RecordError: two runs of one row and seed, or a seed that not all rows have.
+        UserError: two runs of one row and seed, or a seed that not all rows have.
     """
     wanted = {"F": ("standard", FULL), "S": ("standard", key_dim), "C": ("collaborative", key_dim)}
     of = key_dim_study.rows(runs)
@@ -49,7 +49,7 @@ def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, fl
     full, narrow, shared = losses.values()
     if not full.keys() == narrow.keys() == shared.keys() or len(full) < 2:
         seeds = "; ".join(f"{name} {wanted[name][1]}: {sorted(row) or 'none'}" for name, row in losses.items())
-        raise RecordError(f"expected the same seeds, two or more, in all three rows, but they have {seeds}")
+        raise UserError(f"expected the same seeds, two or more, in all three rows, but they have {seeds}")
     return {seed: (full[seed], narrow[seed], shared[seed]) for seed in sorted(full)}
 
 

@@ -42,9 +42,9 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import add_page, check_page, publish
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing
-from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import TrainingRecord, load_run
 from collab_fairseq.scoring.significance import Interval
+from fairseq_modern.errors import UserError
 
 
 def selection_page(settings: Settings) -> str:
@@ -111,10 +111,10 @@ def masked_page(settings: Settings) -> str:
     runs: Dict[str, Dict[int, TrainingRecord]] = {}
     for setting, of_setting in settings.items():
         if setting.row in runs:
-            raise RecordError(f"row {setting.row} must have one setting; got a second, {setting}")
+            raise UserError(f"row {setting.row} must have one setting; got a second, {setting}")
         runs[setting.row] = of_setting
     if not {"S", "B", "C"} <= runs.keys():
-        raise RecordError(f"records of rows S, B and C are needed; got {', '.join(runs) or 'none'}")
+        raise UserError(f"records of rows S, B and C are needed; got {', '.join(runs) or 'none'}")
     runs = {row: runs[row] for row in ("S", "B", "C")}
     seeds = common_seeds(runs)
     nll = losses(runs, seeds)

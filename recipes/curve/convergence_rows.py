@@ -7,9 +7,9 @@ import numpy
 from scipy import stats
 
 from collab_fairseq.records import key_dim_study
-from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import TrainingRecord, key_dim, lookup
 from collab_fairseq.scoring.significance import Interval, interval
+from fairseq_modern.errors import UserError
 
 FULL, SMALL = 256, 32
 ROWS = {
@@ -39,7 +39,7 @@ def setting_of(run: TrainingRecord) -> Setting:
     """The setting that a run belongs to.
 
     Raises:
-        RecordError: it is no run of the study.
+        UserError: it is no run of the study.
     """
     model = run["config"]["model"]
     heads = "standard" if lookup(run, "config.model.collaborative_heads") in (None, "none") else "collaborative"
@@ -47,7 +47,7 @@ def setting_of(run: TrainingRecord) -> Setting:
         heads = "masked"
     row = ROWS.get((heads, key_dim(model, "encoder")))
     if row is None:
-        raise RecordError(f"{run['name']} must be of heads and key dimension {', '.join(map(str, ROWS))}")
+        raise UserError(f"{run['name']} must be of heads and key dimension {', '.join(map(str, ROWS))}")
     default = (model["encoder_embed_dim"] / model["encoder_attention_heads"]) ** -0.5
     scales = {shape["scale"] for shape in (model.get("attention_shapes") or {}).values()} or {default}
     return Setting(row, run["config"]["optimization"]["lr"][0], round(scales.pop() / default, 6))
@@ -57,17 +57,17 @@ def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
     """Setting → seed → run.
 
     Raises:
-        RecordError: two runs of one setting and seed, or runs of different lengths.
+        UserError: two runs of one setting and seed, or runs of different lengths.
     """
     settings: Settings = {}
     for run in runs:
         seeds = settings.setdefault(setting_of(run), {})
         if run["seed"] in seeds:
-            raise RecordError(f"{run['name']} is the second run of {setting_of(run)} with seed {run['seed']}")
+            raise UserError(f"{run['name']} is the second run of {setting_of(run)} with seed {run['seed']}")
         seeds[run["seed"]] = run
     lengths = sorted({length_of(run) for run in runs})
     if len(lengths) != 1:
-        raise RecordError(f"all runs must have the same length; got {lengths} updates")
+        raise UserError(f"all runs must have the same length; got {lengths} updates")
     return {setting: dict(sorted(settings[setting].items())) for setting in sorted(settings)}
 
 
@@ -84,7 +84,7 @@ def select(settings: Settings) -> Dict[str, Setting]:
     """Row → the setting with the lowest mean validation NLL over the selection seeds, of those that have all of them.
 
     Raises:
-        RecordError: no setting of a row has all selection seeds.
+        UserError: no setting of a row has all selection seeds.
     """
     means: Dict[str, List[Tuple[float, Setting]]] = {"F": [], "S": [], "C": []}
     for setting, runs in settings.items():
@@ -93,7 +93,7 @@ def select(settings: Settings) -> Dict[str, Setting]:
             means[setting.row].append((mean, setting))
     missing = [row for row, candidates in means.items() if not candidates]
     if missing:
-        raise RecordError(f"row {missing[0]} has no setting with seeds {SELECTION_SEEDS}")
+        raise UserError(f"row {missing[0]} has no setting with seeds {SELECTION_SEEDS}")
     return {row: min(candidates)[1] for row, candidates in means.items()}
 
 
@@ -145,11 +145,11 @@ def common_seeds(rows: Dict[str, Dict[int, TrainingRecord]]) -> List[int]:
     """The seeds that all rows have.
 
     Raises:
-        RecordError: fewer than two.
+        UserError: fewer than two.
     """
     seeds = sorted(set.intersection(*(set(of_row) for of_row in rows.values())))
     if len(seeds) < 2:
-        raise RecordError(f"rows {', '.join(rows)} must have two common seeds; got {seeds}")
+        raise UserError(f"rows {', '.join(rows)} must have two common seeds; got {seeds}")
     return seeds
 
 

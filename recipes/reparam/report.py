@@ -20,8 +20,9 @@ import pandas
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import drawing, look
-from collab_fairseq.records.record import RecordError, load
+from collab_fairseq.records.record import load
 from collab_fairseq.records.table import spread
+from fairseq_modern.errors import UserError
 
 METHODS = {
     "source": "source",
@@ -140,7 +141,7 @@ def write(
     """Table and figures of studies, as the options of this script say."""
     studies = [load(path, "study") for path in records]
     if not all("source" in record["parts"] for record in studies):
-        raise RecordError("expected records of recipes/reparam, got another study's")
+        raise UserError("expected records of recipes/reparam, got another study's")
     if table:
         pages.publish("".join(map(study, studies)), str(table), marker)
     for path, column in ((time, "seconds"), (quality, "loss")):

@@ -13,12 +13,13 @@ import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
 from collab_fairseq.export import write
-from collab_fairseq.export.source import ExportError, read_source
+from collab_fairseq.export.source import read_source
 from collab_fairseq.export.standard_heads import as_standard, standard_layers
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TranslationError
+from fairseq_modern.errors import UserError
 from tests.fairseq.models import batch
 from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint
 
@@ -116,7 +117,7 @@ def test_standard_heads_compute_the_same(source, name):
 def test_what_does_not_fit_is_named(models, target, kind, flags, match, tmp_path):
     if target == "huggingface":
         pytest.importorskip("transformers")
-    with pytest.raises(ExportError, match=match):
+    with pytest.raises(UserError, match=match):
         write(read_source(models.checkpoint(kind, **flags)), target, tmp_path / "out")
     assert not os.listdir(tmp_path)
 

@@ -9,16 +9,16 @@ import torch
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import HeadsError, ablation, pruning
+from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import describe, parse_heads
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import loss, translate
+from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import (
@@ -97,7 +97,7 @@ def test_shared_dimensions_that_no_head_uses_go_too(states, tiny_data):
     ],
 )
 def test_removals_that_cannot_be(states, heads, message):
-    with pytest.raises((HeadsError, ConfigurationError), match=message):
+    with pytest.raises(UserError, match=message):
         remove_heads(states["standard"], parse_heads(heads))
 
 
@@ -107,7 +107,7 @@ def test_conditions_and_correlation():
     assert ablation.conditions(counts, "only")["E:1:2"] == {"encoder.0": (0, 2)}
     assert "A:1:1" not in ablation.conditions(counts, "only")
     record = Record("heads", "ablate", "", {}, device="cpu")
-    with pytest.raises(HeadsError, match="no layer has a second head"):
+    with pytest.raises(UserError, match="no layer has a second head"):
         ablation.ablate_split(record, "test", {"cross.0": SimpleNamespace(num_heads=1)}, dict, dict, modes=["only"])
     values = [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]
     parts = {f"{split}/without/E:1:{n}": {"difference": pair[side]}

@@ -10,7 +10,6 @@ from fairseq.logging import metrics
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.removal import finalise, read_gates
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
@@ -18,6 +17,7 @@ from collab_fairseq.modules.heads import describe
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
 from collab_fairseq.translation import batches, loss, translate
+from fairseq_modern.errors import UserError
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING
 from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, logits, standard_state
@@ -65,7 +65,7 @@ def test_a_model_without_gates_is_refused(tiny_run, tiny_data):
     trained = load(state, tiny_data)
     with pytest.raises(ConfigurationError, match="choose their sites with --head-gates"):
         trained.criterion(trained.model, next(iter(batches(trained, "valid"))))
-    with pytest.raises(HeadsError, match="the model has no gates"):
+    with pytest.raises(UserError, match="the model has no gates"):
         read_gates(state)
 
 

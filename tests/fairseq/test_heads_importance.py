@@ -10,7 +10,6 @@ import torch
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import HeadsError
 from collab_fairseq.heads.attention_hooks import masked, multiplied
 from collab_fairseq.heads.figures import grids
 from collab_fairseq.heads.importance import batch_of, gradients, importance
@@ -20,6 +19,7 @@ from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
+from fairseq_modern.errors import UserError
 from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, standard_state
 
 
@@ -112,10 +112,10 @@ def test_without_cross_attention_the_encoder_has_no_part(tiny_run, tiny_data):
     found = importance(trained, "valid", sentences=3)["heads"]
     assert list(found) == HEADS[:2] + HEADS[4:]
     assert [found[head]["raw"] > 1e-3 for head in found] == [False, False, True, True]
-    with pytest.raises(HeadsError, match="encoder heads have no relevance, since the decoder has no cross-attention"):
+    with pytest.raises(UserError, match="encoder heads have no relevance, since the decoder has no cross-attention"):
         relevance(trained, "valid", sentences=3)
     model_config(state)["cross_self_attention"] = True
-    with pytest.raises(HeadsError, match="D:1 looks at source and target at once"):
+    with pytest.raises(UserError, match="D:1 looks at source and target at once"):
         roles(load(state, tiny_data), "valid", sentences=3)
 
 

@@ -9,10 +9,11 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads import HeadsError, attention_hooks, relevance, roles, syntax
+from collab_fairseq.heads import attention_hooks, relevance, roles, syntax
 from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
+from fairseq_modern.errors import UserError
 from tests.fairseq.conftest import sentence_pairs
 from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, relevance_totals, standard_state
 
@@ -180,7 +181,7 @@ def test_parses_are_aligned_to_subwords(tmp_path):
 def test_parses_that_cannot_be_or_are_of_another_text(trained, text, message, tmp_path):
     path = tmp_path / "bad.conllu"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(HeadsError, match=message):
+    with pytest.raises(UserError, match=message):
         syntax.syntax(trained, "valid", syntax.read_conllu(path))
 
 

@@ -11,7 +11,8 @@ import torch
 import collab_fairseq
 from collab_fairseq.cli import main
 from collab_fairseq.export import write
-from collab_fairseq.export.source import ExportError, read_source
+from collab_fairseq.export.source import read_source
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.serving_cases import SOURCES, cases
 
@@ -73,7 +74,7 @@ def test_a_card_leaves_out_what_it_does_not_know(models, tmp_path):
     assert "- licence: not stated" in card
     assert not re.search("## (Scores|Origin)|SHA-256|None", card)
     (tmp_path / "other.json").write_text('{"parts": {"scores": 3}}')
-    with pytest.raises(ExportError, match=r"other\.json is not a record of this project"):
+    with pytest.raises(UserError, match=r"other\.json is not a record of this project"):
         write(read_source(checkpoint, record=tmp_path / "other.json"), "folder", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "out"]
 

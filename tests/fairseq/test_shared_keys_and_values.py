@@ -11,7 +11,7 @@ import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.export import ctranslate2
 from collab_fairseq.export.source import read_source
-from collab_fairseq.heads import HeadsError, relevance
+from collab_fairseq.heads import relevance
 from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.fairseq_compat import model_config
@@ -22,6 +22,7 @@ from collab_fairseq.reparam.fairseq import convert
 from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
 from collab_fairseq.translation.translator import Search
+from fairseq_modern.errors import UserError
 from tests.fairseq.heads_cases import load, relevance_totals, standard_state
 from tests.fairseq.models import KINDS
 from tests.fairseq.serving_cases import cases
@@ -89,7 +90,7 @@ def test_latent_heads_are_not_converted(saved):
 )
 def test_heads_that_share_are_not_removed_one_by_one(saved, kind, shared):
     state = saved[kind][0].state
-    with pytest.raises(HeadsError, match=f"heads of A:1 share {shared}, so that none can be removed"):
+    with pytest.raises(UserError, match=f"heads of A:1 share {shared}, so that none can be removed"):
         remove_heads(state, {"cross.0": [1]})
     if shared == "values":
         assert read_weights(state)["cross.0"].num_heads == 2

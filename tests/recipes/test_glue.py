@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from collab_fairseq.records.record import RecordError
+from fairseq_modern.errors import UserError
 from tests.common import ROOT
 from tests.fairseq import forked
 
@@ -102,5 +102,5 @@ def test_the_rehearsal_survives_a_kill_and_asks_no_one(tmp_path, rehearse, caplo
 
     assert rehearse(tmp_path / "whole") == done.stdout
     assert sum(message.endswith("done before") for message in caplog.messages) == 3
-    with pytest.raises(RecordError, match="holds a result with another batch_size"):
+    with pytest.raises(UserError, match="holds a result with another batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")

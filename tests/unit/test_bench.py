@@ -14,7 +14,8 @@ from collab_fairseq.bench.measure import BenchError, Options, interleave, peak_b
 from collab_fairseq.bench.models import LENGTHS, draw
 from collab_fairseq.bench.table import table
 from collab_fairseq.records import environment
-from collab_fairseq.records.record import RecordError, load
+from collab_fairseq.records.record import load
+from fairseq_modern.errors import UserError
 from tests.common import Waiting
 
 QUICK = Options(quick=True)
@@ -189,7 +190,7 @@ def test_an_interrupted_benchmark_continues_where_it_was(tmp_path, monkeypatch):
     assert "/home" not in record["command"]
 
     monkeypatch.setattr(environment, "commit", lambda folder: {"id": "other", "modified": False})
-    with pytest.raises(RecordError, match="holds a result with another commit"):
+    with pytest.raises(UserError, match="holds a result with another commit"):
         runner.run("layer", QUICK, output=path)
 
 

@@ -11,9 +11,9 @@ from sacrebleu.metrics import BLEU
 from collab_fairseq.cli.main import main
 from collab_fairseq.scoring import comet, references, text
 from collab_fairseq.scoring.evaluation import evaluate
-from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sufficient_statistics import load
+from fairseq_modern.errors import UserError
 from tests.unit.test_scoring import GUESS, RAW, log_lines, write
 
 DICTIONARIES = [
@@ -38,7 +38,7 @@ SETTINGS = ["2026-01-01 00:00:00 | INFO | fairseq_cli.generate | {'task': {'sour
 def test_the_language_is_that_of_the_flag_the_log_or_the_reference(tmp_path, messages, reference, flag, language):
     log, raw = write(tmp_path / "log", [*messages, *log_lines(GUESS)]), write(tmp_path / reference, RAW)
     if language is None:
-        with pytest.raises(ScoringError, match=f"cannot infer the language .* from .*log or .*{reference}: give"):
+        with pytest.raises(UserError, match=f"cannot infer the language .* from .*log or .*{reference}: give"):
             evaluate([log], raw, flag)
     else:
         assert evaluate([log], raw, flag).target_lang == language
@@ -76,8 +76,14 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference, and its --source"),
         ("plain.txt --target-lang de", "there are no references"),
-        ("plain.txt --reference test.de --target-lang ../x", "a language must be a name such as en or zh-CN, but is '../x'"),
-        ("plain.txt --reference bomb.de", "the references bomb.de must unpack to at most 1,000,000 bytes, but are larger"),
+        (
+            "plain.txt --reference test.de --target-lang ../x",
+            "a language must be a name such as en or zh-CN, but is '../x'",
+        ),
+        (
+            "plain.txt --reference bomb.de",
+            "the references bomb.de must unpack to at most 1,000,000 bytes, but are larger",
+        ),
         ("tokens --target-lang de --baseline plain.txt --reference short.de", "short.de has 3 lines, expected 4"),
         ("tokens --target-lang de --baseline tokens", "tokenised text needs a raw --reference for it"),
         ("empty.txt --reference test.de", "empty.txt: no hypotheses, expected the output of fairseq-generate"),

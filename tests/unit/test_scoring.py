@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.generate_log import read_generate_log
-from collab_fairseq.scoring.references import ScoringError
+from fairseq_modern.errors import UserError
 
 NBSP, THIN = "\u00a0", "\u2009"
 SPACE = b" \t\n\r\f\v"
@@ -132,7 +132,7 @@ def test_shards_are_put_together(tmp_path):
     first, second = log_lines(GUESS[:2], RAW[:2]), log_lines(GUESS[2:], RAW[2:], start=2)
     log = read_generate_log([write(tmp_path / "b", second), write(tmp_path / "a", first)])
     assert log.hypotheses == GUESS
-    with pytest.raises(ScoringError, match=r"2 of 4 sentences have no D- lines \(ids 0, 1\)"):
+    with pytest.raises(UserError, match=r"2 of 4 sentences have no D- lines \(ids 0, 1\)"):
         read_generate_log([tmp_path / "b"])
 
 
@@ -166,7 +166,7 @@ def test_only_newlines_end_a_line_and_only_tabs_a_field(tmp_path, inside):
     ],
 )
 def test_what_is_wrong_with_a_log_is_one_sentence(tmp_path, lines, message):
-    with pytest.raises(ScoringError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_generate_log([write(tmp_path / "log", lines)])
     assert "\n" not in str(caught.value)
 
@@ -220,7 +220,7 @@ def test_other_languages_have_no_compound_split(log):
 
 def test_a_log_without_references_takes_the_given_ones(tmp_path):
     log = write(tmp_path / "log", log_lines(GUESS))
-    with pytest.raises(ScoringError, match=r"no references \(T- lines of a log\); give them with --reference"):
+    with pytest.raises(UserError, match=r"no references \(T- lines of a log\); give them with --reference"):
         evaluate([log])
     with_raw = scores_of(evaluate([log], write(tmp_path / "test.de", RAW)))
     assert with_raw["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(GUESS, [RAW]).score)
@@ -247,13 +247,13 @@ def test_a_byte_order_mark_is_no_text(tmp_path, marked):
 )
 def test_references_of_another_test_set_or_form_are_refused(log, tmp_path, content, message):
     (tmp_path / "other").write_bytes(content)
-    with pytest.raises(ScoringError, match=message):
+    with pytest.raises(UserError, match=message):
         evaluate([log], tmp_path / "other")
 
 
 @pytest.mark.parametrize(("lines", "marker"), [(["Ein Hu@@ nd lä@@ uft"], "@@"), (["▁Ein ▁Hu nd ▁läuft"], "▁")])
 def test_subword_units_are_refused_with_the_flag_to_use(tmp_path, lines, marker):
-    with pytest.raises(ScoringError, match=f"still in subword units .marker {marker}.*--remove-bpe"):
+    with pytest.raises(UserError, match=f"still in subword units .marker {marker}.*--remove-bpe"):
         evaluate([write(tmp_path / "log", log_lines(lines, lines))])
 
 

@@ -10,11 +10,10 @@ import numpy
 import pytest
 
 from collab_fairseq.records import table
-from collab_fairseq.records.record import RecordError
 from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
-from collab_fairseq.scoring.references import ScoringError
 from collab_fairseq.scoring.significance import compare, interval, jackknife, over_seeds
 from collab_fairseq.scoring.sufficient_statistics import SCORES, load
+from fairseq_modern.errors import UserError
 from tests.unit.conftest import SEEDS, TESTS, in_envelope, record, rows_of, sacrebleu_scores, sentences
 
 
@@ -35,10 +34,10 @@ def test_only_like_is_compared(records):
         lambda: compare(*of_test_a(one, other)),
         lambda: over_seeds(*sides, metric="sacreBLEU", names=["none-32-s1"] * 2 + ["none-None-s1"] * 2),
     ):
-        with pytest.raises(ScoringError, match="none-32-s1 and none-None-s1 have different references"):
+        with pytest.raises(UserError, match="none-32-s1 and none-None-s1 have different references"):
             compared()
     found.update(references_sha256=digest, rows={"sacreBLEU": "; ".join([*rows[:-1], "4 4 4 3 2 1"])})
-    with pytest.raises(ScoringError, match=r"none-None-s1: .* its sentence statistics add up to"):
+    with pytest.raises(UserError, match=r"none-None-s1: .* its sentence statistics add up to"):
         compare(*of_test_a(one, other))
     del other["scores"]["test_a"]["sentence_statistics"]
     assert compare(*of_test_a(one, other)) is None
@@ -109,7 +108,7 @@ def test_every_validation_set_has_its_loss(records):
     (row,) = rows_of(table.markdown_table(runs[1:], columns=["nll all tests"]))
     assert row == {"nll all tests": rows_of(markdown)[0]["nll all tests"]}
     for column, message in [("nll test_x", "has nll of test_x, expected one of test_b, "), ("seeds test_b", "unknown")]:
-        with pytest.raises(RecordError, match=message):
+        with pytest.raises(UserError, match=message):
             table.markdown_table(runs[1:], columns=[column])
     for run in runs[1:]:
         del run["losses"]["test_c"], run["losses"]["valid"]
@@ -177,18 +176,18 @@ def test_what_is_missing_is_said(runs):
 
 
 def test_runs_that_make_no_row_are_refused(runs):
-    with pytest.raises(RecordError, match=r"none-32-s1, none-32-s1, .* have the same seed 1"):
+    with pytest.raises(UserError, match=r"none-32-s1, none-32-s1, .* have the same seed 1"):
         frame([*runs, next(run for run in runs if run["name"] == "none-32-s1")], table.GROUP_BY)
-    with pytest.raises(RecordError, match=r"differ in config\.model\.key_dim; group by that too"):
+    with pytest.raises(UserError, match=r"differ in config\.model\.key_dim; group by that too"):
         frame(runs, ["heads"])
     changed = next(run for run in runs if run["name"] == "none-32-s2")
     changed["config"]["model"]["dropout"] = 0.1
-    with pytest.raises(RecordError, match=r"none-32-s1, none-32-s2, .* differ in config\.model\.dropout"):
+    with pytest.raises(UserError, match=r"none-32-s1, none-32-s2, .* differ in config\.model\.dropout"):
         frame(runs, table.GROUP_BY)
     assert frame(runs, [*table.GROUP_BY, "config.model.dropout"])["row"].nunique() == 4
     del changed["config"]["model"]["dropout"]
     changed["seed"] = 3
-    with pytest.raises(RecordError, match="have the same seed 3"):
+    with pytest.raises(UserError, match="have the same seed 3"):
         frame(runs, table.GROUP_BY)
 
 

@@ -9,7 +9,7 @@ import pytest
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_json
-from collab_fairseq.records.record import RecordError
+from fairseq_modern.errors import UserError
 from tests.unit.conftest import rows_of
 
 
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arg
 
 def test_markers_must_be_a_pair():
     for page in ("none", "<!-- r -->\n", "<!-- /r -->\n<!-- r -->\n", "<!-- r -->\n" * 2 + "<!-- /r -->"):
-        with pytest.raises(RecordError, match="must have the line <!-- r --> once and <!-- /r --> once after it"):
+        with pytest.raises(UserError, match="must have the line <!-- r --> once and <!-- /r --> once after it"):
             pages.with_part(page, "r", "x")
     page = "<!-- r -->\n<!-- /r -->\n<!-- rest -->\n"
     assert pages.with_part(page, "r", "\nx\n\n") == "<!-- r -->\nx\n<!-- /r -->\n<!-- rest -->\n"
