@@ -33,7 +33,7 @@ class _File(io.FileIO):
 
 
 @contextlib.contextmanager
-def whole_or_not_at_all(path: str) -> Iterator[IO[bytes]]:
+def atomic_write(path: str) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
 
     The data are on the disk before the name is: a crash leaves either the old or the new file. Until then the file has

@@ -15,15 +15,15 @@ from typing import Any, Iterator
 import torch
 
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.files import whole_or_not_at_all
+from fairseq_modern.files import atomic_write
 from fairseq_modern.patching import names
 
 
 @contextlib.contextmanager
 def checkpoint_file(path: str) -> Iterator[Any]:
-    """As `whole_or_not_at_all`; what the system says is part of a CheckpointError."""
+    """As `atomic_write`; what the system says is part of a CheckpointError."""
     try:
-        with whole_or_not_at_all(path) as file:
+        with atomic_write(path) as file:
             yield file
     except OSError as error:
         raise CheckpointError(

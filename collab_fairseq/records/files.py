@@ -6,7 +6,7 @@ import tempfile
 from typing import Any, Optional
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import PathLike, whole_or_not_at_all
+from fairseq_modern.files import PathLike, atomic_write
 
 
 def check_targets(*paths: Optional[PathLike]) -> None:
@@ -31,7 +31,7 @@ def check_targets(*paths: Optional[PathLike]) -> None:
 
 def write_bytes(data: bytes, path: PathLike) -> None:
     """Write a file atomically: on an error `path` stays as it was."""
-    with whole_or_not_at_all(os.fspath(path)) as stream:
+    with atomic_write(os.fspath(path)) as stream:
         stream.write(data)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Dict
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
-from fairseq_modern.files import whole_or_not_at_all
+from fairseq_modern.files import atomic_write
 
 from .process import run_logged
 from .programs import collab, tool
@@ -66,7 +66,7 @@ def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
         "0",
     ]
     errors, threads = Path(f"{log}.err"), {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
-    with whole_or_not_at_all(str(log)) as out, open(errors, "wb") as err:
+    with atomic_write(str(log)) as out, open(errors, "wb") as err:
         if run_logged(command, stdout=out, stderr=err, env=threads):
             lines = errors.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             sys.stderr.writelines(lines[-5:])

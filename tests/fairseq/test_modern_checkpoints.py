@@ -96,7 +96,9 @@ def test_expressions_in_settings_are_never_evaluated(tmp_path, monkeypatch, expr
         state["cfg"]["dataset"]["data"] = [expression] if place == "list" else expression
     torch.save(state, tmp_path / "hostile.pt")
     for load in (checkpoint_utils.load_checkpoint_to_cpu, checkpoints.load):
-        with pytest.raises(CheckpointError, match=r"hostile\.pt: .*data must be a value or refer to .*; got '") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"hostile\.pt: .*data must be a value or refer to .*; got '"
+        ) as caught:
             load(str(tmp_path / "hostile.pt"))
         assert "value-of" not in "".join(traceback.format_exception(caught.value))
 
@@ -190,9 +192,9 @@ def test_writers_do_not_meet_and_follow_no_link(tmp_path):
     (tmp_path / "checkpoint_last.pt.tmp").symlink_to(victim)
     before = os.umask(0o027)
     try:
-        with modern_files.whole_or_not_at_all(str(target)) as one:
+        with modern_files.atomic_write(str(target)) as one:
             one.write(b"one, the ")
-            with modern_files.whole_or_not_at_all(str(target)) as other:
+            with modern_files.atomic_write(str(target)) as other:
                 other.write(b"other")
             assert target.read_bytes() == b"other"
             one.write(b"slower")

@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_modern import files
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import whole_or_not_at_all
+from fairseq_modern.files import atomic_write
 from fairseq_modern.survival import folder, position
 from tests.fairseq import forked
 
@@ -23,7 +23,7 @@ def test_stale_temp_files_are_removed_and_nothing_else(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     pid = os.fork()
     if pid == 0:  # a training that is killed while it writes
-        with whole_or_not_at_all(str(tmp_path / "checkpoint_1_20.pt")):
+        with atomic_write(str(tmp_path / "checkpoint_1_20.pt")):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert len(list(tmp_path.iterdir())) == 3
@@ -39,14 +39,14 @@ def test_the_next_write_removes_what_a_killed_one_left_and_nothing_of_a_live_one
     kept = sorted(tmp_path.iterdir())
     pid = os.fork()
     if pid == 0:
-        with whole_or_not_at_all(str(path)):
+        with atomic_write(str(path)):
             if folder_too:
                 os.mkdir(f"{path}.{16 * 'b'}.tmp")
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert len(list(tmp_path.iterdir())) == len(kept) + 1 + folder_too
-    with whole_or_not_at_all(str(path)) as slow:
-        with whole_or_not_at_all(str(path)) as fast:
+    with atomic_write(str(path)) as slow:
+        with atomic_write(str(path)) as fast:
             fast.write(b"fast")
         slow.write(b"slow")
     assert path.read_bytes() == b"slow"

@@ -14,7 +14,7 @@ import torch
 
 from fairseq_modern import survival
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.files import whole_or_not_at_all
+from fairseq_modern.files import atomic_write
 from fairseq_modern.survival import folder, resuming
 from tests.fairseq import forked
 
@@ -25,7 +25,11 @@ def checkpoint(directory, name, updates, score=None, best=None, weights=7.0, age
         "model": OrderedDict(weight=torch.full((1000,), weights)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": updates}, "val_loss": score, "best": best},
+        "extra_state": {
+            "train_iterator": {"epoch": 1, "iterations_in_epoch": updates},
+            "val_loss": score,
+            "best": best,
+        },
     }
     path = directory / name
     torch.save(state, path)
@@ -80,7 +84,7 @@ def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
 
 def copy(source, target, overwrite):
     assert overwrite
-    with open(source, "rb") as file, whole_or_not_at_all(str(target)) as new:
+    with open(source, "rb") as file, atomic_write(str(target)) as new:
         new.write(file.read())
 
 
@@ -113,7 +117,7 @@ def test_the_next_save_replaces_a_link_and_leaves_what_it_points_to(tmp_path):
     chosen = checkpoint(tmp_path, "checkpoint_1_40.pt", 40)
     last = tmp_path / "checkpoint_last.pt"
     last.symlink_to(chosen.name)
-    with whole_or_not_at_all(str(last)) as file:
+    with atomic_write(str(last)) as file:
         torch.save({"optimizer_history": [{"num_updates": 50}]}, file)
     assert (updates(chosen), updates(last)) == (40, 50)
 

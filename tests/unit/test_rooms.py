@@ -40,7 +40,7 @@ STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 MODERN = {
     "fairseq_modern.survival", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.errors.UserError", "fairseq_modern.errors.is_user_error",
-    "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.whole_or_not_at_all", "fairseq_modern.files.sha256",
+    "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.atomic_write", "fairseq_modern.files.sha256",
     "fairseq_modern.files.CHECKSUMS", "fairseq_modern.files.read_checksums", "fairseq_modern.files.damaged_files",
     "fairseq_modern.files.PathLike", "fairseq_modern.files.hold", "fairseq_modern.files.remove_stale_temp_files",
     "fairseq_modern.files.temporary_name", "fairseq_modern.encoder_layer.SURPLUS", "fairseq_modern.processor",
