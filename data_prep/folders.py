@@ -31,7 +31,7 @@ def alone(output: Path, wait: Callable[[], None]) -> Iterator[None]:
                 return  # otherwise the one before us has taken the file away
 
 
-def is_whole(output: Path) -> bool:
+def is_valid(output: Path) -> bool:
     """Whether all files are what SHA256SUMS says."""
     rows = (line.split("  ", 1) for line in (output / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
     return all((output / name).is_file() and sha256(output / name) == expected for expected, name in rows)
@@ -55,7 +55,7 @@ def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> b
             f"{output} was prepared with other options or other files (see its prepared.txt); "
             "give --force to rebuild it, or another --output"
         )
-    if not is_whole(output):
+    if not is_valid(output):
         raise CorpusError(f"{output} is damaged (its files differ from its SHA256SUMS); give --force to rebuild it")
     return True
 

@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
 
 
 def read(path: str) -> Optional[Checkpoint]:
-    """What a file says about itself; None if it is no checkpoint to resume from. `is_whole` tells if its data are."""
+    """What a file says about itself; None if it is no checkpoint to resume from. `is_valid` tells if its data are."""
     try:
         mapped = zipfile.is_zipfile(path)  # else of torch < 1.6, or damaged
         state = unpickle(path, map_location="cpu", mmap=mapped or None)
@@ -56,7 +56,7 @@ def read(path: str) -> Optional[Checkpoint]:
         return None
 
 
-def is_whole(path: str) -> bool:
+def is_valid(path: str) -> bool:
     """Whether all of a file's data are as they were written."""
     if not zipfile.is_zipfile(path):
         return read(path) is not None
@@ -67,15 +67,15 @@ def is_whole(path: str) -> bool:
     return True
 
 
-def newest_whole(directory: str) -> Optional[Checkpoint]:
+def latest_valid_checkpoint(directory: str) -> Optional[Checkpoint]:
     """What training resumes from: a folder's `checkpoint_last.pt`, else the whole checkpoint with the most updates."""
     last = os.path.join(directory, LAST)
-    if is_whole(last):
+    if is_valid(last):
         return read(last) or Checkpoint(last, 0, best=False)  # such as an average; fairseq will say if it will not do
     found = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
     readable = [checkpoint for checkpoint in found if checkpoint is not None]
     readable.sort(key=lambda checkpoint: (checkpoint.updates, checkpoint.path), reverse=True)
-    return next((checkpoint for checkpoint in readable if is_whole(checkpoint.path)), None)
+    return next((checkpoint for checkpoint in readable if is_valid(checkpoint.path)), None)
 
 
 def complete(directory: str, copy: Any) -> None:
@@ -86,7 +86,7 @@ def complete(directory: str, copy: Any) -> None:
         directory: a `--save-dir`.
         copy: copies a file to a name, whole or not at all.
     """
-    newest = newest_whole(directory)
+    newest = latest_valid_checkpoint(directory)
     last, best = os.path.join(directory, LAST), os.path.join(directory, BEST)
     if newest is None or newest.path == last:
         return

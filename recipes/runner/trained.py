@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import positive
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
-from fairseq_modern.survival.resuming import newest_whole
+from fairseq_modern.survival.resuming import latest_valid_checkpoint
 
 from .folder import keep_settings, locked
 from .options import Parser, absolute
@@ -91,7 +91,7 @@ def train_on(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
         checkpoint: what it begins with. folder: of its checkpoints; its log is next to it.
         flags: more for fairseq-train.
     """
-    newest = newest_whole(str(folder)) if folder.is_dir() else None
+    newest = latest_valid_checkpoint(str(folder)) if folder.is_dir() else None
     if newest is None or newest.updates < updates:  # fairseq-train would make one update more
         folder.parent.mkdir(parents=True, exist_ok=True)
         command = [

@@ -15,7 +15,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
-from fairseq_modern.survival.resuming import Checkpoint, is_whole, newest_whole, read
+from fairseq_modern.survival.resuming import Checkpoint, is_valid, latest_valid_checkpoint, read
 
 from .folder import keep_settings, kept_settings
 from .machine import DECIDED_BY_MACHINE, Machine
@@ -172,7 +172,7 @@ class RecipeRun:
 
     def newest(self) -> Optional[Checkpoint]:
         """The undamaged checkpoint that training resumes from."""
-        return newest_whole(str(self.checkpoints)) if self.checkpoints.is_dir() else None
+        return latest_valid_checkpoint(str(self.checkpoints)) if self.checkpoints.is_dir() else None
 
     def train(self) -> None:
         """Train in stages, each averaged before the next one removes its checkpoints."""
@@ -266,7 +266,7 @@ class RecipeRun:
         usable: List[str] = []
         for update in reversed(self.updates_of(average)):
             files = [str(path) for path in self.checkpoints.glob(f"checkpoint_*_{update}.pt")]
-            if not files or not is_whole(files[0]) or read(files[0]) is None:
+            if not files or not is_valid(files[0]) or read(files[0]) is None:
                 break
             usable += files
         others = [str(path) for path in sorted(self.checkpoints.glob("checkpoint*.pt")) if str(path) not in usable]

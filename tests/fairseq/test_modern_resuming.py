@@ -51,13 +51,13 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path, damage):
     older = checkpoint(tmp_path, "checkpoint_1_10.pt", 10, age=20)
     newer = checkpoint(tmp_path, "checkpoint_1_20.pt", 20, age=10)
     last = checkpoint(tmp_path, "checkpoint_last.pt", 20, age=10)
-    assert resuming.newest_whole(str(tmp_path)).path == str(last)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
     DAMAGE[damage](last)
-    assert resuming.newest_whole(str(tmp_path)).path == str(newer)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(newer)
     DAMAGE[damage](newer)
-    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
     DAMAGE[damage](older)
-    assert resuming.newest_whole(str(tmp_path)) is None
+    assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
 
 def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
@@ -68,18 +68,20 @@ def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
     torch.save({**average, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
     torch.save({**average, "extra_state": {}}, tmp_path / "checkpoint6.pt")  # such as crash.pt
     torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading refuses
-    assert resuming.newest_whole(str(tmp_path)).path == str(last)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
     last.unlink()
-    assert resuming.newest_whole(str(tmp_path)) is None
+    assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
     # of an older torch: no archive
     torch.save(average, tmp_path / "checkpoint_1_75.pt", _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(tmp_path / "checkpoint_1_75.pt")
-    assert resuming.newest_whole(str(tmp_path)) == resuming.Checkpoint(str(tmp_path / "checkpoint_1_75.pt"), 70, False)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(
+        str(tmp_path / "checkpoint_1_75.pt"), 70, False
+    )
 
     # whatever is whole and was put there, such as an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
-    assert resuming.newest_whole(str(tmp_path)).path == str(last)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
 
 
 def copy(source, target, overwrite):
