@@ -10,7 +10,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any, Optional, Type
 
-from fairseq_modern import mistakes
+from fairseq_modern import error_messages
 from fairseq_modern.patching import wrap
 
 
@@ -43,17 +43,17 @@ def tool_name() -> Optional[str]:
     return None
 
 
-def sentence(error: BaseException) -> Optional[str]:
+def explain(error: BaseException) -> Optional[str]:
     """What fairseq's tools print in place of a traceback; None in other programs and for errors no one can act on."""
     if os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0") or tool_name() is None:
         return None
-    return str(error) if is_user_error(error) else mistakes.sentence(error)
+    return str(error) if is_user_error(error) else error_messages.explain(error)
 
 
-def show(told: str) -> None:
+def show(message: str) -> None:
     """Print it as one line on standard error."""
     sys.stdout.flush()
-    sys.stderr.write(f"{tool_name()}: error: {' '.join(told.split())}\n")
+    sys.stderr.write(f"{tool_name()}: error: {' '.join(message.split())}\n")
 
 
 def show_user_errors(module: ModuleType) -> None:
@@ -63,11 +63,11 @@ def show_user_errors(module: ModuleType) -> None:
     previous = sys.excepthook
 
     def excepthook(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
-        told = sentence(error)
-        if told is None:
+        message = explain(error)
+        if message is None:
             previous(kind, error, traceback)
         else:
-            show(told)
+            show(message)
 
     sys.excepthook = excepthook
 
@@ -80,8 +80,8 @@ def patch_hydra_train(module: ModuleType) -> None:
         try:
             return original(*args, **options)
         except Exception as error:
-            told = sentence(error)
-            if told is None:
+            message = explain(error)
+            if message is None:
                 raise
-            show(told)
+            show(message)
             sys.exit(1)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from collab_fairseq.models.config import flatten
 from collab_fairseq.modules.settings import ConfigurationError
-from fairseq_modern import mistakes
+from fairseq_modern import error_messages
 from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
@@ -169,17 +169,17 @@ def test_other_errors_keep_their_traceback(error):
     def failing(error, *_):
         raise error
 
-    for say in (mistakes.build_model, failing):
+    for reason in (error_messages.build_model, failing):
         with pytest.raises(type(error)) as raised:
-            mistakes.explained(failing, say)(error)
-        assert mistakes.sentence(raised.value) is None
+            error_messages.explained(failing, reason)(error)
+        assert error_messages.explain(raised.value) is None
 
 
 def test_divergence_in_half_precision_is_told_like_any_other():
     """fairseq says so itself, then looks for the first NaN and fails."""
     failed = StopIteration()
     failed.__context__ = FloatingPointError("Minimum loss scale reached (0.0001). Your loss is probably exploding.")
-    assert mistakes.sentence(failed).startswith("the training diverged (Minimum loss scale reached); lower --lr")
+    assert error_messages.explain(failed).startswith("the training diverged (Minimum loss scale reached); lower --lr")
 
 
 @pytest.mark.parametrize(("part", "size"), [("bin", 0), ("idx", 300)])

@@ -1,7 +1,7 @@
 """Says in one sentence what the commonest mistakes of fairseq's users are, where fairseq ends in a traceback.
 
 The functions of fairseq that fail say why: what they raise stays what it is, and carries a sentence made of their
-positional arguments. What says enough itself is put into other words (`SAID`). `errors` asks for the sentence only
+positional arguments. What says enough itself is put into other words (`PATTERNS`). `errors` asks for the sentence only
 where it shows errors as one line, when the program is about to end: no program runs differently, and what is not known
 here keeps its traceback.
 """
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional
 
 # What fairseq and its libraries say -> what is said instead; {0} is the first group.
-SAID = (
+PATTERNS = (
     (r"^\w+: Model file not found: (.*)", "expected a checkpoint, but there is no file {0}."),
     (r"^MissingMandatoryValue: Missing mandatory value: (?:\w+\.)*(\w+)", "{flag} is missing."),
     (
@@ -37,7 +37,7 @@ SAID = (
         "the training diverged ({0}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm).",
     ),
 )
-TOLD = "fairseq_modern_told"  # the attribute of an exception that has its sentence
+EXPLANATION = "fairseq_modern_explanation"  # the attribute of an exception that has its sentence
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -50,17 +50,17 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def sentence(error: BaseException) -> Optional[str]:
+def explain(error: BaseException) -> Optional[str]:
     """What to tell the user in place of the traceback, or None for an error that is no mistake known here."""
     if not isinstance(error, Exception):  # Ctrl-C
         return None
     for each in chain(error):
-        if hasattr(each, TOLD):
-            return str(getattr(each, TOLD))
-        for pattern, said in SAID:
+        if hasattr(each, EXPLANATION):
+            return str(getattr(each, EXPLANATION))
+        for pattern, message in PATTERNS:
             match = re.search(pattern, f"{type(each).__name__}: {each}")
             if match is not None:
-                return said.format(*match.groups(), flag="--" + "".join(match.groups()).replace("_", "-"))
+                return message.format(*match.groups(), flag="--" + "".join(match.groups()).replace("_", "-"))
     # what fairseq refuses in the words of the command line already
     raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
     names_a_flag = isinstance(error, (AssertionError, ValueError)) and re.search(r"--[a-z]{2}", str(error))
@@ -180,12 +180,12 @@ OWNERS = {"fairseq.tasks.translation": "TranslationTask", "fairseq.trainer": "Tr
 def patch(module: ModuleType) -> None:
     """Let the functions of the module say why they have failed, each in the words of the one of its name above."""
     owner: Any = getattr(module, OWNERS[module.__name__]) if module.__name__ in OWNERS else module
-    for say in EXPLAINED.get(module.__name__, (main,)):
-        setattr(owner, say.__name__, explained(getattr(owner, say.__name__), say))
+    for reason in EXPLAINED.get(module.__name__, (main,)):
+        setattr(owner, reason.__name__, explained(getattr(owner, reason.__name__), reason))
 
 
-def explained(function: Callable[..., Any], say: Callable[..., Optional[str]]) -> Callable[..., Any]:
-    """The function, whose exceptions carry what `say` makes of them and of its positional arguments."""
+def explained(function: Callable[..., Any], reason: Callable[..., Optional[str]]) -> Callable[..., Any]:
+    """The function, whose exceptions carry what `reason` makes of them and of its positional arguments."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
@@ -193,9 +193,9 @@ def explained(function: Callable[..., Any], say: Callable[..., Optional[str]]) -
             return function(*args, **options)
         except Exception as error:
             with contextlib.suppress(Exception):  # what is wrong with an explanation must not hide the error
-                told = say(error, *args)
-                if told is not None:
-                    setattr(error, TOLD, told)
+                explanation = reason(error, *args)
+                if explanation is not None:
+                    setattr(error, EXPLANATION, explanation)
             raise
 
     return wrapper
