@@ -7,7 +7,7 @@ fairseq_modern before fairseq.) That is why nothing heavy happens here: importin
 of `sys.meta_path`, which knows the names of the modules to patch and does nothing for any other. The patches, one file
 per subject, are imported when the module that they patch is; no file of fairseq is edited.
 
-README.md beside this file says what each patch does and how to switch it off; `survival` holds what changes how
+README.md beside this file says what each patch does and how to switch it off; `fault_tolerance` holds what changes how
 trainings behave, and does nothing unless it is switched on.
 """
 
@@ -29,9 +29,9 @@ AFTER = {
         "loading.patch",
         "saving.patch",
         "error_messages.patch",
-        "survival.boundaries.patch",
-        "survival.resuming.patch",
-        "survival.stopping.patch",
+        "fault_tolerance.boundaries.patch",
+        "fault_tolerance.resuming.patch",
+        "fault_tolerance.stopping.patch",
     ),
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
@@ -39,7 +39,7 @@ AFTER = {
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
-    "fairseq.distributed.utils": ("survival.workers.patch", "distributed.patch"),
+    "fairseq.distributed.utils": ("fault_tolerance.workers.patch", "distributed.patch"),
     "fairseq.models": ("error_messages.patch",),
     "fairseq.models.fairseq_model": ("amp.patch_inference",),
     "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
@@ -58,16 +58,16 @@ AFTER = {
         "amp.patch_trainer",
         "plugins.patch",
         "error_messages.patch",
-        "survival.position.patch_trainer",
-        "survival.resuming.patch_trainer",
-        "survival.stopping.patch_trainer",
-        "survival.memory.patch",
+        "fault_tolerance.position.patch_trainer",
+        "fault_tolerance.resuming.patch_trainer",
+        "fault_tolerance.stopping.patch_trainer",
+        "fault_tolerance.memory.patch",
     ),
     "fairseq_cli.generate": ("error_messages.patch",),
     "fairseq_cli.hydra_train": ("sections.patch", "errors.patch_hydra_train"),
     "fairseq_cli.interactive": ("error_messages.patch",),
     "fairseq_cli.validate": ("error_messages.patch",),
-    "fairseq_cli.train": ("train.patch", "survival.stopping.patch_train"),
+    "fairseq_cli.train": ("train.patch", "fault_tolerance.stopping.patch_train"),
     "fairseq.data.data_utils": ("removed_names.patch",),
     "fairseq.data.language_pair_dataset": ("removed_names.patch",),
     "fairseq.data.token_block_dataset": ("removed_names.patch",),

@@ -10,11 +10,11 @@ fairseq imports every file here by itself; a program without ``--user-dir`` impo
 
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.training import chunked_loss, fused_adam, gated_loss  # noqa: F401  (registered)
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 
 from . import presets  # noqa: F401  (the model, then its presets)
 from .transformer_collab import TransformerCollabModel
 
 __all__ = ["TransformerCollabModel", "as_transformer_collab"]
 
-survival.enable()
+fault_tolerance.enable()

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import positive
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
-from fairseq_modern.survival.resuming import latest_valid_checkpoint
+from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
 
 from .folder import keep_settings, locked
 from .options import Parser, absolute

@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import CheckpointError
+from fairseq_modern.fault_tolerance.resuming import Checkpoint, is_valid, latest_valid_checkpoint, read
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
-from fairseq_modern.survival.resuming import Checkpoint, is_valid, latest_valid_checkpoint, read
 
 from .folder import keep_settings, kept_settings
 from .machine import DECIDED_BY_MACHINE, Machine

@@ -20,7 +20,7 @@ def train(
     env: Optional[Dict[str, str]] = None,
     copy: Optional[Path] = None,
 ) -> Dict[str, Any]:
-    """Run fairseq-train, with survival switched on.
+    """Run fairseq-train, with fault tolerance switched on.
 
     Args:
         folder: where checkpoints go. flags: of fairseq-train. processes: how many.

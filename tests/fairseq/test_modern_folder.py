@@ -11,8 +11,8 @@ import pytest
 
 from fairseq_modern import files
 from fairseq_modern.errors import UserError
+from fairseq_modern.fault_tolerance import folder, position
 from fairseq_modern.files import atomic_write
-from fairseq_modern.survival import folder, position
 from tests.fairseq import forked
 
 # --- the folder ----------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError
+from fairseq_modern.fault_tolerance import folder, resuming
 from fairseq_modern.files import atomic_write
-from fairseq_modern.survival import folder, resuming
 from tests.fairseq import forked
 
 
@@ -152,7 +152,7 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 
 
-def test_a_restore_file_that_is_not_there_is_refused_where_survival_is_on(tmp_path, monkeypatch):
+def test_a_restore_file_that_is_not_there_is_refused_where_fault_tolerance_is_on(tmp_path, monkeypatch):
     module = SimpleNamespace(PathManager=os.path, Trainer=type("Trainer", (), {}))
     module.Trainer.load_checkpoint = lambda self, filename: loaded.append(filename)
     resuming.patch_trainer(module)
@@ -160,21 +160,21 @@ def test_a_restore_file_that_is_not_there_is_refused_where_survival_is_on(tmp_pa
     trainer.cfg, trainer.checkpoint_suffix = forked.training_config(tmp_path), ""
     loaded, typo, default = [], str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
     there = str(checkpoint(tmp_path, "checkpoint1.pt", 10))
-    monkeypatch.setattr(survival, "is_on", lambda: True)
+    monkeypatch.setattr(fault_tolerance, "is_on", lambda: True)
     with pytest.raises(CheckpointError, match=r"expected a checkpoint to resume from, but there is no file .*typo.pt"):
         trainer.load_checkpoint(typo)
     with pytest.raises(CheckpointError, match="no file"):
         trainer.load_checkpoint(str(tmp_path / "elsewhere" / "checkpoint_last.pt"))
     trainer.load_checkpoint(there)
     trainer.load_checkpoint(default)  # a training that begins
-    monkeypatch.setattr(survival, "is_on", lambda: False)
+    monkeypatch.setattr(fault_tolerance, "is_on", lambda: False)
     trainer.load_checkpoint(typo)  # as published: from scratch
     assert loaded == [there, default, typo]
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_the_folder_is_put_in_order_only_where_survival_is_on(tmp_path, monkeypatch, on):
-    monkeypatch.setattr(survival, "is_on", lambda: on)
+def test_the_folder_is_put_in_order_only_where_fault_tolerance_is_on(tmp_path, monkeypatch, on):
+    monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
     checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
     module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: None, PathManager=SimpleNamespace(copy=copy))
     resuming.patch(module)

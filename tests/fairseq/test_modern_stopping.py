@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from torch.multiprocessing import ProcessExitedException
 
-from fairseq_modern import survival
-from fairseq_modern.survival import stopping, workers
+from fairseq_modern import fault_tolerance
+from fairseq_modern.fault_tolerance import stopping, workers
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def on_sigterm():
 
 @pytest.mark.parametrize("on", [True, False])
 def test_signals_are_handled_only_while_fairseq_trains(default_action, monkeypatch, on):
-    monkeypatch.setattr(survival, "is_on", lambda: on)
+    monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
     utils = SimpleNamespace(load_checkpoint=on_sigterm, save_checkpoint=None)
     stopping.patch(utils)
     utils.load_checkpoint()

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 import fairseq_modern
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 from tests.common import ROOT
 
 HOOK = ROOT / "fairseq_modern" / "fairseq_modern.pth"
@@ -147,15 +147,15 @@ def test_single_patches_can_be_skipped_by_name(calls, monkeypatch):
     ("setting", "enabled", "on"),
     [(None, False, False), (None, True, True), ("1", False, True), ("0", True, False), ("", True, True)],
 )
-def test_survival_is_off_unless_it_is_asked_for(setting, enabled, on, monkeypatch):
-    monkeypatch.setattr(survival, "_enabled", False)
+def test_fault_tolerance_is_off_unless_it_is_asked_for(setting, enabled, on, monkeypatch):
+    monkeypatch.setattr(fault_tolerance, "_enabled", False)
     if setting is None:
         monkeypatch.delenv("FAIRSEQ_MODERN_SURVIVAL", raising=False)
     else:
         monkeypatch.setenv("FAIRSEQ_MODERN_SURVIVAL", setting)
     if enabled:
-        survival.enable()
-    assert survival.is_on() is on
+        fault_tolerance.enable()
+    assert fault_tolerance.is_on() is on
 
 
 def test_both_kinds_of_wheel_install_and_list_the_hook(tmp_path):

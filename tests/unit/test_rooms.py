@@ -35,10 +35,10 @@ MAY_IMPORT: Dict[str, Set[str]] = {
 #: what the layers may import besides torch
 STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 
-#: what the project may import of fairseq_modern: the switch that turns survival on, the one list of what checkpoints
+#: what the project may import of fairseq_modern: the switch that turns fault tolerance on, the one list of what checkpoints
 #: may name, the one atomic writer, the names of temporary files and the sum of a file, what the CPU is
 MODERN = {
-    "fairseq_modern.survival", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
+    "fairseq_modern.fault_tolerance", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.errors.UserError", "fairseq_modern.errors.is_user_error",
     "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.atomic_write", "fairseq_modern.files.sha256",
     "fairseq_modern.files.CHECKSUMS", "fairseq_modern.files.read_checksums", "fairseq_modern.files.damaged_files",

@@ -8,7 +8,7 @@ import copy
 from types import ModuleType
 from typing import Any
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 from fairseq_modern.patching import wrap
 
 
@@ -32,7 +32,7 @@ def patch(module: ModuleType) -> None:
     def save_checkpoint(original: Any, cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
         saved = original(cfg, trainer, epoch_itr, val_loss)
         interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
-        if survival.is_on() and epoch_itr.end_of_epoch() and interval > 0 and updates % interval == 0:
+        if fault_tolerance.is_on() and epoch_itr.end_of_epoch() and interval > 0 and updates % interval == 0:
             update_only = copy.copy(cfg)
             update_only.no_last_checkpoints, update_only.keep_best_checkpoints = True, 0
             original(update_only, trainer, _WithinEpoch(epoch_itr), val_loss)

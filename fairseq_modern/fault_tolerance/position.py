@@ -9,7 +9,7 @@ import logging
 from types import ModuleType
 from typing import Any, Dict
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 from fairseq_modern.patching import adapts_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -54,5 +54,5 @@ def patch_trainer(module: ModuleType) -> None:
     @adapts_checkpoints(module)
     def resume(trainer: Any, state: Any, filename: str, *_: Any, **__: Any) -> None:
         cfg = trainer.cfg.checkpoint
-        if survival.is_on() and not cfg.reset_dataloader and filename != cfg.finetune_from_model:
+        if fault_tolerance.is_on() and not cfg.reset_dataloader and filename != cfg.finetune_from_model:
             adapt(state, trainer.cfg)

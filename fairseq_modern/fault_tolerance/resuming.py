@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError
+from fairseq_modern.fault_tolerance.folder import CHECKPOINT, lock
 from fairseq_modern.files import remove_stale_temp_files
 from fairseq_modern.loading import check_sums, unpickle
 from fairseq_modern.patching import wrap
-from fairseq_modern.survival.folder import CHECKPOINT, lock
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def load_checkpoint(original: Any, cfg: Any, trainer: Any, **options: Any) -> Any:
-        if survival.is_on():
+        if fault_tolerance.is_on():
             if trainer.is_data_parallel_master:
                 prepare(cfg, trainer, module.PathManager.copy)
             if dist.is_initialized() and trainer.data_parallel_world_size > 1 and not trainer.tpu:
@@ -129,7 +129,7 @@ def patch_trainer(module: ModuleType) -> None:
 
     @wrap(module.Trainer)
     def load_checkpoint(original: Any, self: Any, filename: str, *args: Any, **options: Any) -> Any:
-        if survival.is_on() and not module.PathManager.isfile(filename):
+        if fault_tolerance.is_on() and not module.PathManager.isfile(filename):
             default = os.path.join(self.cfg.checkpoint.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
             if os.path.abspath(filename) != os.path.abspath(default):
                 raise CheckpointError(

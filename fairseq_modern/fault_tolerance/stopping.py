@@ -24,9 +24,9 @@ from typing import Any, Dict
 import torch
 import torch.distributed as dist
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
+from fairseq_modern.fault_tolerance import folder
 from fairseq_modern.patching import wrap
-from fairseq_modern.survival import folder
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def patch(module: ModuleType) -> None:
     @wrap(module)
     def load_checkpoint(original: Any, *args: Any, **options: Any) -> Any:
         loaded = original(*args, **options)
-        if survival.is_on() and _training.is_set():
+        if fault_tolerance.is_on() and _training.is_set():
             listen()
         return loaded
 
@@ -102,7 +102,7 @@ def patch_trainer(module: ModuleType) -> None:
     def _aggregate_logging_outputs(
         original: Any, self: Any, logging_outputs: Any, *sums: Any, ignore: bool = False
     ) -> Any:
-        if not survival.is_on():
+        if not fault_tolerance.is_on():
             return original(self, logging_outputs, *sums, ignore=ignore)
         outputs, totals = original(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
         *totals, asked = totals

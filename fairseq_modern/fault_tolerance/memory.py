@@ -7,7 +7,7 @@ With several processes, running out of memory now ends the training; a process a
 from types import ModuleType
 from typing import Any
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
 from fairseq_modern.patching import wrap
 
 
@@ -16,4 +16,4 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module.Trainer)
     def train_step(original: Any, self: Any, samples: Any, raise_oom: bool = False) -> Any:
-        return original(self, samples, raise_oom or (survival.is_on() and self.data_parallel_world_size > 1))
+        return original(self, samples, raise_oom or (fault_tolerance.is_on() and self.data_parallel_world_size > 1))

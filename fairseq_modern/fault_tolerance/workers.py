@@ -14,9 +14,9 @@ import sys
 from types import ModuleType
 from typing import Any, Iterator
 
-from fairseq_modern import survival
+from fairseq_modern import fault_tolerance
+from fairseq_modern.fault_tolerance import stopping
 from fairseq_modern.patching import wrap
-from fairseq_modern.survival import stopping
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
@@ -61,7 +61,7 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def call_main(original: Any, cfg: Any, main: Any, **options: Any) -> Any:
-        if not survival.is_on():
+        if not fault_tolerance.is_on():
             return original(cfg, main, **options)
         die_with_torchrun()
         training = cfg.distributed_training
