@@ -36,8 +36,8 @@ VARIABLE = "COLLAB_TESTS_WARM"
 #: what children find imported: nothing of the project, whose import belongs to what is tested, and none of fairseq's
 #: scripts, which set up logging as they are imported; optimizers import torch._dynamo, with sympy
 IMPORTS = (
-    "torch torch._dynamo numpy sacrebleu sacremoses sentencepiece hydra omegaconf fairseq fairseq.checkpoint_utils fairseq.trainer "
-    "fairseq.options fairseq.tasks.translation fairseq.models.transformer fairseq.sequence_generator "
+    "torch torch._dynamo numpy sacrebleu sacremoses sentencepiece hydra omegaconf fairseq fairseq.checkpoint_utils "
+    "fairseq.trainer fairseq.options fairseq.tasks.translation fairseq.models.transformer fairseq.sequence_generator "
     "fairseq.data.indexed_dataset fairseq.binarizer"
 )
 

@@ -18,7 +18,7 @@ from collab_fairseq.attention.cache import Cache, KeyValue
 
 from .gates import HeadGates
 from .heads import parse_heads
-from .settings import ConfigurationError, flat_settings, parse_shapes, parse_sites
+from .settings import flat_settings, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):

@@ -1,6 +1,5 @@
 """Which attention of a transformer is collaborative, and how large each one is."""
 
-import math
 import reprlib
 from enum import Enum
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin

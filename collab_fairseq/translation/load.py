@@ -18,9 +18,8 @@ from torch import nn
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
-from collab_fairseq.models.checks import check_fields
+from collab_fairseq.models.checks import ConfigurationError, check_fields, check_type
 from collab_fairseq.models.config import TransformerCollabConfig
-from collab_fairseq.modules.settings import ConfigurationError, check_type
 
 from .tokenizer import TranslationError, check_language
 
@@ -115,13 +114,15 @@ def _check_settings(state: Dict[str, Any], name: str) -> None:
         vars(settings) if isinstance(settings, Namespace) else settings for settings in parts.values()
     )
     if task is not None and task.get("_name") != "translation":
-        raise TranslationError(f"{name} must be a model of the task translation, but is one of {str(task.get('_name'))[:80]}")
+        task_name = str(task.get("_name"))[:80]
+        raise TranslationError(f"{name} must be a model of the task translation, but is one of {task_name}")
     for part, settings in {"task": task, "criterion": criterion, "dataset": dataset}.items():
         check_type(f"cfg.{part}", Dict, settings)
     # they are parts of the names of files
     check_language(*(task[side] for side in ("source_lang", "target_lang") if task.get(side) is not None))
-    if str(criterion.get("_name")) not in CRITERION_REGISTRY:
-        raise ConfigurationError(f"criterion must be one that fairseq knows; got {reprlib.repr(criterion.get('_name'))}")
+    criterion_name = criterion.get("_name")
+    if str(criterion_name) not in CRITERION_REGISTRY:
+        raise ConfigurationError(f"criterion must be one that fairseq knows; got {reprlib.repr(criterion_name)}")
     check_fields(model, TransformerCollabConfig)
     check_type("dataset.required_batch_size_multiple", int, dataset.get("required_batch_size_multiple"))
     for side in ("encoder", "decoder"):

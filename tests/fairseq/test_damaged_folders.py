@@ -1,5 +1,6 @@
-"""Exported folders whose files were changed, by accident or on purpose: one sentence says which, and none is written to."""
+"""Exported folders with changed files: one sentence names the file, and nothing is written."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -108,7 +109,7 @@ DAMAGED = {
     "weights of ones": (replaced("model.bin", lambda content: b"\xff" * len(content)), "cannot use"),
     "endless weights": (linked("model.bin", "/dev/zero"), "has no file model.bin"),
     "another file as weights": (linked("model.bin", os.__file__), "cannot use"),
-    "no vocabulary": (replaced("shared_vocabulary.json", lambda text: None), "must have a file source_vocabulary.json or"),
+    "no vocabulary": (replaced("shared_vocabulary.json", lambda text: None), "must have a file source_vocabulary.json"),
     "a vocabulary cut": (other_words(lambda words: words[:5]), "must have the entries of dict.src.txt"),
     "a vocabulary in another order": (other_words(lambda words: words[::-1]), "must have the entries of dict.src.txt"),
     "a vocabulary of numbers": (other_words(lambda words: [1] * len(words)), "must have the entries of dict.src.txt"),
@@ -150,7 +151,7 @@ def test_the_next_export_removes_what_a_killed_one_left(tmp_path):
     os.waitpid(pid, 0)
     assert len(list(tmp_path.iterdir())) == 2
     with new_folder(tmp_path / "folder") as slow:
-        with pytest.raises(RuntimeError), new_folder(tmp_path / "folder") as other:
+        with contextlib.suppress(RuntimeError), new_folder(tmp_path / "folder") as other:
             assert os.path.isdir(other)
             raise RuntimeError
         assert os.path.isdir(slow)  # that of a live process

@@ -148,7 +148,10 @@ def test_a_link_is_not_followed(source, wrong):
 @pytest.mark.parametrize("name", ["../train.en", "/tmp/train.en", "..", "x/../../train.en"])
 def test_a_manifest_that_leads_out_is_refused(source, wrong, place, name):
     rows = pack(source / ARCHIVE, b"a\n")
-    rows = [rows[0].replace(ARCHIVE, name), *rows] if place == 0 else [rows[0], rows[1].replace("train.en", name, place)]
+    if place == 0:
+        rows = [rows[0].replace(ARCHIVE, name), *rows]
+    else:
+        rows = [rows[0], rows[1].replace("train.en", name, place)]
     (source / "manifest.tsv").write_text("\n".join(rows))
     before = content(source.parent)
     assert "must not lead to another folder" in wrong()

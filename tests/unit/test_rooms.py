@@ -35,8 +35,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
 #: what the layers may import besides torch
 STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 
-#: what the project may import of fairseq_modern: the switch that turns fault tolerance on, the one list of what checkpoints
-#: may name, the one atomic writer, the names of temporary files and the sum of a file, what the CPU is
+#: what the project may import of fairseq_modern: the switch of fault tolerance, the list of classes in checkpoints, the
+#: atomic writer, temporary files, checksums, facts about the CPU
 MODERN = {
     "fairseq_modern.fault_tolerance", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.errors.UserError", "fairseq_modern.errors.is_user_error",
