@@ -155,7 +155,8 @@ def resolve(args: Any) -> TransformerCollabConfig:
     """
     if isinstance(args, TransformerCollabConfig):
         return args
-    settings: Any = flat(OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args))
+    nested: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
+    settings: Any = flat(nested)
     check_fields(settings, TransformerCollabConfig)
     args = Namespace(**settings)
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):

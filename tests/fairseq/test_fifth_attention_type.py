@@ -36,7 +36,7 @@ def ask(checkpoint, data):
         assert (model(words, lengths, target)[0] - whole).abs().max() < FLOAT32
 
 
-def test_a_kind_is_one_file_and_one_line(tiny_data, tmp_path):
+def test_an_attention_type_is_one_file_and_one_line(tiny_data, tmp_path):
     own = user_dir(tmp_path / "own", "import tests.fairseq.fifth_attention_type")
     common = {"user_dir": own, "max_update": 12, "save_interval_updates": 6}
     run(*train_command(tiny_data, tmp_path, **SIZES, **common), cwd=ROOT)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from fairseq.distributed import utils
 
 import fairseq_modern.distributed as patches
@@ -69,6 +70,18 @@ def test_device_numbers_are_for_models_on_gpus(device, expected, monkeypatch):
     model = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(device))])
     fairseq.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
     assert seen == {"device_ids": expected, "output_device": expected and 1, "bucket_cap_mb": 25}
+
+
+def test_gathering_over_nccl_stays_fairseqs_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    monkeypatch.setattr(utils, "get_rank", lambda group: 0)
+    monkeypatch.setattr(utils, "get_world_size", lambda group: 1)
+    monkeypatch.setattr(utils, "all_reduce", lambda tensor, group: None)
+    monkeypatch.setattr(torch.cuda, "ByteTensor", torch.ByteTensor)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(dist, "all_gather_object", None)
+    assert utils.all_gather_list({"a": 1}, group="all") == [{"a": 1}]
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
