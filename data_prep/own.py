@@ -18,6 +18,7 @@ from collab_fairseq.cli.options import positive
 from fairseq_modern.files import sha256
 
 PARTS = ("train", "valid", "test")
+FEW = 100  # test sentences
 #: fewer pairs teach nothing
 LEAST = 500
 Pair = Tuple[str, str]
@@ -114,10 +115,16 @@ def read(args: argparse.Namespace, say: Callable[[str], None]) -> Dict[str, List
         parts = divided(whole, args.held_out or min(1000, len(whole) // 50))
     for part, least in (("train", LEAST), ("valid", 1), ("test", 1)):
         if len(parts[part]) < least:
-            raise CorpusError(f"too few sentence pairs: {part} has {len(parts[part]):,}, at least {least:,} are needed")
-    how = "as given" if held_out else "cut off from the files, the same ones each time"
+            given = ", ".join(f"{name} {len(parts[name]):,}" for name in PARTS)
+            raise CorpusError(
+                f"{part} must have at least {least:,} sentence pairs; got {len(parts[part]):,} of the {len(whole):,} "
+                f"pairs in the files ({given})"
+            )
+    how = "as given" if held_out else "held out from the files, the same pairs each time"
     say(f"{', '.join(f'{part} {len(parts[part]):,}' for part in PARTS)} pairs; valid and test are {how}")
     say(f"not in train: {empty:,} pairs with an empty side, {len(whole) - len(parts['train']):,} for valid and test")
+    if len(parts["test"]) < FEW:
+        say(f"the test set has fewer than {FEW} sentences: its BLEU will say little")
     return parts
 
 

@@ -105,4 +105,6 @@ def clean(
             counts["held out" if to_hold else "kept"] += 1
             for line, file in zip(pair, outputs[to_hold], strict=True):
                 file.write(line)
+    if not every:
+        del counts["held out"]
     return ", ".join(f"{number:,} pairs {what}" for what, number in counts.items())

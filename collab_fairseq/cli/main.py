@@ -52,7 +52,7 @@ def guarded(name: str, run: Callable[[], Any]) -> int:
 def main(argv: Optional[List[str]] = None) -> int:
     """Run a subcommand; returns the exit status."""
     args = build_parser().parse_args(argv)
-    name = f"collab {args.command}"
+    name = args.parser.prog  # with the subcommand
     logging.basicConfig(level=logging.INFO, format=f"{name}: %(message)s", stream=sys.stderr)
     return guarded(name, lambda: args.run(args))
 

@@ -143,8 +143,8 @@ def flatten(cfg: DictConfig) -> None:
     for name in map(str, cfg):
         if name not in types and name != "arch":
             nearest = get_close_matches(name, types, n=1)
-            meant = f"; the nearest is model.{nearest[0]}" if nearest else ""
-            raise ConfigurationError(f"model.{name} is no setting of transformer_collab{meant}")
+            meant = f"; did you mean model.{nearest[0]}?" if nearest else ""
+            raise ConfigurationError(f"model.{name} is not a setting of transformer_collab{meant}")
 
 
 def resolve(args: Any) -> TransformerCollabConfig:

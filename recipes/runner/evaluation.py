@@ -114,15 +114,21 @@ def score(run: RecipeRun, average: Average, name: str) -> None:
         "--hypotheses",
         run.output / "hypotheses" / f"{marked}.{target}.gz",
     )
-    check_lengths(name, scores, run.data / "prepared.txt")
+    check_lengths(name, scores, run.data / "prepared.txt", name in (run.recipe.sacrebleu_sets or {}))
 
 
-def check_lengths(name: str, scores: Path, prepared: Path) -> None:
-    """See by the reference lengths that prepared.txt gives that it is the published test set."""
+def check_lengths(name: str, scores: Path, prepared: Path, published: bool = True) -> None:
+    """Compare the lengths of the references with those of the published test set, if prepared.txt has them.
+
+    Args:
+        name: of the test set. scores: of `collab score --json`. prepared: the prepared.txt of the data.
+        published: whether the set is a published one, for which prepared.txt should have them.
+    """
     rows = prepared.read_text(encoding="utf-8").splitlines() if prepared.is_file() else []
     row = next((row.split("\t")[2:] for row in rows if row.startswith(f"reference\t{name}\t")), None)
     if row is None:
-        logger.info("%s: reference lengths not checked, since %s has none (not the published test set)", name, prepared)
+        if published:
+            logger.info("%s: reference lengths not checked: %s has none", name, prepared)
         return
     found = {entry["metric"]: entry["ref_len"] for entry in json.loads(scores.read_text(encoding="utf-8"))["scores"]}
     for metric, length in zip(("compound-split BLEU", "sacreBLEU"), row, strict=True):

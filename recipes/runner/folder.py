@@ -97,4 +97,4 @@ def keep_settings(folder: Path, settings: Dict[str, Any]) -> None:
     different = [name for name in {**existing, **requested} if existing.get(name) != requested.get(name)]
     if different:
         listed = ", ".join(f"{name} {existing.get(name)} (requested: {requested.get(name)})" for name in different)
-        raise RecipeError(f"{folder} holds a run with other settings: {listed}; choose another --output")
+        raise RecipeError(f"{folder} holds a run with other settings: {listed}; give them, or another --output")

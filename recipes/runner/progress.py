@@ -23,7 +23,8 @@ def state(folder: Path, updates: int) -> str:
     last = {name: curves[side][-1] for name, side in (("loss", "train"), ("validation", "valid")) if curves[side]}
     done = max((point["updates"] for point in last.values()), default=0)
     losses = (f"{name} {point['loss']:.3f}" for name, point in last.items())
-    return ", ".join([step, f"{done} of {updates} updates", *losses])
+    count = f"{done} of {updates} updates" if done <= updates else f"{done} updates"  # of a longer run in the folder
+    return ", ".join([step, count, *losses])
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """The settings of a run: its recipe's YAML, what overrides it, and fairseq's flags that say the same."""
 
-import difflib
 import os
 import re
 import shlex
@@ -16,6 +15,8 @@ from yaml import YAMLError
 
 import collab_fairseq
 from fairseq_modern.errors import UserError
+
+from .suggestions import suggestion
 
 ROOT = Path(__file__).resolve().parents[2]
 #: what --user-dir names: `collab user-dir`
@@ -201,13 +202,13 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
     schemas, complete = _schemas(cfg), {}
     for section in map(str, cfg):
         if section not in schemas:
-            raise SettingsError(f"{section} is no section of settings; the nearest is {_nearest(section, schemas)}")
+            raise SettingsError(f"{section} is not a section of settings{suggestion(section, schemas)}")
         try:
             complete[section] = OmegaConf.merge(schemas[section], cfg[section])
         except ConfigKeyError as error:
             key, names = f"{section}.{error.full_key}", [about.name for about in fields(error.object_type)]
-            nearest = f"{key.rpartition('.')[0]}.{_nearest(str(error.key), names)}"
-            raise SettingsError(f"{key} is no setting; the nearest is {nearest}") from error
+            meant = suggestion(str(error.key), names, f"{key.rpartition('.')[0]}.")
+            raise SettingsError(f"{key} is not a setting{meant}") from error
         except OmegaConfBaseException as error:
             raise SettingsError(f"{section}.{error.full_key}: {_first_line(error)}") from error
     return complete  # type: ignore[return-value]
@@ -215,10 +216,6 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def _nearest(name: str, names: Any) -> str:
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0)), "")
 
 
 def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
@@ -244,10 +241,8 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
         if section in cfg:
             name = OmegaConf.select(cfg, f"{section}._name")
             if name not in registry:
-                raise SettingsError(
-                    f"{section}._name must be one of fairseq's or this project's, such as "
-                    f"{_nearest(str(name), registry)}; got {shown(name)}"
-                )
+                meant = suggestion(str(name), registry)
+                raise SettingsError(f"{section}._name must be one of fairseq or this project; got {shown(name)}{meant}")
             schemas[section] = registry[name]
     return schemas
 

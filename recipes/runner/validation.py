@@ -1,11 +1,14 @@
 """Validate the settings of a run before any work: their ranges, then all that fairseq-train builds of them."""
 
+import logging
 import math
 from typing import Any, List
 
 from omegaconf import DictConfig, OmegaConf
 
 from .settings import SettingsError, check, leaves, shown, stage_ends
+
+logger = logging.getLogger("recipe")
 
 #: settings that have no value until a run is started: the command line or the runner gives it
 GIVEN_LATER = {"common.user_dir", "checkpoint.save_dir", "task.data"}
@@ -38,6 +41,14 @@ def validate(cfg: DictConfig) -> None:
         raise SettingsError(f"{name} must be given; got ???")
     _check_ranges(complete)
     _build(cfg, complete)
+    warmup, updates = OmegaConf.select(complete, "lr_scheduler.warmup_updates"), cfg.optimization.max_update
+    if warmup and warmup >= updates:
+        logger.warning(
+            "the run ends within its warm-up: lr_scheduler.warmup_updates should be below optimization.max_update, %d; "
+            "got %d",
+            updates,
+            warmup,
+        )
 
 
 def _check_ranges(complete: DictConfig) -> None:

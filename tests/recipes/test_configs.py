@@ -167,10 +167,12 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("model.key_dimm=3", "model.key_dimm is no setting; the nearest is model.key_dim"),
-        ("model.encoder.layer=3", "model.encoder.layer is no setting; the nearest is model.encoder.layers"),
-        ("recipe.averag=3", "recipe.averag is no setting; the nearest is recipe.average"),
-        ("optimisation.lr=[1]", "optimisation is no section of settings; the nearest is optimization"),
+        ("model.key_dimm=3", "model.key_dimm is not a setting; did you mean model.key_dim?"),
+        ("model.encoder.layer=3", "model.encoder.layer is not a setting; did you mean model.encoder.layers?"),
+        ("recipe.averag=3", "recipe.averag is not a setting; did you mean recipe.average?"),
+        ("optimisation.lr=[1]", "optimisation is not a section of settings; did you mean optimization?"),
+        ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
+        ("dataset.epochs=3", "dataset.epochs is not a setting; did you mean optimization.max_epoch?"),
         (
             "optimizer._name=fuse_adam",
             "optimizer._name must be one of fairseq's or this project's, such as fused_adam;",

@@ -33,9 +33,13 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     small += ["model.encoder.layers=1", "model.decoder.layers=1"]
     done = run(*command, *small)
     output = tmp_path / "out"
-    assert "own: train 673, valid 14, test 14 pairs; valid and test are cut off from the files" in done.stderr
+    assert "own: train 673, valid 14, test 14 pairs; valid and test are held out from the files" in done.stderr
     assert "own: not in train: 2 pairs with an empty side, 28 for valid and test" in done.stderr
     assert "own: run: finished, 6 of 6 updates" in done.stderr
+    assert "the test set has fewer than 100 sentences" in done.stderr
+    assert "ends within its warm-up" not in done.stderr  # the control of the next run
+    short = run(*command, "--updates", 6, "--average", 2, "--dry-run")
+    assert "the run ends within its warm-up" in short.stderr
     raw = content(output / "data" / "raw")
     assert sorted(raw) == ["test.en", "test.x_de", "valid.en", "valid.x_de"]
     record = json.loads((output / "run" / "record.json").read_text(encoding="utf-8"))
@@ -101,11 +105,11 @@ def test_a_folder_keeps_its_parts(tmp_path, pairs):
         (lambda a, b: b.unlink(), "there is no file mine.de"),
         (
             lambda a, b: [x.write_text("a b\n" * 700) for x in (a, b)],
-            "too few sentence pairs: train has 0, at least 500",
+            "train must have at least 500 sentence pairs; got 0",
         ),
         (
             lambda a, b: [x.write_text("".join(x.open().readlines()[:400])) for x in (a, b)],
-            "train has 384, at least 500",
+            "train must have at least 500 sentence pairs; got 384",
         ),
     ],
 )
@@ -129,7 +133,7 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(change, message, tmp_path, 
         (["--source", "a.en", "b.en"], "two languages are needed, such as --languages en-de: got 'en-en'"),
         (["--source", "a", "b"], "two languages are needed, such as --languages en-de: got '-'"),
         (["--source", "a.en", "a.de", "--sauce", "x"], "unknown argument '--sauce'"),
-        (["--source", "a.en", "a.de", "model.dropuot=1"], "model.dropuot is no setting; the nearest is model.dropout"),
+        (["--source", "a.en", "a.de", "model.dropuot=1"], "dropuot is not a setting; did you mean model.dropout?"),
     ],
 )
 def test_wrong_options_leave_nothing(words, message, tmp_path):
