@@ -11,7 +11,7 @@ real ones: `tests.common.run(..., fresh=True)`.
 import atexit
 import contextlib
 import gc
-import importlib
+import importlib.util
 import logging
 import marshal
 import os
@@ -160,11 +160,14 @@ def run_tool(arguments: List[str]) -> None:
     first = arguments[0]
     sys.argv = arguments[1:] if first == "-m" else [first, *arguments[2:]] if first == "-c" else arguments
     sys.path.insert(0, os.getcwd() if first[0] == "-" else os.path.dirname(os.path.abspath(first)))
+    if first == "-m":
+        spec = importlib.util.find_spec(arguments[1])
+        sys.argv[0] = (spec and spec.origin) or arguments[1]
     # what depends on the program as fairseq is imported
     fairseq_modern._call(fairseq_modern.BEFORE["fairseq"], sys.modules["fairseq"])
     if first == "-m":
-        sys.modules.pop(sys.argv[0], None)  # imported by the server
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        sys.modules.pop(arguments[1], None)  # imported by the server
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     elif first[0] == "-":
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(arguments[1] if first == "-c" else sys.stdin.read(), vars(main))
