@@ -161,8 +161,8 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optio
     """The wanted members of a tar archive, or the gzipped text that is the only one, in a new folder in `folder`.
 
     Raises:
-        CorpusError: a damaged archive, one that unpacks to more than `limit` bytes (default: see MOST_TIMES) or has
-            more than MOST_ENTRIES entries, or a member outside it.
+        CorpusError: a damaged archive, or one that unpacks to more than `limit` bytes (default: see MOST_TIMES) or has
+            more than MOST_ENTRIES entries.
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
     try:

@@ -5,11 +5,13 @@ with one. Flags, presets and Hydra configs all become a flat namespace first (:f
 """
 
 import logging
+import reprlib
 from argparse import Namespace
 from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
 from typing import Any, Dict, List, Optional, Tuple
 
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
@@ -155,8 +157,8 @@ def resolve(args: Any) -> TransformerCollabConfig:
     """
     if isinstance(args, TransformerCollabConfig):
         return args
-    nested: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
-    settings: Any = flat(nested)
+    given: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
+    settings = flat(given)
     check_fields(settings, TransformerCollabConfig)
     args = Namespace(**settings)
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
@@ -167,6 +169,39 @@ def resolve(args: Any) -> TransformerCollabConfig:
     keep_layers(cfg)
     check_config(cfg)
     return cfg
+
+
+def check_checkpoint(state: Dict[str, Any]) -> None:
+    """See that the settings of a checkpoint can be used, before anything is built.
+
+    Values of task and criterion are compared with their dataclasses by fairseq itself.
+
+    Args:
+        state: of :func:`.as_transformer_collab`.
+
+    Raises:
+        ConfigurationError: a part is missing, a setting is of another type or out of its range, or there are more
+            layers than the checkpoint has parameters of.
+    """
+    parts: Any = {name: state["cfg"].get(name) for name in ("task", "criterion", "dataset")}
+    if isinstance(parts["criterion"], Namespace):  # of a criterion without a dataclass
+        parts["criterion"] = vars(parts["criterion"])
+    for name, settings in parts.items():
+        check_type(f"cfg.{name}", Dict, settings)
+    criterion = parts["criterion"].get("_name")
+    if str(criterion) not in CRITERION_REGISTRY:
+        raise ConfigurationError(f"criterion must be one that fairseq knows; got {reprlib.repr(criterion)}")
+    multiple = "required_batch_size_multiple"
+    check_type(f"dataset.{multiple}", int, parts["dataset"].get(multiple))
+    model = model_config(state)
+    check_fields(model, TransformerCollabConfig)
+    for side in ("encoder", "decoder"):
+        found = {name.split(".")[2] for name in state["model"] if name.startswith(f"{side}.layers.")}
+        layers = model.get(f"{side}_layers", 0)
+        if layers > len(found):
+            raise ConfigurationError(
+                f"model.{side}_layers must be {len(found)}, of which the checkpoint has parameters; got {layers}"
+            )
 
 
 def keep_layers(cfg: Any) -> None:

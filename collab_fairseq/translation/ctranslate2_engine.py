@@ -43,16 +43,11 @@ class CTranslate2Engine:
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
         """See :class:`.translator.Engine`."""
         found = self._call(
-            self._translator.translate_batch,
-            [list(tokens) for tokens in sentences],
-            beam_size=search.beam,
-            num_hypotheses=search.beam,
-            length_penalty=search.lenpen,
-            max_decoding_length=search.max_length,
-            max_input_length=0,
-            return_scores=True,
-            suppress_sequences=[["<blank>"]],  # fairseq's padding
-        )
+            self._translator.translate_batch, [list(tokens) for tokens in sentences],
+            beam_size=search.beam, num_hypotheses=search.beam,
+            length_penalty=search.lenpen, max_decoding_length=search.max_length, max_input_length=0,
+            return_scores=True, suppress_sequences=[["<blank>"]],  # fairseq's padding
+        )  # fmt: skip
         ranked = [list(zip(best.scores, best.hypotheses, strict=True)) for best in found]
         # fairseq ends what is as long as it may be with </s>, and scores that; CTranslate2 cuts it off
         cut = [any(len(tokens) == search.max_length for _, tokens in best) for best in ranked]

@@ -1,4 +1,4 @@
-"""Exported folders with changed files: one sentence names the file, and nothing is written."""
+"""Exported folders whose files were changed, by accident or on purpose: one sentence says which."""
 
 import contextlib
 import hashlib
@@ -13,6 +13,7 @@ import collab_fairseq
 from collab_fairseq.export import folder as model_folder
 from collab_fairseq.export.source import new_folder, read_source
 from collab_fairseq.translation import TranslationError
+from fairseq_modern.files import remove_stale_temp_files
 from tests.fairseq.serving_cases import SOURCES, cases
 
 
@@ -151,8 +152,6 @@ def test_the_next_export_removes_what_a_killed_one_left(tmp_path):
     os.waitpid(pid, 0)
     assert len(list(tmp_path.iterdir())) == 2
     with new_folder(tmp_path / "folder") as slow:
-        with contextlib.suppress(RuntimeError), new_folder(tmp_path / "folder") as other:
-            assert os.path.isdir(other)
-            raise RuntimeError
+        assert remove_stale_temp_files(str(tmp_path), "folder") == []
         assert os.path.isdir(slow)  # that of a live process
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", f"other.{16 * 'a'}.tmp"]

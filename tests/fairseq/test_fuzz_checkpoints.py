@@ -80,8 +80,10 @@ def bases(folder):
     converted = write_checkpoint(folder / "converted.pt", data, key_dim=6, attention_shapes=SHAPES)
     trained = checkpoints.load(write_checkpoint(folder / "trained.pt", data, **plain))
     trained["cfg"]["model"] = Namespace(**trained["cfg"]["model"])
-    args = {**plain, "task": "translation", "criterion": "cross_entropy", "data": str(data)}
-    args.update(required_batch_size_multiple=8, source_lang="src", target_lang="tgt", left_pad_source="True")
+    args = {
+        **plain, "task": "translation", "criterion": "cross_entropy", "data": str(data), "source_lang": "src",
+        "target_lang": "tgt", "left_pad_source": "True", "required_batch_size_multiple": 8,
+    }  # fmt: skip
     old = {**trained, "cfg": None, "args": Namespace(**args)}
     return [checkpoints.load(converted)] * 5 + [trained] * 4 + [old]
 
@@ -107,12 +109,10 @@ def outcome(path):
         load(path)
         return "loaded"
     except Exception as error:
-        if not is_user_error(error):
+        if not getattr(error, "user_error", False) or SECRET in str(error) or len(str(error)) > 2000:
             raise
-        name, message = type(error).__name__, str(error)
-    assert SECRET not in message
-    assert len(message) < 2000
-    return name
+        return type(error).__name__
+    return "loaded"
 
 
 @pytest.mark.slow

@@ -96,9 +96,7 @@ def test_expressions_in_settings_are_never_evaluated(tmp_path, monkeypatch, expr
         state["cfg"]["dataset"]["data"] = [expression] if place == "list" else expression
     torch.save(state, tmp_path / "hostile.pt")
     for load in (checkpoint_utils.load_checkpoint_to_cpu, checkpoints.load):
-        with pytest.raises(
-            CheckpointError, match=r"hostile\.pt: .*data must be a value or refer to .*; got '"
-        ) as caught:
+        with pytest.raises(CheckpointError, match=r"hostile\.pt: .*data must be a value or refer .* got '") as caught:
             load(str(tmp_path / "hostile.pt"))
         assert "value-of" not in "".join(traceback.format_exception(caught.value))
 
@@ -106,7 +104,9 @@ def test_expressions_in_settings_are_never_evaluated(tmp_path, monkeypatch, expr
 def test_references_between_settings_become_values(tmp_path):
     """As checkpoints that `collab export` wrote have them."""
     dataset = {"max_tokens": 100, "max_tokens_valid": "${dataset.max_tokens}", "again": "${dataset.max_tokens_valid}"}
-    torch.save({"cfg": {"dataset": dataset}, "args": None, "model": {}}, tmp_path / "model.pt")
+    history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}}]  # which fairseq wants to find
+    state = {"optimizer_history": history, "last_optimizer_state": None, "extra_state": {"epoch": 1, "batch_offset": 0}}
+    torch.save({**state, "cfg": {"dataset": dataset}, "args": None, "model": {}}, tmp_path / "model.pt")
     expected = {"max_tokens": 100, "max_tokens_valid": 100, "again": 100}
     assert checkpoints.load(tmp_path / "model.pt")["cfg"]["dataset"] == expected
     assert dict(checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))["cfg"].dataset) == expected

@@ -131,7 +131,8 @@ def pack(archive, content, name="train.en", **header):
     with tarfile.open(archive, "w:gz") as packed:
         entry = tarfile.TarInfo(name)
         entry.size = len(content)
-        vars(entry).update(header)
+        for field, value in header.items():
+            setattr(entry, field, value)
         packed.addfile(entry, io.BytesIO(content))
     return [f"archive\t{archive.name}\t-\t-", f"member\t{archive.name}\ttrain.en\t-\ttrain.en"]
 
@@ -149,9 +150,9 @@ def test_a_link_is_not_followed(source, wrong):
 def test_a_manifest_that_leads_out_is_refused(source, wrong, place, name):
     rows = pack(source / ARCHIVE, b"a\n")
     if place == 0:
-        rows = [rows[0].replace(ARCHIVE, name), *rows]
+        rows.insert(0, rows[0].replace(ARCHIVE, name))
     else:
-        rows = [rows[0], rows[1].replace("train.en", name, place)]
+        rows[1] = rows[1].replace("train.en", name, place)
     (source / "manifest.tsv").write_text("\n".join(rows))
     before = content(source.parent)
     assert "must not lead to another folder" in wrong()

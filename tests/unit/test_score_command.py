@@ -76,14 +76,8 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference, and its --source"),
         ("plain.txt --target-lang de", "there are no references"),
-        (
-            "plain.txt --reference test.de --target-lang ../x",
-            "a language must be a name such as en or zh-CN, but is '../x'",
-        ),
-        (
-            "plain.txt --reference bomb.de",
-            "the references bomb.de must unpack to at most 1,000,000 bytes, but are larger",
-        ),
+        ("plain.txt --reference test.de --target-lang ../x", "a language must be a name such as en or zh-CN, but is"),
+        ("plain.txt --reference bomb.de", "the references bomb.de must unpack to at most 1,000,000 bytes, but"),
         ("tokens --target-lang de --baseline plain.txt --reference short.de", "short.de has 3 lines, expected 4"),
         ("tokens --target-lang de --baseline tokens", "tokenised text needs a raw --reference for it"),
         ("empty.txt --reference test.de", "empty.txt: no hypotheses, expected the output of fairseq-generate"),
