@@ -140,7 +140,10 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* is none"),
         ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads is encoder_cross_decoder"),
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-heads and --kv-latent-dim are different kinds"),
-        ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\]: has 'kv_heads', .* heads are collaborative"),
+        (
+            {"attention_shapes": {"cross.0": {"kv_heads": 1}}},
+            r"\[cross.0\]: has 'kv_heads', .* heads are collaborative",
+        ),
         ({"mixing_lr_multiplier": -1.0}, "--mixing-lr-multiplier must be positive, but is -1.0"),
         ({"attention_dropout": 1.0}, "--attention-dropout must be at least 0 and below 1, but is 1.0"),
         ({"mixing_init": "bands"}, "--mixing-init must be one of xavier, blocks, normal, but is 'bands'"),
