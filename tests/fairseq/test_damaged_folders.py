@@ -1,6 +1,5 @@
 """Exported folders whose files were changed, by accident or on purpose: one sentence says which."""
 
-import contextlib
 import hashlib
 import json
 import os

@@ -180,6 +180,28 @@ def test_setup_leaves_a_torch_alone(installed, tmp_path):
     assert (tmp_path / "venv" / "constraints.txt").read_text() == expected
 
 
+def intervals(lines):
+    """(mean, low, high) and half a unit of the last digit; a text may state a loss as a gain, so means are positive."""
+    number = r"([−+-]?\d+\.\d+)"
+    for three in re.findall(rf"{number}(?: \|| with a 90 % interval of)? \[{number}, {number}\]", " ".join(lines)):
+        mean, low, high = (float(part.replace("−", "-")) for part in three)
+        yield (mean, low, high) if mean > 0 else (-mean, -high, -low), 0.501 * 10 ** -len(three[0].partition(".")[2])
+
+
+@pytest.mark.parametrize(
+    ("page", "tables"), [("", "curve"), ("recipes/curve", "curve"), ("recipes/multi30k", "multi30k")]
+)
+def test_intervals_in_sentences_are_those_of_the_tables(page, tables):
+    lines, rows = (
+        (ROOT / name / "README.md").read_text(encoding="utf-8").splitlines() for name in (page, f"recipes/{tables}")
+    )
+    in_text = list(intervals(line for line in lines if not line.startswith("|")))
+    in_tables = list(intervals(line for line in rows if line.startswith("|")))
+    assert in_text
+    for three, half in in_text:
+        assert any(three == pytest.approx(other, rel=0, abs=half) for other, _ in in_tables), three
+
+
 def test_tables_are_those_of_the_records():
     """`make tables` would write what is there."""
     printed = run("make", "tables", "CHECK=--check", "COLLAB=collab", cwd=ROOT).stderr
