@@ -175,9 +175,9 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
         ("dataset.epochs=3", "dataset.epochs is not a setting; did you mean optimization.max_epoch?"),
         (
             "optimizer._name=fuse_adam",
-            "optimizer._name must be one of fairseq's or this project's, such as fused_adam;",
+            "optimizer._name must be one of fairseq or this project; got fuse_adam; did you mean fused_adam?",
         ),
-        ("bpe.codes=x", "bpe._name must be one of fairseq's or this project's, such as "),
+        ("bpe.codes=x", "bpe._name must be one of fairseq or this project; got null"),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("recipe.stages=true", "recipe.stages: Value 'True' of type 'bool' could not be converted to Integer"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
