@@ -58,6 +58,7 @@ CURVE := $(RUNS)/curve-*-u2000.json
 CHECKED := $(RUNS)/curve_check-*-u2000.json
 AT_32 := $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json
 PUBLISHED := results/published/wmt14_en_de-*.json
+ANALYSES := redundancy importance ablate prune prune-raw roles
 
 # $(COLLAB:collab=python): the Python next to it
 tables:
@@ -112,7 +113,8 @@ figures:
 	    --figure results/multi30k-curves.svg --x updates
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-parameters.svg --x parameters --y compound_split
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-time.svg --x wall_time --y compound_split
-	$(TABLE) $(CURVE) $(PUBLISHED) --figure results/curve.svg --x width
+	$(TABLE) $(CHECKED) $(RUNS)/curve-*-dk[136]?-*-u2000.json $(PUBLISHED) --figure results/curve.svg --x width
+	@$(COLLAB:collab=python) recipes/heads/figures.py $(foreach what,$(ANALYSES),results/heads/*.$(what).json)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

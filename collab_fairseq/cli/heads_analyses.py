@@ -70,7 +70,7 @@ def ablate(args: argparse.Namespace) -> None:
 
     The differences come with the p of a paired bootstrap. With two test sets their correlation is printed: Michel et
     al. compare newstest2013 with MTNT, where data-bin has them as test and test1:
-    --reference test=newstest2013.fr --reference test1=mtnt.fr. The figure shows the first test set; a star: p < 0.05.
+    --reference test=newstest2013.fr --reference test1=mtnt.fr. The figure shows the first test set; a frame: p < 0.05.
 
         collab heads ablate my-bert --text mnli.jsonl --fields premise,hypothesis         # a Hugging Face model
 
@@ -97,7 +97,7 @@ def ablate(args: argparse.Namespace) -> None:
         record = shared.make_record(args, "ablate", shared.test_settings(args, trained), trained.device)
         ablation.ablate(trained, tests, record, **heads)
     text = "".join(ablation.report(record.parts, splits, mode) for mode in modes)
-    shared.show(args, text, partial(ablation.draw, record.parts, splits[0], modes))
+    shared.show(args, text, partial(ablation.draw, record.content))
 
 
 def prune(args: argparse.Namespace) -> None:
@@ -168,7 +168,7 @@ def _measure_pruning(args: argparse.Namespace) -> None:
                 measured.append(prefix + group)
     splits = [test.split for test in tests]
     text = pruning.report(record.parts, measured, splits)
-    shared.show(args, text, partial(pruning.draw, record.parts, measured, splits))
+    shared.show(args, text, partial(pruning.draw, record.content))
 
 
 def _remove(args: argparse.Namespace) -> None:

@@ -168,8 +168,8 @@ def make_record(
     return Record("heads", name, command_line, settings, args.json, device=device_type, threads=threads)
 
 
-def show(args: argparse.Namespace, text: str, draw: Callable[[str], None]) -> None:
-    """Print a report, and ``draw`` --figure if one was asked for."""
+def show(args: argparse.Namespace, text: str, draw: Callable[[str, str], None]) -> None:
+    """Print a report, and ``draw`` --figure, with the name of the model, if one was asked for."""
     sys.stdout.write(text)
     if args.figure:
-        draw(args.figure)
+        draw(args.figure, ", ".join(os.path.basename(os.path.normpath(path)) for path in checkpoints_of(args)))

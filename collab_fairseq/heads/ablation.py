@@ -19,7 +19,7 @@ from collab_fairseq.translation import TrainedModel, score
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import Layers, counts, masked
-from .figures import DIVERGING, draw_grids
+from .figures import Column, draw_grids, test_names
 
 logger = logging.getLogger(__name__)
 
@@ -187,15 +187,29 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
     return text + "\n"
 
 
-def draw(parts: Mapping[str, Any], split: str, modes: Sequence[str], path: PathLike) -> None:
-    """The differences as heat maps; a star: significant. Raises UserError as :func:`.drawing` does."""
-    panels: Dict[str, Dict[str, float]] = {}
-    marked: List[List[str]] = []
-    for mode in modes:
+def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequence[Mapping[str, Any]] = ()) -> None:
+    """The differences on the first test set as heat maps; a frame: significant.
+
+    Args:
+        record: with settings and parts. model: its name, in the title. compared: records whose figures have the same
+            scales.
+
+    Raises:
+        UserError: see :func:`.drawing`.
+    """
+    parts, (split, *_) = record["parts"], splits(record["parts"])
+    columns: List[Column] = []
+    for mode, title in MODES.items():
         heads = results(parts, split, mode)
-        panels[MODES[mode]] = {head: result["difference"] for head, result in heads.items()}
-        marked.append(significant(heads))
-    largest = max((abs(value) for values in panels.values() for value in values.values()), default=1.0)
-    some_result = next(iter(results(parts, split, modes[0]).values()), {})
-    label = f"difference in {metric(some_result)}, {split}"
-    draw_grids(panels, path, label=label, limits=(-largest, largest), colours=DIVERGING, form=".1f", marked=marked)
+        if heads:
+            of_all = [results(each["parts"], splits(each["parts"])[0], mode) for each in (record, *compared)]
+            largest = max(abs(result["difference"]) for heads in of_all for result in heads.values()) or 1.0
+            differences = {head: result["difference"] for head, result in heads.items()}
+            label = f"difference in {metric(next(iter(heads.values())))}, {title}"
+            columns.append(Column(label, differences, largest, significant(heads), signed=True))
+    name = test_names(record["settings"]).get(split, split)
+    description = (
+        f"Differences from the model with all heads on {name}; above 0: better without. Frames: p < {SIGNIFICANT} for "
+        "this head alone, one seed. The two colour scales differ."
+    )
+    draw_grids(columns, path, f"Ablation of single heads, {model}", description)

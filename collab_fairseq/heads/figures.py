@@ -1,16 +1,40 @@
-"""Heat maps of a number of every head, with matplotlib (the extra `plots`)."""
+"""Heat maps of a number of every head, and the words that figures of heads have in common."""
 
-from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
 
 from collab_fairseq.modules.heads import LETTERS
-from collab_fairseq.records.drawing import drawing
+from collab_fairseq.records.drawing import DIVERGING, SEQUENTIAL, SMALL, drawing, number_text
 from collab_fairseq.records.files import PathLike
 
-#: diverging and sequential colours
-DIVERGING, SEQUENTIAL = "RdBu_r", "Blues"
 SITE_TITLES = {"encoder": "encoder", "cross": "encoder–decoder", "decoder": "decoder"}
+#: inches of a square: enough for a number
+_ENOUGH = 0.3
+
+
+class Column(NamedTuple):
+    """A number of every head, with its own scale of colours.
+
+    Attributes:
+        label: of the scale. values: head → number. largest: end of the scale. marked: the heads that get a frame.
+        signed: the scale starts at -largest instead of 0.
+    """
+
+    label: str
+    values: Mapping[str, float]
+    largest: float
+    marked: Sequence[str] = ()
+    signed: bool = False
+
+
+def test_names(settings: Mapping[str, Any]) -> Dict[str, str]:
+    """Test split → name of its file of references, without the ending, from the settings of a record."""
+    found = {test["split"]: test["references"]["file"] for test in settings.get("tests", ())}
+    if isinstance(settings.get("text"), dict):
+        found["text"] = settings["text"]["file"]
+    return {split: os.path.splitext(file)[0] for split, file in found.items()}
 
 
 def grids(values: Mapping[str, Any]) -> Iterator[Tuple[str, List[List[Optional[Any]]]]]:
@@ -23,53 +47,53 @@ def grids(values: Mapping[str, Any]) -> Iterator[Tuple[str, List[List[Optional[A
             yield site, [[values.get(f"{letter}:{y}:{x}") for x in range(1, heads + 1)] for y in range(1, layers + 1)]
 
 
-def draw_grids(
-    figures: Mapping[str, Mapping[str, float]],
-    path: PathLike,
-    *,
-    label: str,
-    limits: Tuple[float, float],
-    colours: str = SEQUENTIAL,
-    form: str = ".2f",
-    marked: Sequence[Sequence[str]] = (),
-) -> None:
-    """Heat maps of a number of every head: a line of them for every entry of ``figures``, one for each site.
-
-    Args:
-        figures: title → head → number. label, limits, colours: of the one scale of colours.
-        form: format of the numbers in the squares. marked: for each entry, the heads that get a star.
+def draw_grids(columns: Sequence[Column], path: PathLike, title: str, description: str) -> None:
+    """Heat maps: a column of them for every entry of ``columns``, a row for each site. Numbers stand in large squares.
 
     Raises:
         UserError: see :func:`collab_fairseq.records.drawing.drawing`.
     """
-    lines = [list(grids(values)) for values in figures.values()]
-    shapes = [(len(rows), len(rows[0])) for line in lines for _, rows in line]
-    height, width = (max(1.2, 0.42 * max(sides)) for sides in zip(*shapes, strict=True))
-    across = max(map(len, lines))
-    with drawing(path, (1.4 + across * (0.4 + width), 0.4 + len(lines) * (0.7 + height))) as figure:
-        axes = figure.subplots(len(lines), across, squeeze=False)
-        for number, (title, line) in enumerate(zip(figures, lines, strict=True)):
-            stars = dict(grids({head: head in marked[number] for head in figures[title]})) if marked else {}
-            for axis in axes[number][len(line) :]:
-                axis.set_visible(False)
-            for axis, (site, rows) in zip(axes[number], line, strict=False):
-                image = _heat_map(axis, rows, stars.get(site), limits, colours, form)
-                axis.set_title("\n".join(filter(None, (title, SITE_TITLES[site]))), fontsize="small")
-                axis.set_xlabel("head" if number == len(lines) - 1 else "")
-            axes[number][0].set_ylabel("layer")
-        figure.colorbar(image, ax=axes, label=label)
+    maps = [dict(grids(column.values)) for column in columns]
+    sites = [site for site in SITE_TITLES if any(site in of_column for of_column in maps)]
+    layers = [max(len(of_column.get(site, ())) for of_column in maps) for site in sites]
+    height = sum(0.55 + 0.3 * number for number in layers) + 0.7
+    with drawing(path, height, title, description) as figure:
+        axes = figure.subplots(len(sites), len(columns), squeeze=False, gridspec_kw={"height_ratios": layers})
+        for line, site in zip(axes, sites, strict=True):
+            for axis, column, of_column in zip(line, columns, maps, strict=True):
+                if site not in of_column:
+                    axis.set_visible(False)
+                    continue
+                width = 6.0 / len(columns) / len(of_column[site][0])
+                _heat_map(axis, of_column[site], column, site, with_numbers=width >= _ENOUGH)
+            line[0].set_ylabel("layer")
+        for number, (column, of_column) in enumerate(zip(columns, maps, strict=True)):
+            shown = [axis for axis, site in zip(axes[:, number], sites, strict=True) if site in of_column]
+            shown[-1].set_xlabel("head")
+            figure.colorbar(shown[0].images[0], ax=axes[:, number], location="bottom", label=column.label, aspect=40)
 
 
-def _heat_map(axis: Any, rows: Any, stars: Any, limits: Tuple[float, float], colours: str, form: str) -> Any:
+def _heat_map(axis: Any, rows: Any, column: Column, site: str, with_numbers: bool) -> None:
+    from matplotlib.patches import Rectangle
+
     values = numpy.array(rows, dtype=float)  # None becomes NaN
-    image = axis.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="equal")
+    marked = {head: head in column.marked for head in column.values}
+    frames = dict(grids(marked))[site]
+    signed = column.signed
+    low = -column.largest if signed else 0.0
+    image = axis.imshow(values, cmap=DIVERGING if signed else SEQUENTIAL, vmin=low, vmax=column.largest, aspect="auto")
     axis.grid(visible=False)
-    for (row, column), value in numpy.ndenumerate(values):
-        if not numpy.isnan(value):
+    decimals = 2 if column.largest <= 1 else 1
+    for (row, place), value in numpy.ndenumerate(values):
+        if numpy.isnan(value):
+            continue
+        if with_numbers:
             shade = float(image.norm(value))
-            dark = shade > 0.75 or (colours == DIVERGING and shade < 0.25)
-            text = format(value, form) + ("*" if stars and stars[row][column] else "")
-            axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+            colour = "white" if shade > 0.75 or (signed and shade < 0.25) else "black"
+            text = number_text(value, decimals)
+            axis.text(place, row, text, ha="center", va="center", fontsize=SMALL - 1, color=colour)
+        if frames[row][place]:
+            axis.add_patch(Rectangle((place - 0.46, row - 0.44), 0.92, 0.88, fill=False, linewidth=1.3))
+    axis.set_title(SITE_TITLES[site])
     for ticks, count in ((axis.set_yticks, len(values)), (axis.set_xticks, len(values[0]))):
-        ticks(range(count), [str(number) for number in range(1, count + 1)], fontsize="small")
-    return image
+        ticks(range(count), [str(number) for number in range(1, count + 1)])

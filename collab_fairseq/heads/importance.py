@@ -29,7 +29,7 @@ from collab_fairseq.translation import TrainedModel, batches
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import Layers, frozen, multiplied
-from .figures import draw_grids
+from .figures import Column, draw_grids
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,9 @@ def report(result: Mapping[str, Any]) -> str:
     return f"{pages.table(rows)}\n\n{result['sentences']:,} sentences, {tokens}\n"
 
 
-def draw(result: Mapping[str, Any], path: PathLike) -> None:
-    """Heat maps of normalised importance. Raises UserError as :func:`.drawing` does."""
+def draw(result: Mapping[str, Any], path: PathLike, model: str) -> None:
+    """Heat maps of normalised importance; ``model``: its name. Raises UserError as :func:`.drawing` does."""
     values = {head: numbers["normalised"] for head, numbers in result["heads"].items()}
-    draw_grids({"": values}, path, label="importance, normalised in the layer", limits=(0.0, 1.0))
+    description = f"Mean over {result['sentences']:,} sentences, one seed. Higher: the loss depends more on the head."
+    column = Column("importance, normalised in the layer", values, 1.0)
+    draw_grids([column], path, f"Importance of the heads, {model}", description)

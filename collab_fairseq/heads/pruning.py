@@ -6,22 +6,25 @@ Of N heads at the chosen sites the ⌈N·i/10⌉ least important ones are masked
 import logging
 import math
 from functools import partial
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
+from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import drawing, look
+from collab_fairseq.records.drawing import drawing, look, other_look
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
 from .ablation import TestSet, compare, evaluate, whole_model
 from .attention_hooks import masked
+from .figures import SITE_TITLES, test_names
 
 logger = logging.getLogger(__name__)
 
 PERCENTAGES = tuple(range(0, 100, 10))
+_LEGEND_COLUMNS = 4
 
 
 def ascending(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
@@ -96,19 +99,63 @@ def report(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]
     return pages.table(rows) + "\n"
 
 
-def draw(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str], path: PathLike) -> None:
-    """BLEU of each test set, and the loss, against the share of heads pruned. Raises UserError as :func:`.drawing`."""
-    with drawing(path, (3.4 * (len(splits) + 1), 3.0)) as figure:
+def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequence[Mapping[str, Any]] = ()) -> None:
+    """BLEU of each test set, and the loss, against the share of heads pruned.
+
+    Args:
+        record: with settings and parts. model: its name, in the title. compared: records whose figures have the same
+            axes.
+
+    Raises:
+        UserError: see :func:`.drawing`.
+    """
+    found = curves(record["parts"])
+    names = test_names(record["settings"])
+    splits = list(next(iter(next(iter(found.values())).values()))["tests"])
+    rankings = {"normalised": "importance normalised in the layer", "raw": "importance that is not normalised"}
+    ranking = rankings[record["settings"]["ranking"]]
+    description = (
+        f"Heads are masked in the order of their {ranking}, the least important first, without training between steps; "
+        "one seed, no intervals. BLEU: higher is better; loss: lower is better."
+    )
+    lines = -(-len(found) // _LEGEND_COLUMNS)
+    with drawing(path, 2.5 + 0.18 * lines, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
         for axis, split in zip(axes, [*splits, None], strict=True):
-            for number, name in enumerate(names):
-                points = pruning_points(parts, name)
-                if split is None:
-                    values = [point["loss"] for point in points.values()]
-                else:
-                    values = [point["tests"][split]["bleu"] for point in points.values()]
-                axis.plot(list(points), values, label=name, **look(number))
-            axis.set_ylabel("loss (base 2)" if split is None else f"BLEU, {split}")
+            for number, (name, points) in enumerate(found.items()):
+                axis.plot(list(points), _values(points, split), label=_label(name), **_look(name, number))
+            every = [curve for each in (record, *compared) for curve in curves(each["parts"]).values()]
+            values = [value for points in every for value in _values(points, split)]
+            margin = 0.05 * (max(values) - min(values)) or 1.0
+            axis.set_ylim(min(values) - margin, max(values) + margin)
+            axis.set_title("validation loss, bits" if split is None else f"BLEU, {names.get(split, split)}")
             axis.set_xlabel("heads pruned (%)")
-        columns = 2 if "/" in names[0] else 4  # checkpoints have longer names
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=columns)
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper center", ncols=min(len(found), _LEGEND_COLUMNS))
+
+
+def curves(parts: Mapping[str, Any]) -> Dict[str, Dict[int, Dict[str, Any]]]:
+    """Name → percentage → result, of all curves in a record."""
+    names = dict.fromkeys(key.rpartition("/")[0] for key in parts if key.rpartition("/")[2].isdigit())
+    return {name: pruning_points(parts, name) for name in names}
+
+
+def _values(points: Mapping[int, Mapping[str, Any]], split: Optional[str]) -> List[float]:
+    """BLEU on a test split, or the loss (None)."""
+    return [point["loss"] if split is None else point["tests"][split]["bleu"] for point in points.values()]
+
+
+def _label(name: str) -> str:
+    """``checkpoint/encoder_cross`` in words."""
+    checkpoint, _, group = name.rpartition("/")
+    sites = [SITE_TITLES[site] for site in SITES if site in group.split("_")]
+    words = "all heads" if len(sites) == len(SITES) else f"only {' and '.join(sites)}"
+    return f"{checkpoint}: {words}" if checkpoint else words
+
+
+def _look(name: str, number: int) -> Dict[str, str]:
+    """A fixed colour for each site; checkpoints have no fixed ones."""
+    checkpoint, _, group = name.rpartition("/")
+    if checkpoint:
+        return other_look(number)
+    return look(group if group in SITES else "all")

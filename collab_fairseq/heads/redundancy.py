@@ -25,12 +25,12 @@ from collab_fairseq.modules.heads import in_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import drawing
+from collab_fairseq.records.drawing import LAYERS, drawing
 
 from .figures import SITE_TITLES
 
 #: what is decomposed, as in the columns of Figure 1
-KINDS = {"query": "$W_Q$", "key": "$W_K$", "product": "$W_Q W_K^T$"}
+KINDS = {"query": "queries", "key": "keys", "product": "queries × keys"}
 SHARES = (0.90, 0.95, 0.99)
 
 
@@ -130,30 +130,63 @@ def report(layers: Mapping[str, Mapping[str, Any]]) -> str:
     return pages.table(rows) + "\n"
 
 
-def draw(layers: Mapping[str, Mapping[str, Any]], path: PathLike) -> None:
-    """Figure 1: captured energy, one row per site, thin lines for heads, thick ones for layers.
+def draw(
+    layers: Mapping[str, Mapping[str, Any]],
+    path: PathLike,
+    model: str,
+    compared: Sequence[Mapping[str, Mapping[str, Any]]] = (),
+) -> None:
+    """Figure 1: captured energy, one row per site; a line for a layer, and a band from its lowest to its highest head.
 
-    Raises UserError as :func:`.drawing` does.
+    Args:
+        layers: layer_id → result of `redundancy`. model: its name, in the title. compared: those of other models, whose
+            figures have the same axes.
+
+    Raises:
+        UserError: see :func:`.drawing`.
     """
     by_site = itertools.groupby(in_order(layers), key=lambda layer_id: layer_id.split(".")[0])
     groups = {site: list(layer_ids) for site, layer_ids in by_site}
-    with drawing(path, (8.0, 0.6 + 2.2 * len(groups))) as figure:
+    depth = max(map(len, groups.values()))
+    largest = max(layer["key_dim"] for each in (layers, *compared) for layer in each.values())
+    description = (
+        "Share of the squared singular values that the largest ones have (logarithmic axis). Lines: all heads of a "
+        "layer together. Bands: from the lowest to the highest single head. One seed. "
+        "A band without width: all heads are equal."
+    )
+    title = f"Captured energy of what heads look at, {model}"
+    with drawing(path, 0.5 + 1.8 * len(groups), title, description) as figure:
         from matplotlib import colormaps
-        from matplotlib.lines import Line2D
 
-        axes = figure.subplots(len(groups), len(KINDS), squeeze=False, sharey=True)
+        axes = figure.subplots(len(groups), len(KINDS), squeeze=False, sharex=True, sharey=True)
+        colours = colormaps[LAYERS](torch.linspace(0, 0.8, depth).numpy())
         for line, (site, layer_ids) in zip(axes, groups.items(), strict=True):
-            colours = colormaps["viridis"](torch.linspace(0, 0.9, len(layer_ids)).numpy())
-            for axis, (kind, title) in zip(line, KINDS.items(), strict=True):
-                for layer_id, colour in zip(layer_ids, colours, strict=True):
-                    energy = layers[layer_id]["captured"][kind]
-                    for head in energy["heads"]:
-                        axis.plot([0.0, *head], color=colour, alpha=0.35, linewidth=0.6)
-                    axis.plot([0.0, *energy["layer"]], color=colour, linewidth=1.8)
-                axis.set_title(f"{title}, {SITE_TITLES[site]}", fontsize="medium")
+            for axis, (kind, matrix) in zip(line, KINDS.items(), strict=True):
+                for number, layer_id in enumerate(layer_ids):
+                    energy, colour = layers[layer_id]["captured"][kind], colours[number]
+                    length = max(map(len, energy["heads"]))
+                    # no further component adds anything
+                    heads = torch.tensor([[*head, *head[-1:] * (length - len(head))] for head in energy["heads"]])
+                    low, high = heads.amin(0).tolist(), heads.amax(0).tolist()
+                    shown = _spaced(length)
+                    band = [[side[n - 1] for n in shown] for side in (low, high)]
+                    axis.fill_between(shown, *band, color=colour, alpha=0.3, linewidth=0)
+                    shown = _spaced(len(energy["layer"]))
+                    line_of_layer = [energy["layer"][n - 1] for n in shown]
+                    axis.plot(shown, line_of_layer, color=colour, label=f"layer {number + 1}")
+                axis.set_title(f"{matrix}, {SITE_TITLES[site]}")
             line[0].set_ylabel("captured energy")
+        axes[0][0].set_xscale("log", base=2)
+        axes[0][0].set(xlim=(1, largest), ylim=(0, 1.03))
+        axes[0][0].xaxis.set_major_formatter("{x:g}")
         for axis in axes[-1]:
-            axis.set_xlabel("principal components")
-        looks = (("layer (first to last: dark to light)", 1.8, 1.0), ("one head", 0.6, 0.6))
-        handles = [Line2D([], [], color="#444444", linewidth=w, alpha=a, label=text) for text, w, a in looks]
-        figure.legend(handles=handles, loc="outside upper center", ncols=2)
+            axis.set_xlabel("number of singular values")
+        deepest = next(line[0] for line, ids in zip(axes, groups.values(), strict=True) if len(ids) == depth)
+        handles, labels = deepest.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=6)
+
+
+def _spaced(length: int) -> List[int]:
+    """Numbers from 1 to ``length``, at most six for each factor of two: as many as a logarithmic axis shows."""
+    steps = range(6 * length.bit_length())
+    return sorted({length, *(round(2 ** (step / 6)) for step in steps if 2 ** (step / 6) <= length)} - {0})

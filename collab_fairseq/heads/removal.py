@@ -28,7 +28,7 @@ from collab_fairseq.modules.sites import checkpoint_layers, parameter_prefix
 from collab_fairseq.records import pages
 from fairseq_modern.errors import UserError
 
-from .figures import draw_grids
+from .figures import Column, draw_grids
 
 _GATES = "head_gates.log_alpha"
 
@@ -90,10 +90,12 @@ def gates_report(gates: Mapping[str, Gate]) -> str:
     return f"{pages.table(rows)}\n\nopen: {', '.join(counts)}\n"
 
 
-def draw_gates(gates: Mapping[str, Gate], path: PathLike) -> None:
-    """Heat maps of P(open). Raises UserError as :func:`.drawing` does."""
+def draw_gates(gates: Mapping[str, Gate], path: PathLike, model: str) -> None:
+    """Heat maps of P(open); ``model``: its name. Raises UserError as :func:`.drawing` does."""
     values = {head: gate.open_probability for head, gate in gates.items()}
-    draw_grids({"": values}, path, label="P(open)", limits=(0.0, 1.0))
+    closed = [head for head, gate in gates.items() if not gate.is_open]
+    column = Column("P(open)", values, 1.0, closed)
+    draw_grids([column], path, f"Gates of the heads, {model}", "Probability that a gate is not zero. Frames: closed.")
 
 
 def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:

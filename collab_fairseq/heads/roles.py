@@ -23,7 +23,7 @@ from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, batches
 
 from .attention_hooks import AttentionMaps, argmax_keys, attention
-from .figures import draw_grids
+from .figures import Column, draw_grids
 from .relevance import relevance
 from .syntax import read_conllu, syntax
 
@@ -182,7 +182,11 @@ def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
     return text
 
 
-def draw(parts: Mapping[str, Any], path: PathLike) -> None:
-    """Heat maps of the heads' confidence. Raises UserError as :func:`.drawing` does."""
+def draw(parts: Mapping[str, Any], path: PathLike, model: str) -> None:
+    """Heat maps of the heads' confidence; ``model``: its name. Raises UserError as :func:`.drawing` does."""
     values = {head: numbers["confidence"] for head, numbers in by_head(parts).items()}
-    draw_grids({"": values}, path, label="confidence", limits=(0.0, 1.0))
+    description = (
+        "Confidence: the largest attention weight, mean over the words, one seed. Higher: the head looks at one word. "
+        "The table has the other numbers that roles are inferred from."
+    )
+    draw_grids([Column("confidence", values, 1.0)], path, f"Confidence of the heads, {model}", description)

@@ -6,10 +6,10 @@ its loss above that of standard heads at the full key dimension (the model's wid
 
 import itertools
 import math
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from collab_fairseq.records.columns import METRICS
-from collab_fairseq.records.drawing import drawing, look
+from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, key_dim, lookup
 from collab_fairseq.records.scores import ALL, evaluation, score, test_sets
@@ -19,6 +19,11 @@ from fairseq_modern.errors import UserError
 ATTENTION_TYPES = ("standard", "collaborative")
 #: attention type and key dim
 Row = Tuple[str, int]
+#: key dimension / width → as it is shown
+_SHARES = {1 / 16: "1/16", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "1"}
+_OFFSET = 1.035
+#: a test set → the corpus that it belongs to, in figures
+_CORPORA = {"test_2016_flickr": "Multi30k En–De", "newstest2014": "WMT14 En–De"}
 
 
 def rows(runs: Iterable[TrainingRecord]) -> Dict[Row, Dict[Optional[int], TrainingRecord]]:
@@ -91,7 +96,9 @@ def equivalent_key_dim(losses: Mapping[int, float], value: float) -> str:
 
 
 def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
-    """Cost against key dim / width with intervals, a line for each attention type; next to it published runs, in BLEU.
+    """Difference to the full key dimension against key dimension / width, a line for each attention type.
+
+    A panel for measured runs, in NLL with intervals and an axis that points down, and one for published runs, in BLEU.
 
     Args:
         runs: records of one model's training runs, those of `results/published`, or both.
@@ -102,37 +109,88 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
     """
     published = [run for run in runs if "published" in run]
     measured = [run for run in runs if "published" not in run]
-    panels: List[Tuple[str, str, Dict[Row, Interval], Any]] = []
+    if not runs:
+        raise UserError("nothing to draw: there is no record")
+    about = [
+        "Differences from standard heads at the full key dimension, which are zero by definition.",
+        "Up is better.",
+    ]
+    panels: List[_Panel] = []
     if measured:
-        panels.append(("This project", "loss above full width,\nbits a token", costs(measured), measured[0]))
+        label = "difference in NLL, bits per token\n(inverted axis: up is better)"
+        panels.append(_Panel(f"{_corpus(measured)} (ours)", label, costs(measured), _width(measured), "not run"))
+        rates = sorted({str(lookup(run, "config.optimization.lr")).strip("[]") for run in measured})
+        about.append(
+            f"{_corpus(measured)}, learning rate {' or '.join(rates)}: mean and 95 % interval over seeds and sentences"
+            f"; {_seeds(measured)}."
+        )
     if published:
         authors = published[0]["published"].split(",")[0]
-        label = "compound-split BLEU\nbelow full width"
-        panels.append((f"{authors} et al.", label, _published(published), published[0]))
-    if not panels:
-        raise UserError("nothing to draw: there is no record")
-    with drawing(path, (4.2 * len(panels), 3.2)) as figure:
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axis, (title, label, by_row, run) in zip(axes, panels, strict=True):
-            width = run["config"]["model"]["encoder_embed_dim"]
-            for number, attention_type in enumerate(ATTENTION_TYPES):
-                points = sorted((dim / width, cost) for (of, dim), cost in by_row.items() if of == attention_type)
-                shares, means = [share for share, _ in points], [cost.mean for _, cost in points]
-                errors = [[c.mean - c.low for _, c in points], [c.high - c.mean for _, c in points]]
-                axis.errorbar(shares, means, yerr=errors, label=f"{attention_type} heads", **look(number))
-            axis.set_xscale("log", base=2)
-            axis.set_xticks([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1], ["1/16", "1/8", "1/4", "1/2", "1"])
-            axis.set_xticks([], minor=True)
-            axis.set_xlim(1 / 18, 1.12)
-            axis.axhline(0, color="#888888", linewidth=0.8, zorder=1)
-            axis.set(xlabel="key dim / width", ylabel=label)
-            axis.set_title(f"{title}, width {width}", fontsize="medium")
+        label = "difference in compound-split BLEU\n(up is better)"
+        name = f"{_corpus(published)} ({authors} et al.)"
+        panels.append(_Panel(name, label, _published(published), _width(published), "not reported"))
+        about.append(f"{_corpus(published)}: one run each, as published.")
+    with drawing(path, 3.1, "Cost of a smaller key dimension", " ".join(about)) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"wspace": 0.06})[0]
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw_panel(axis, panel)
+        if measured:
+            axes[0].invert_yaxis()
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
 
 
+class _Panel(NamedTuple):
+    """What a panel shows; ``missing``: what stands where there is no run."""
+
+    title: str
+    label: str
+    by_row: Dict[Row, Interval]
+    width: int
+    missing: str
+
+
+def _draw_panel(axis: Any, panel: _Panel) -> None:
+    for attention_type in ATTENTION_TYPES:
+        by_share = {dim / panel.width: cost for (of, dim), cost in panel.by_row.items() if of == attention_type}
+        # side by side, so that error bars do not cover each other
+        offset = 1 / _OFFSET if attention_type == ATTENTION_TYPES[0] else _OFFSET
+        shares = sorted(by_share)
+        style = {"label": f"{attention_type} heads", **look(attention_type)}
+        points(axis, [share * offset for share in shares], [by_share[share] for share in shares], **style)
+        missing = [share for share in _SHARES if share not in by_share]
+        for share in missing:
+            side = "right" if offset < 1 else "left"
+            text = {"rotation": 90, "ha": side, "va": "bottom", "fontsize": SMALL, "color": style["color"]}
+            axis.annotate(panel.missing, (share * offset**2, 0.02), xycoords=("data", "axes fraction"), **text)
+    axis.axhline(0, color=COLOURS["reference"], linewidth=0.8, zorder=1)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(_SHARES), [f"{panel.width * share:g}\n({name})" for share, name in _SHARES.items()])
+    axis.set_xticks([], minor=True)
+    axis.set_xlim(min(_SHARES) / 1.35, max(_SHARES) * 1.35)
+    axis.set(xlabel=f"key dimension (share of the width {panel.width})", ylabel=panel.label, title=panel.title)
+
+
+def _width(runs: Sequence[TrainingRecord]) -> int:
+    return int(runs[0]["config"]["model"]["encoder_embed_dim"])
+
+
+def _corpus(runs: Sequence[TrainingRecord]) -> str:
+    """The corpus that the test sets belong to, or the test sets."""
+    tests = test_sets(runs)
+    return next((_CORPORA[test] for test in tests if test in _CORPORA), ", ".join(tests))
+
+
+def _seeds(runs: Sequence[TrainingRecord]) -> str:
+    """How many seeds each row has, in words."""
+    numbers: Dict[int, List[str]] = {}
+    for (attention_type, dim), by_seed in sorted(rows(runs).items(), reverse=True):
+        numbers.setdefault(len(by_seed), []).append(f"{attention_type} {dim}")
+    return "; ".join(f"{number} seeds: {', '.join(named)}" for number, named in sorted(numbers.items(), reverse=True))
+
+
 def _published(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
-    """Row → its BLEU below that of standard heads at the full key dimension, as published, without an interval."""
+    """Row → its BLEU minus that of standard heads at the full key dimension, as published, without an interval."""
     (test,) = test_sets(runs, METRICS["compound_split"])
     bleu = {row: score(run, test, METRICS["compound_split"]) for row, of in rows(runs).items() for run in of.values()}
-    full = bleu[ATTENTION_TYPES[0], int(runs[0]["config"]["model"]["encoder_embed_dim"])] or 0.0
-    return {row: Interval(full - value, math.nan, math.nan) for row, value in bleu.items() if value is not None}
+    full = bleu[ATTENTION_TYPES[0], _width(runs)] or 0.0
+    return {row: Interval(value - full, math.nan, math.nan) for row, value in bleu.items() if value is not None}

@@ -16,7 +16,7 @@ masked mixing matrix. NLL is in bits per token, of the averaged checkpoint; test
 import argparse
 import logging
 import sys
-from typing import Dict, Sequence
+from typing import Dict, List, Sequence, Tuple
 
 from convergence_rows import (
     ALPHA,
@@ -45,6 +45,9 @@ from collab_fairseq.records.drawing import COLOURS, drawing
 from collab_fairseq.records.rows import TrainingRecord, load_run
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
+
+#: difference → colour: that of the heads that are compared with the full key dimension, and another one
+MEANINGS = {"C − F": COLOURS["collaborative"], "S − F": COLOURS["standard"], "C − S": COLOURS["all"]}
 
 
 def selection_page(settings: Settings) -> str:
@@ -152,25 +155,33 @@ def during_training(settings: Settings, rows: Dict[str, Setting]) -> Dict[str, D
 
 def draw(long: Settings, short: Settings, path: str) -> None:
     """The differences during training; runs of another schedule, if given, as dashed lines without intervals."""
-    with drawing(path, (7.0, 3.6)) as figure:
+    about = ["F: standard heads, full key dimension; S: standard heads at 32; C: collaborative heads at 32."]
+    drawn: List[Tuple[str, str, Dict[int, Interval], bool]] = []
+    for settings, style in ((long, "-"), (short, "--")):
+        if not settings:
+            continue
+        selected = select(settings)
+        seeds = len(common_seeds({row: settings[setting] for row, setting in selected.items()}))
+        schedule = f"{length_of(next(iter(next(iter(settings.values())).values()))):,} updates"
+        lines = (
+            "Solid lines and bands: mean and 95 % interval" if style == "-" else "Dashed lines: mean without interval"
+        )
+        about.append(f"{lines} over {seeds} seeds, schedule of {schedule}.")
+        for name, points in during_training(settings, selected).items():
+            drawn.append((f"{name}, {schedule}", style, points, style == "-"))
+    about.append("Below 0: the first of the two is better.")
+    with drawing(path, 3.6, "Differences in validation NLL during training", " ".join(about)) as figure:
         axis = figure.subplots()
-        for settings, style, band in ((long, "-", True), (short, "--", False)):
-            if not settings:
-                continue
-            selected = select(settings)
-            length = length_of(next(iter(next(iter(settings.values())).values())))
-            for number, (name, points) in enumerate(during_training(settings, selected).items()):
-                updates, colour = list(points), COLOURS[number]
-                label = f"{name}, {length:,} updates"
-                axis.plot(updates, [points[u].mean for u in updates], style, color=colour, label=label)
-                if band:
-                    limits = [points[u].low for u in updates], [points[u].high for u in updates]
-                    axis.fill_between(updates, *limits, color=colour, alpha=0.15, linewidth=0)
-        axis.axhline(0, color="#888888", linewidth=0.8)
-        label = "difference in validation NLL,\nbits per token (below 0: the first is better)"
-        axis.set(xlabel="updates", ylabel=label)
-        axis.set_ylim(-0.2, 0.2)
-        figure.legend(loc="outside right upper")
+        for label, style, points, band in drawn:
+            updates, colour = list(points), MEANINGS[label.partition(",")[0]]
+            axis.plot(updates, [points[u].mean for u in updates], style, color=colour, label=label)
+            if band:
+                limits = [points[u].low for u in updates], [points[u].high for u in updates]
+                axis.fill_between(updates, *limits, color=colour, alpha=0.15, linewidth=0)
+        axis.axhline(0, color=COLOURS["reference"], linewidth=0.8)
+        axis.set(xlabel="updates", ylabel="difference in validation NLL, bits per token", ylim=(-0.2, 0.2))
+        columns = 2 if short else 3
+        figure.legend(loc="outside upper center", ncols=columns)
 
 
 PAGES = {"selection": selection_page, "tests": tests_page, "pairs": pairs_page, "masked": masked_page}

@@ -8,9 +8,10 @@ from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import compare, evaluate, whole_model
+from collab_fairseq.heads.figures import test_names
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, MARKS, drawing
+from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look
 
 
 def score(args: argparse.Namespace, penalty: str, updates: int, train: Callable[[], Path]) -> str:
@@ -46,7 +47,7 @@ def score(args: argparse.Namespace, penalty: str, updates: int, train: Callable[
         }
 
     record.part(penalty, measure)
-    draw(record.parts, args.figure)
+    draw(record.content, args.figure)
     return report(record.parts)
 
 
@@ -78,18 +79,21 @@ def report(parts: Dict[str, Any]) -> str:
     return pages.table(rows) + "\n"
 
 
-def draw(parts: Dict[str, Any], path: str) -> None:
+def draw(record: Dict[str, Any], path: str) -> None:
     """BLEU of every test set against the heads left."""
+    parts, names = record["parts"], test_names(record["settings"])
     splits = ablation.splits(parts)
-    with drawing(path, (3.4 * len(splits), 3.0)) as figure:
+    description = "Points: the model after training with gates, penalty λ, one seed, no intervals. Higher is better."
+    with drawing(path, 2.8, "BLEU without the heads that gates have closed", description) as figure:
         for axis, split in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits, strict=True):
             for penalty in penalties(parts):
                 heads_left = sum(gate["is_open"] for gate in parts[penalty]["gates"].values())
                 point = (heads_left, parts[penalty]["tests"][split]["bleu"])
-                axis.plot(*point, marker=MARKS[0], color=COLOURS[0])
-                axis.annotate(f"λ = {penalty}", point, xytext=(4, 4), textcoords="offset points", fontsize=7)
-            axis.axhline(parts[f"whole/{split}"]["score"], color="#777777", linestyle=":", label="before")
+                axis.plot(*point, **look("all"))
+                axis.annotate(f"λ = {penalty}", point, xytext=(4, 4), textcoords="offset points", fontsize=SMALL)
+            before = parts[f"whole/{split}"]["score"]
+            axis.axhline(before, color=COLOURS["reference"], linestyle=":", label="before")
             axis.margins(0.2)
             axis.set_xlabel("heads left")
-            axis.set_ylabel(f"BLEU, {split}")
+            axis.set_title(f"BLEU, {names.get(split, split)}")
             axis.legend(loc="lower right")

@@ -19,9 +19,10 @@ import pandas
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import drawing, look
+from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
 from collab_fairseq.records.record import load
 from collab_fairseq.records.table import spread
+from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
 
 METHODS = {
@@ -109,26 +110,29 @@ def study(record: Dict[str, Any]) -> str:
 
 def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
     """Figure 5 of the paper (``loss``), or 4 (``seconds``): one panel for each model."""
-    with drawing(path, (4.2 * len(studies), 3.6)) as figure:
+    quantity = "Validation loss" if column == "loss" else "CPU seconds of the conversion"
+    description = "Mean and standard deviation over the seeds of the decomposition. Lower is better."
+    with drawing(path, 3.9, f"{quantity} against the key dimension after conversion", description) as figure:
         for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
             frame = results(record)
             shown = frame[(frame["method"] != "source") & (frame["method"] != "authors")].dropna(subset=column)
-            for number, ((kind, method), points) in enumerate(shown.groupby(["kind", "method"], sort=False)):
-                values = points.groupby("part")[column]
+            for number, ((kind, method), of_method) in enumerate(shown.groupby(["kind", "method"], sort=False)):
+                values = of_method.groupby("part")[column]
                 label = METHODS[method] + ", fine-tuned" * (kind == "finetuned")
-                parts, bars = list(map(float, values.groups)), values.std().fillna(0.0)
-                axis.errorbar(parts, values.mean(), yerr=bars, label=label, **look(number))
+                pairs = zip(values.mean(), values.std(), strict=True)
+                intervals = [Interval(mean, mean - deviation, mean + deviation) for mean, deviation in pairs]
+                points(axis, list(map(float, values.groups)), intervals, label=label, **other_look(number))
             if column == "loss":
-                axis.axhline(frame["loss"].iloc[0], color="#777777", linestyle=":", label="source")
+                axis.axhline(frame["loss"].iloc[0], color=COLOURS["reference"], linestyle=":", label="source")
             else:
                 axis.set_yscale("log")
             ranks = sorted(set(shown["part"]))
             axis.set_xticks([float(part) for part in ranks], [str(part) for part in ranks])
-            axis.set_title(record["name"], fontsize="medium")
-            axis.set_xlabel("key dim, as a part of the source's")
+            axis.set_title(record["name"])
+            axis.set_xlabel("key dimension, as a part of the source's")
             axis.set_ylabel("validation loss" if column == "loss" else "CPU seconds, whole model")
         handles = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper center", ncols=len(studies), fontsize="small")
+        figure.legend(*handles, loc="outside upper center", ncols=2)
 
 
 def write(

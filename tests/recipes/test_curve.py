@@ -177,14 +177,12 @@ def test_the_figure_is_one_command(tmp_path):
     run("collab", "table", *made, *published, "--figure", tmp_path / "x.svg", "--x", "width")
     text = (tmp_path / "x.svg").read_text()
     assert len(text) < 100_000
-    assert ">This project, width 256<" in text
-    assert ">Cordonnier et al., width 512<" in text
-    assert [text.count(f">{label}<") for label in ("standard heads", "collaborative heads", "1/16", "1/4")] == [
-        1,
-        1,
-        2,
-        2,
-    ]
+    assert ">Multi30k En–De (ours)<" in text
+    assert ">WMT14 En–De (Cordonnier et al.)<" in text
+    once, twice = ("standard heads", "collaborative heads"), ("(1/16)", "(1/4)", "not reported")
+    assert [text.count(f">{label}<") for label in once] == [1, 1]
+    assert [text.count(f">{label}<") for label in twice] == [2, 2, 2]
+    assert text.count(">not run<") == 4  # both at 1/2, collaborative heads at 1/16 and at 1
     assert set(re.findall(r"fill: (#\w+)", text)) >= {"#ffffff", "#0072b2", "#d55e00"}  # on white, in the dark, too
     assert not re.search("#009e73|#cc79a7|#e69f00", text)
     run("collab", "table", *made, "--figure", tmp_path / "alone.svg", "--x", "width")

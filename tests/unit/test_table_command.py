@@ -94,6 +94,11 @@ def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
     assert ">standard" in text
     assert (">standard, on A CPU, 2 threads<" in text) == ("wall_time" in flags)
     assert len(set(re.findall(r">(test_[ab])<", text))) == (2 if flags else 0)
+    (title,) = re.findall(r"^ <title>(.*)</title>$", text, re.MULTILINE)
+    (description,) = re.findall(r"^ <desc>(.*)</desc>$", text, re.MULTILINE)
+    assert title.startswith(("Validation loss during training, difference", "SacreBLEU against", "ChrF against"))
+    assert "ean and 95 % interval over 3 seeds" in description
+    assert ("Higher is better." if flags else "Zero: standard, key dimension 128.") in description
     assert collab(*files, "--figure", tmp_path / "x.png", *flags.split()) == 0
     png = (tmp_path / "x.png").read_bytes()
     assert png.startswith(b"\x89PNG")
