@@ -131,7 +131,7 @@ def run_child(folder: str, tool: str, arguments: List[str], environment: Dict[st
     os.environ.update(environment)
     os.chdir(cwd)
     original = sysconfig.get_path  # recipes look for console scripts there
-    sysconfig.get_path = lambda name, *rest: folder if name == "scripts" else original(name, *rest)
+    sysconfig.get_path = lambda name, *rest, **scheme: folder if name == "scripts" else original(name, *rest, **scheme)
     if tool != "fairseq-generate":  # others set up logging before they import fairseq, a module of which does too
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)

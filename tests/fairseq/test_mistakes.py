@@ -135,7 +135,7 @@ MISTAKES = {
     ),
     "mistyped key of the model": (
         lambda s: s.hydra("+model.key_dimm=3"),
-        "model.key_dimm is not a setting of transformer_collab; did you mean model.key_dim?",
+        r"model.key_dimm is not a setting of transformer_collab; did you mean model.key_dim\?",
     ),
 }  # fmt: skip
 
@@ -204,7 +204,7 @@ def test_data_without_sentences_are_whole(tmp_path):
     ("given", "expected"),
     [
         ({"encoder": {"layerss": 3}}, r"model\.encoder_layerss is not .*; did you mean model\.encoder_layers\?$"),
-        ({"qqqqqqqq": 3}, r"model\.qqqqqqqq is no setting of transformer_collab$"),
+        ({"qqqqqqqq": 3}, r"model\.qqqqqqqq is not a setting of transformer_collab$"),
         ({"encoder": 3}, r"model\.encoder must be a mapping; got 3$"),
     ],
 )
