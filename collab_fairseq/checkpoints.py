@@ -53,7 +53,7 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
     """:func:`load` a checkpoint whose parameters, under ``model``, are to be worked with.
 
     Raises:
-        CheckpointError: see `load`; there are no parameters, or some that are not finite; what is beside them is not
+        CheckpointError: see `load`; there are no parameters, or some that are not finite; the other parts are not
             what fairseq's checkpoints have there.
     """
     state, name = load(path), os.fspath(path)

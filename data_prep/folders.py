@@ -9,7 +9,7 @@ from typing import Callable, Iterator
 
 from unpack import CorpusError
 
-from fairseq_modern.files import remove_stale_temp_files, sha256, temporary_name
+from fairseq_modern.files import damaged_files, remove_stale_temp_files, sha256, temporary_name
 
 
 @contextlib.contextmanager
@@ -31,12 +31,6 @@ def alone(output: Path, wait: Callable[[], None]) -> Iterator[None]:
                 return  # otherwise the one before us has taken the file away
 
 
-def is_valid(output: Path) -> bool:
-    """Whether all files are what SHA256SUMS says."""
-    rows = (line.split("  ", 1) for line in (output / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
-    return all((output / name).is_file() and sha256(output / name) == expected for expected, name in rows)
-
-
 def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> bool:
     """Whether the output is there, which `is_this` tells from its prepared.txt; refuses another one, unless forced."""
     if not output.exists():
@@ -55,7 +49,7 @@ def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> b
             f"{output} was prepared with other options or other files (see its prepared.txt); "
             "give --force to rebuild it, or another --output"
         )
-    if not is_valid(output):
+    if damaged_files(output):
         raise CorpusError(f"{output} is damaged (its files differ from its SHA256SUMS); give --force to rebuild it")
     return True
 

@@ -7,7 +7,7 @@ fairseq_modern before fairseq.) That is why nothing heavy happens here: importin
 of `sys.meta_path`, which knows the names of the modules to patch and does nothing for any other. The patches, one file
 per subject, are imported when the module that they patch is; no file of fairseq is edited.
 
-README.md beside this file says what each patch does and how to switch it off; `fault_tolerance` holds what changes how
+README.md next to this file says what each patch does and how to switch it off; `fault_tolerance` holds what changes how
 trainings behave, and does nothing unless it is switched on.
 """
 

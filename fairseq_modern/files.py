@@ -108,15 +108,16 @@ def remove_stale_temp_files(folder: str, of: Optional[str] = None) -> List[str]:
         match, path = _TEMPORARY.fullmatch(name), os.path.join(folder, name)
         if match is None or of not in (None, match[1]):
             continue
+        remove = shutil.rmtree if os.path.isdir(path) and not os.path.islink(path) else os.remove
         if of is None:
-            os.remove(path)
+            remove(path)
             removed.append(name)
             continue
         with contextlib.suppress(OSError):  # it is held, a link, or another user's
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (shutil.rmtree if os.path.isdir(path) else os.remove)(path)
+                remove(path)
                 removed.append(name)
             finally:
                 os.close(descriptor)

@@ -41,7 +41,7 @@ def flags() -> Dict[str, Flag]:
 
 
 def of_one_layer() -> Dict[str, Any]:
-    """What a single layer may have of its own (``attention_shapes``), with the type of each value."""
+    """Settings of a single layer (``attention_shapes``) and their types."""
     return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.own}}
 
 
@@ -65,7 +65,7 @@ def layer_at(
         site: of :data:`SITES`. own: what this layer has of its own, of :func:`of_one_layer`.
 
     Raises:
-        ValueError: the layer has something of its own that its attention type does not have.
+        ValueError: the layer has a setting that its attention type does not have.
     """
     own, side = dict(own or {}), side_of(site)
     collaborative = own.pop("collaborative", site in (settings.get("collaborative_heads") or "none").split("_"))

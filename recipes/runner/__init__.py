@@ -2,7 +2,7 @@
 
 `recipes/<name>/run.sh` and its like are entries of three lines: they source start.sh, which finds the Python in use and
 hands their arguments to recipes/run.py. A script is a step of a recipe by its name (run, train, average, evaluate,
-sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a program of its own name beside it
+sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a program of the same name next to it
 (wmt14_en_de/rehearse.sh, rehearse.py) has that one run instead, with this package within reach:
 
     settings     YAML and overrides: `load("multi30k", "table")`, `overrides(cfg, ["model.dropout=0.1"])`, `check(cfg)`;
@@ -20,6 +20,6 @@ sweep), its folder the recipe, whose settings are `<name>.yaml`; one with a prog
     options      the options of a step; `Parser`, whose errors are one sentence
     cli          `main(script, arguments)`: a step of a recipe; `show_messages(name)`
 
-A program of its own parses its options with `options.Parser` and ends with
+A program with its own name parses its options with `options.Parser` and ends with
 `collab_fairseq.cli.main.guarded(NAME, main)`.
 """

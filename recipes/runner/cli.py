@@ -113,10 +113,6 @@ def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]
     cfg = settings.load(script.parent.name, first.parse_known_args(argv)[0].config)
     args, words = build_parser(script, cfg).parse_known_args(argv)
     for word in words:
-        if word == "--":
-            raise SettingsError(
-                "flags after -- are gone: give settings, such as optimization.lr=[0.001] for --lr 0.001"
-            )
         if word.startswith("-"):
             raise SettingsError(f"unknown argument '{word}' (see --help)")
     return resolve(cfg, args, words), args

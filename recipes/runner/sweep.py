@@ -157,7 +157,7 @@ def sweep(
         raise SettingsError("--runs must name at least one run, such as none:64; got ''")
     for name in (word.partition("=")[0] for word in passed):
         if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
-            raise SettingsError(f"{name} is what each run of a sweep has of its own; give --runs or --seeds")
+            raise SettingsError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
     runs: Dict[str, List[str]] = {}
     for number, seed in enumerate(args.seeds or [cfg.common.seed]):
         for heads, key_dim, variant in map(parse, chosen):

@@ -6,6 +6,8 @@ from typing import Any, List
 
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_modern.errors import is_user_error
+
 from .settings import SettingsError, check, leaves, shown, stage_ends
 
 logger = logging.getLogger("recipe")
@@ -106,7 +108,7 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
         section = "lr_scheduler"
         build_lr_scheduler(complete.lr_scheduler, optimizer)
     except Exception as error:
-        if getattr(error, "user_error", False):
+        if is_user_error(error):
             raise SettingsError(str(error)) from error
         raise SettingsError(
             f"{section} must be settings that fairseq can build; got {type(error).__name__}: {error}"

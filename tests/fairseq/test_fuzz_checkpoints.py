@@ -11,6 +11,7 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.export.folder import portable
 from collab_fairseq.export.source import read_source
+from fairseq_modern.errors import is_user_error
 from tests.fairseq.models import SMALL
 from tests.fairseq.serving_cases import write_checkpoint, write_data
 
@@ -108,7 +109,7 @@ def outcome(path):
         load(path)
         return "loaded"
     except Exception as error:
-        if not getattr(error, "user_error", False) or SECRET in str(error) or len(str(error)) > 2000:
+        if not is_user_error(error) or SECRET in str(error) or len(str(error)) > 2000:
             raise
         return type(error).__name__
 

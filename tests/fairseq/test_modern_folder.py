@@ -26,8 +26,10 @@ def test_stale_temp_files_are_removed_and_nothing_else(tmp_path):
         with atomic_write(str(tmp_path / "checkpoint_1_20.pt")):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert len(list(tmp_path.iterdir())) == 3
-    assert len(files.remove_stale_temp_files(str(tmp_path))) == 1
+    (tmp_path / f"model.{16 * 'a'}.tmp").mkdir()  # of an export that was killed
+    (tmp_path / f"model.{16 * 'a'}.tmp" / "weights").write_bytes(b"x")
+    assert len(list(tmp_path.iterdir())) == 4
+    assert len(files.remove_stale_temp_files(str(tmp_path))) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "thesis.tmp"]
 
 
