@@ -21,8 +21,6 @@ from fairseq_modern.saving import checkpoint_file
 
 logger = logging.getLogger(__name__)
 
-Report = List[Dict[str, Any]]
-
 _NAMES = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_(\d+)_(\d+)\.pt")}
 
 
@@ -74,7 +72,7 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
 def check_finite(model: Mapping[str, torch.Tensor], name: str) -> None:
     """Raise CheckpointError if a tensor of the model `name` contains NaN or infinity."""
     for key, tensor in model.items():
-        # fairseq never initializes its `_float_tensor` markers
+        # fairseq never initialises its `_float_tensor` markers
         if not key.endswith("._float_tensor") and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
 
@@ -142,7 +140,7 @@ def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound:
     return [os.path.join(folder, name) for _, name in candidates[:wanted]]
 
 
-def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], Report]:
+def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """Average the model parameters of checkpoints.
 
     Floating-point tensors are summed in float64 and rounded once, to their stored dtype. Integer and boolean tensors
@@ -164,7 +162,7 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], Report]:
     sums: Dict[str, torch.Tensor] = {}
     locations: Dict[str, List[Any]] = {}  # parameter -> its memory location in every input
     newest: Dict[str, Any] = {}
-    report: Report = []
+    report: List[Dict[str, Any]] = []
     for path in [os.fspath(path) for path in paths]:
         logger.info("reading %s", path)
         state = load_with_model(path)

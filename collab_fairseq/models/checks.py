@@ -112,12 +112,12 @@ def _with_flag_names(message: str, attention_type: Type[AttentionLayer], setting
 
 def _check_type_flags(settings: Mapping[str, Any], types: Sequence[Type[AttentionLayer]]) -> None:
     """Reject flags of attention types that the model does not have, and flags for several types at once."""
-    given = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
-    choosing = [attention_type.chosen_by for attention_type in ATTENTION_TYPES if attention_type.chosen_by in given]
+    active = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
+    choosing = [attention_type.chosen_by for attention_type in ATTENTION_TYPES if attention_type.chosen_by in active]
     if len(choosing) > 1:
         names = " and ".join(_flag(str(name)) for name in choosing)
         raise ConfigurationError(f"{names} are different attention types; give one of them")
-    unused = given - {flag.name for attention_type in types for flag in attention_type.flags}
+    unused = active - {flag.name for attention_type in types for flag in attention_type.flags}
     for attention_type in ATTENTION_TYPES:
         for name in sorted(unused & {flag.name for flag in attention_type.flags}):
             heads = "collaborative" if attention_type.collaborative else "standard"

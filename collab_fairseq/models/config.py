@@ -52,7 +52,7 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
     decoder_key_dim: Optional[int] = _flag(None, "total key dimension of decoder self-attention (default: --key-dim)")
     attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "default",
-        "initialization of the query, key and value projections: Xavier with gain 1/sqrt(2) (default), or, as in the "
+        "initialisation of the query, key and value projections: Xavier with gain 1/sqrt(2) (default), or, as in the "
         "code of the paper's authors, with gain 1 if the key dimension differs from the width (authors)",
     )
     attention_kernel: ChoiceEnum(list(kernels(ATTENTION_TYPES))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009

@@ -6,12 +6,11 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer import transformer_legacy
 from omegaconf import OmegaConf
 
-from . import transformer_collab as model
+from . import transformer_collab as _model  # noqa: F401  (registered before its presets)
 from .arguments import flatten, inherit_attention
 from .config import OWN_FIELDS, TransformerCollabConfig
 
 _NAME = "transformer_collab"
-assert model  # registered before its presets
 
 
 def _defaults(args: Any, **values: Any) -> None:

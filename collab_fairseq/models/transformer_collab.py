@@ -133,7 +133,7 @@ class TransformerCollabDecoder(TransformerDecoderBase):
         return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *args, **kwargs)
 
     def reorder_incremental_state_scripting(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
-        """As in fairseq: hypothesis r becomes the old hypothesis ``new_order[r]``. Synchronizes a GPU once."""
+        """As in fairseq: hypothesis r becomes the old hypothesis ``new_order[r]``. Synchronises a GPU once."""
         find = functools.cache(moved)
         for number in range(len(self.layers)):  # with LayerDrop, iteration would draw random numbers
             layer = self.layers[number]

@@ -90,22 +90,17 @@ def _forward(layer: nn.Module, *tensors: Optional[Tensor], **options: Any) -> An
     return layer.forward(*tensors, **options)
 
 
-def allow_graphs() -> None:
-    """Configure ``torch.compile`` for separate graphs per layer shape, and for sizes that are equal by chance."""
-    import torch._dynamo.config as dynamo  # slow to import
-    import torch.fx.experimental._config as shapes
-
-    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
-    setattr(dynamo, limit, max(getattr(dynamo, limit), GRAPHS))
-    dynamo.optimize_ddp = False  # DDP would split the graphs to overlap communication; these are too small for that
-    shapes.use_duck_shape = False
-
-
 @functools.cache
 def _compiled(device: str) -> Callable[..., Any]:
     """The compiled call of a layer, shared by all layers and models."""
+    import torch._dynamo.config as dynamo  # slow to import
+    import torch.fx.experimental._config as shapes
+
     _check_compiler(device)
-    allow_graphs()
+    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
+    setattr(dynamo, limit, max(getattr(dynamo, limit), GRAPHS))
+    dynamo.optimize_ddp = False  # DDP would split the graphs to overlap communication; these are too small for that
+    shapes.use_duck_shape = False  # sizes that are equal in the first batch may differ later
     compiled: Callable[..., Any] = torch.compile(_forward, dynamic=True, backend=BACKEND)
     return compiled
 

@@ -12,7 +12,7 @@ from typing import Any, Dict
 import torch
 from torch import Tensor, nn
 
-#: fairseq's name of the criterion that penalizes open gates (``training/gated_loss.py``)
+#: fairseq's name of the criterion that penalises open gates (``training/gated_loss.py``)
 CRITERION = "label_smoothed_cross_entropy_with_gates"
 
 

@@ -44,11 +44,7 @@ def check_heads(heads: Mapping[str, Iterable[int]], counts: Mapping[str, int]) -
     for layer_id, members in heads.items():
         layer_name = short_name(layer_id)
         if layer_id not in counts:
-            site, layer = layer_id.split(".")
-            layers = sum(other.startswith(f"{site}.") for other in counts)
-            raise ConfigurationError(
-                f"{layer_name} names layer {int(layer) + 1} of {site} attention, but the model has {layers} there"
-            )
+            raise ConfigurationError(f"{layer_name} names a layer that the model does not have")
         count = counts[layer_id]
         for head in members:
             if head >= count:

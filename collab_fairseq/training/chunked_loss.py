@@ -261,7 +261,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
 
 
 def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor:
-    """Positions of a target (N) that are not padding. If their ``number`` is given, a GPU is not synchronized."""
+    """Positions of a target (N) that are not padding. If their ``number`` is given, a GPU is not synchronised."""
     if number is None:
         return target.ne(padding).nonzero().squeeze(1)
     torch._assert_async(target.ne(padding).sum() == number)

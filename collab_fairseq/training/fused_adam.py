@@ -50,7 +50,7 @@ class FusedAdam(torch.optim.AdamW):
         return dense and all(x is None or x.stride() == p.stride() for x in (p.grad, *moments))
 
     def _steps(self) -> List[float]:
-        """For each group, the largest number of updates of a parameter. Synchronizes a GPU once."""
+        """For each group, the largest number of updates of a parameter. Synchronises a GPU once."""
         largest = []
         for group in self.param_groups:
             steps = [self.state[p]["step"] for p in group["params"] if self.state.get(p)]

@@ -1,4 +1,4 @@
-"""Settings of the model: shapes of single layers, kept layers, initialization, and invalid values."""
+"""Settings of the model: shapes of single layers, kept layers, initialisation, and invalid values."""
 
 import pytest
 import torch
@@ -130,8 +130,6 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"collaborative_heads": "encoder_encoder"}, "--collaborative-heads must name each site once"),
         ({"collaborative_heads": "encoder", "decoder_key_dim": 7}, "decoder attention: .*--decoder-key-dim must be"),
         ({"mixing_init": "blocks", "encoder_key_dim": 1}, "--encoder-key-dim"),
-        ({"attention_init": "authors", "mixing_init": "blocks"}, "--mixing-init"),
-        ({"key_dim": 0}, "--key-dim must be positive"),
         ({"value_heads": 3}, "encoder attention: --value-heads must divide the 2 heads"),
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* is none"),
         ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads is encoder_cross_decoder"),
@@ -145,12 +143,9 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"key_dim": "abc"}, "model.key_dim must be of type int; got 'abc'"),
         ({"dropout": 7}, "model.dropout must be between 0 and 1; got 7"),
         ({"encoder_layers": -1}, "model.encoder_layers must be between 0 and 10,000; got -1"),
-        ({"decoder_ffn_embed_dim": None}, "model.decoder_ffn_embed_dim must be of type int; got None"),
         ({"share_all_embeddings": "yes"}, "model.share_all_embeddings must be true or false; got 'yes'"),
         ({"attention_shapes": {3: {}}}, "encoder.0 or cross.3; got 3"),
-        ({"attention_shapes": {"cross.0": 3}}, r"attention_shapes\[cross.0\] must be a mapping; got 3"),
         ({"attention_shapes": {"cross.0": {"scale": True}}}, r"\[cross.0\].scale must be of type float; got True"),
-        ({"attention_shapes": {"cross.0": {"num_heads": -2}}}, r"\[cross.0\]: num_heads must be positive"),
     ],
     ids=str,
 )

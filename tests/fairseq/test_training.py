@@ -13,45 +13,22 @@ from collab_fairseq.models.arguments import inherit_attention
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
 from tests.common import ROOT, run
-from tests.fairseq.commands import USER_DIR, hydra_command, train_command
+from tests.fairseq.commands import hydra_command, train_command
 from tests.fairseq.models import SMALL, same_model
 
 MODEL = {**SMALL, "key_dim": 6}
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_data, tmp_path_factory):
-    """The last checkpoints of the same small model, trained by fairseq-train and by fairseq-hydra-train."""
-    folder = tmp_path_factory.mktemp("trained")
+def test_flags_and_hydra_train_the_same_model(tiny_data, tmp_path):
     flags = {**MODEL, "mixing_init": "normal", "attention_content_bias": True, "encoder_key_dim": 10}
-    run(*train_command(tiny_data, folder / "flags", max_update=40, **flags))
-    run(*hydra_command(tiny_data, folder / "hydra", folder / "conf", optimization={"max_update": 40}, **flags))
-    return [folder / name / "checkpoint_last.pt" for name in ("flags", "hydra")]
-
-
-def test_flags_and_hydra_train_the_same_model(trained):
-    states = [checkpoints.load(path) for path in trained]
+    run(*train_command(tiny_data, tmp_path / "flags", max_update=40, **flags))
+    run(*hydra_command(tiny_data, tmp_path / "hydra", tmp_path / "conf", optimization={"max_update": 40}, **flags))
+    states = [checkpoints.load(tmp_path / name / "checkpoint_last.pt") for name in ("flags", "hydra")]
     for cfg in map(model_config, states):
         assert (cfg["mixing_init"], cfg["attention_content_bias"], cfg["key_dim"]) == ("normal", True, 6)
         assert (cfg["encoder_embed_dim"], cfg["decoder_layers"], cfg["dropout"]) == (16, 2, 0.1)  # set by the preset
     assert states[0]["model"]["encoder.layers.1.self_attn.k_proj.weight"].shape == (10, 16)
     assert same_model(*(state["model"] for state in states))
-
-
-def test_generates_with_a_layer_of_another_shape(trained, tiny_data, tmp_path):
-    """As conversion and pruning write checkpoints: the saved config describes the shape."""
-    state = checkpoints.load(trained[1])
-    model = state["model"]
-    for part in ("k_proj.weight", "k_proj.bias", "q_proj.weight", "q_proj.bias"):
-        key = f"decoder.layers.1.encoder_attn.{part}"
-        model[key] = model[key][:4].clone()
-    model["decoder.layers.1.encoder_attn.mixing"] = model["decoder.layers.1.encoder_attn.mixing"][:, :4].clone()
-    state["cfg"]["model"]["attention_shapes"] = {"cross.1": {"key_dim": 4, "scale": 0.2}}
-    checkpoints.save(state, tmp_path / "irregular.pt")
-    log = run(
-        "fairseq-generate", tiny_data, "--path", tmp_path / "irregular.pt", "--user-dir", USER_DIR, "--cpu", "--beam", 2
-    ).stdout
-    assert len(re.findall(r"^H-\d+\t", log, re.MULTILINE)) == 20
 
 
 def test_finetuning_starts_from_fairseqs_transformer(tiny_data, tmp_path):
