@@ -126,10 +126,10 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
         bos_token: Optional[int] = None,
     ) -> List[List[Dict[str, Tensor]]]:
         size = 2 * self.beam_size
-        plain = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
+        plain_search = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
         forced = prefix_tokens is not None or constraints is not None or self.token_indices_to_suppress is not None
-        special = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
-        if forced or not (plain and special):
+        fits = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
+        if forced or not (plain_search and fits):
             return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
         generator = copy.copy(self)  # threads may share self
         generator._modules = dict(self._modules)

@@ -13,6 +13,7 @@ computed once. In float16, gradients need the loss scale, which only the backwar
 again. Padding is skipped. Label smoothing: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
 """
 
+import math
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -115,11 +116,13 @@ def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     limit = GPU_CHUNK_BYTES if weight.device.type == "cuda" else CHUNK_BYTES
-    size = max(1, limit // (weight.size(0) * wide.itemsize))
-    size = -(-features.size(0) // max(1, -(-features.size(0) // size)))  # chunks of nearly equal size
-    memory = torch.empty(min(size, features.size(0)), weight.size(0), dtype=wide, device=weight.device)
-    for first in range(0, features.size(0), max(1, size)):
-        rows = slice(first, min(first + size, features.size(0)))
+    tokens = features.size(0)
+    largest = max(1, limit // (weight.size(0) * wide.itemsize))
+    number = max(1, math.ceil(tokens / largest))
+    size = max(1, math.ceil(tokens / number))  # chunks of nearly equal size
+    memory = torch.empty(min(size, tokens), weight.size(0), dtype=wide, device=weight.device)
+    for first in range(0, tokens, size):
+        rows = slice(first, min(first + size, tokens))
         chunk = features[rows].to(weight.dtype)
         logits = memory[: rows.stop - first]
         if wide == weight.dtype:
@@ -161,8 +164,8 @@ class ChunkedLoss(torch.autograd.Function):
                 correct += log_probabilities.argmax(1, keepdim=True).eq(targets).sum()
             if gradients is not None:
                 gradients.add(rows, gradient_of_logits(log_probabilities, targets, epsilon), chunk, cast)
-        on_target, per_type = factors(epsilon, weight.size(0))
-        loss = on_target * nll + per_type * smooth
+        on_target, per_entry = factors(epsilon, weight.size(0))
+        loss = on_target * nll + per_entry * smooth
         if reduce:
             loss, nll = loss.sum(), nll.sum()
         ctx.save_for_backward(features, weight, bias, target)
@@ -194,16 +197,16 @@ class ChunkedLoss(torch.autograd.Function):
         return (*gradients.of(features, weight, bias), *[None] * 6)
 
 
-def factors(epsilon: float, types: int) -> Tuple[float, float]:
+def factors(epsilon: float, vocabulary_size: int) -> Tuple[float, float]:
     """1 − ε − ε', and ε' = ε / (V − 1)."""
-    per_type = epsilon / (types - 1)
-    return 1.0 - epsilon - per_type, per_type
+    per_entry = epsilon / (vocabulary_size - 1)
+    return 1.0 - epsilon - per_entry, per_entry
 
 
 def gradient_of_logits(log_probabilities: Tensor, target: Tensor, epsilon: float) -> Tensor:
     """p − (1 − ε − ε') · onehot(t) − ε' from log p (n, V), in place; target (n, 1)."""
-    on_target, per_type = factors(epsilon, log_probabilities.size(1))
-    gradient = log_probabilities.exp_().sub_(per_type)
+    on_target, per_entry = factors(epsilon, log_probabilities.size(1))
+    gradient = log_probabilities.exp_().sub_(per_entry)
     return gradient.scatter_add_(1, target, gradient.new_full(target.shape, -on_target))
 
 

@@ -42,14 +42,13 @@ def test_kept_layers_keep_their_shapes(keep):
 
 
 @pytest.mark.parametrize("arch", ["transformer", "transformer_collab"])
-@pytest.mark.parametrize("positions", [None, 77])
-def test_building_a_model_completes_its_settings(arch, positions):
-    """fairseq's task online_backtranslation reads them; other programs read those of the model."""
-    flags = {} if positions is None else {"max_source_positions": positions, "max_target_positions": positions}
+@pytest.mark.parametrize(("flags", "positions"), [({}, 1024), ({"max_source_positions": 77}, 77)])
+def test_building_a_model_completes_its_settings(arch, flags, positions):
+    """fairseq's task online_backtranslation reads them."""
     args = arguments(arch, **SMALL, **flags)
     model = models.build_model(args, Task())
-    assert args.max_source_positions == args.max_target_positions == (positions or 1024)
-    assert model.args.max_source_positions == (positions or 1024)
+    assert args.max_source_positions == model.args.max_source_positions == positions
+    assert args.max_target_positions == 1024
     assert model.args.encoder_embed_dim == 16
 
 

@@ -47,26 +47,24 @@ def test_rejects_paths_that_are_not_regular_files(tmp_path, path, message):
         checkpoints.load(tmp_path / path)
 
 
-@pytest.mark.parametrize("state", [{"weights": torch.ones(1)}, {"model": {}}], ids=str)
-def test_rejects_checkpoints_without_parameters(tmp_path, state):
-    torch.save(state, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match=r"other\.pt holds no model parameters under 'model'"):
-        checkpoints.average([tmp_path / "other.pt"])
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "setting"),
+    ("part", "message"),
     [
-        ("cfg", "x", "cfg"),
-        ("cfg", {"model": "x"}, "cfg.model"),
-        ("optimizer_history", "x", "optimizer_history"),
-        ("optimizer_history", [{"num_updates": "x"}], "num_updates"),
-        ("extra_state", [1], "extra_state"),
+        ({"cfg": "x"}, "cfg must be .*; got"),
+        ({"cfg": {"model": "x"}}, "cfg.model must be .*; got"),
+        ({"model": {}}, "no model parameters under 'model'"),
+        ({"model": {"a": "x"}}, "no model parameters under 'model'"),
+        ({"optimizer_history": "x"}, "optimizer_history must be .*; got"),
+        ({"optimizer_history": [{"num_updates": "x"}]}, "num_updates must be .*; got"),
+        ({"extra_state": [1]}, "extra_state must be .*; got"),
+        ({"model": {"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])}}, "NaN or infinite values in b"),
+        ({"model": {"a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])}}, "NaN or infinite values in b"),
     ],
+    ids=str,
 )
-def test_rejects_parts_of_wrong_types(tmp_path, name, value, setting):
-    path = write(tmp_path / "odd.pt", random_model(0), **{name: value})
-    with pytest.raises(CheckpointError, match=rf"odd\.pt: {setting} must be .*; got"):
+def test_rejects_checkpoints_with_invalid_parts(tmp_path, part, message):
+    path = write(tmp_path / "odd.pt", **{"model": random_model(0), **part})
+    with pytest.raises(CheckpointError, match=rf"odd\.pt.* {message}"):
         checkpoints.average([path])
 
 
@@ -184,15 +182,10 @@ def test_average_rejects_settings_that_change_the_function(tmp_path, name, defau
         checkpoints.average([one, other])
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_rejects_values_that_are_not_finite(tmp_path, value):
-    wrong = torch.tensor([1.0, float(value)])
-    path = write(tmp_path / "diverged.pt", {"a": torch.ones(2), "decoder.weight": wrong})
-    with pytest.raises(CheckpointError, match=r"diverged\.pt has NaN or infinite values in decoder\.weight;"):
-        checkpoints.average([path])
-    # fairseq never initialises this marker
-    marked = write(tmp_path / "marked.pt", {"a": torch.ones(2), "x._float_tensor": wrong})
-    assert checkpoints.average([marked])[0]["model"]["a"].tolist() == [1.0, 1.0]
+def test_accepts_the_uninitialised_markers_of_fairseq(tmp_path):
+    model = {"a": torch.ones(2), "x._float_tensor": torch.tensor([float("nan")])}
+    averaged, _ = checkpoints.average([write(tmp_path / "marked.pt", model)])
+    assert averaged["model"]["a"].tolist() == [1.0, 1.0]
 
 
 @pytest.fixture
