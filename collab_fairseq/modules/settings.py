@@ -7,8 +7,6 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get
 from collab_fairseq.attention.attention_types import SITES, of_one_layer
 from fairseq_modern.errors import UserError
 
-__all__ = ["SITES", "ConfigurationError", "check_type", "flat_settings", "parse_shapes", "parse_sites"]
-
 _LARGEST = 2**63 - 1  # largest integer that PyTorch accepts
 
 

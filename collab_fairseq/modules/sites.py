@@ -85,7 +85,7 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             for name, expected in layer.state_dict().items():
                 tensor = parameters.get(prefix + name)
                 if tensor is None:
-                    raise ConfigurationError(f"the checkpoint has no parameter {prefix}{name}")
+                    raise ConfigurationError(f"the checkpoint has no {prefix}{name}")
                 if tensor.shape != expected.shape:
                     raise ConfigurationError(
                         f"{prefix}{name} must have shape {tuple(expected.shape)}; got {tuple(tensor.shape)}"
