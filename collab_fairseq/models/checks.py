@@ -1,7 +1,11 @@
-"""What the settings of ``transformer_collab`` must be, in the words of the command line, before anything is built."""
+"""Checks of the settings of ``transformer_collab`` before a model is built."""
 
+import math
 import re
+from argparse import Namespace
 from typing import Any, Dict, Mapping, Sequence, Type, get_type_hints
+
+from fairseq.criterions import CRITERION_REGISTRY
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.attention_types import (
@@ -14,88 +18,77 @@ from collab_fairseq.attention.attention_types import (
     side_of,
     without_numbers,
 )
-from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS
+from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, model_config
 from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError, check_type, flat_settings, parse_shapes, parse_sites
 
-#: end of a setting's name → its smallest and largest value; the sizes of heads are the layers' to check
+from .config import TransformerCollabConfig
+
+#: ends of names of settings → smallest and largest value; layers check the sizes of heads
 _RANGES = {
-    "_layers": (0, 10_000), "_embed_dim": (1, None), "_input_dim": (1, None), "_output_dim": (1, None),
-    "_positions": (1, 1_000_000), "_block_size": (1, None), "softmax_factor": (1, None), "dropout": (0, 1),
-    "_layerdrop": (0, 1), "quant_noise_pq": (0, 1), "quant_noise_scalar": (0, 1),
-}  # fmt: skip
-#: settings that fairseq fills in where they are None
-_FILLED_IN = ("max_source_positions", "max_target_positions")
+    ("_layers",): (0, 10_000),
+    ("_embed_dim", "_input_dim", "_output_dim", "_block_size", "softmax_factor"): (1, math.inf),
+    ("_positions",): (1, 1_000_000),
+    ("dropout", "_layerdrop", "quant_noise_pq", "quant_noise_scalar"): (0, 1),
+}
+#: settings that fairseq sets if they are None
+_SET_BY_FAIRSEQ = ("max_source_positions", "max_target_positions")
 
 
-def field_types(config: Any) -> Dict[str, Any]:
-    """The type of every setting of a config of fairseq's transformer, by its flat name (``encoder_layers``)."""
-    types = get_type_hints(config)
-    for part in SUB_CONFIGS:
-        types.update(
-            {f"{part}_{name}": attention_type for name, attention_type in get_type_hints(types.pop(part)).items()}
-        )
+def _field_types() -> Dict[str, Any]:
+    types = get_type_hints(TransformerCollabConfig)
+    for section in SUB_CONFIGS:
+        for name, field_type in get_type_hints(types.pop(section)).items():
+            types[f"{section}_{name}"] = field_type
     return types
 
 
-def check_fields(settings: Mapping[str, Any], config: Any) -> None:
-    """See that settings are of the types of their fields, and numbers within their range.
+#: flat name of a setting (``encoder_layers``) → its type
+FIELD_TYPES = _field_types()
 
-    Args:
-        settings: by flat names; those that are no fields are not looked at.
-        config: the dataclass.
 
-    Raises:
-        ConfigurationError: naming the setting, what was expected and what was got.
-    """
-    types = field_types(config)
+def check_fields(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless settings by flat name have valid types and ranges; ignore unknown names."""
     for name, value in settings.items():
         check_type("the name of a setting of the model", str, name)
-        if name not in types or (value is None and name in _FILLED_IN):
+        if name not in FIELD_TYPES or (value is None and name in _SET_BY_FAIRSEQ):
             continue
-        check_type(f"model.{name}", types[name], value)
-        for ending, (least, most) in _RANGES.items():
-            if name.endswith(ending) and (value is None or value < least or (most is not None and value > most)):
-                expected = f"at least {least}" if most is None else f"between {least} and {most:,}"
+        check_type(f"model.{name}", FIELD_TYPES[name], value)
+        for endings, (least, most) in _RANGES.items():
+            if name.endswith(endings) and (value is None or not least <= value <= most):
+                expected = f"at least {least}" if most == math.inf else f"between {least} and {most:,}"
                 raise ConfigurationError(f"model.{name} must be {expected}; got {value}")
 
 
-def check_config(cfg: Any) -> None:
-    """Refuse values that no layer could be built with, and flags that would have no effect.
-
-    Args:
-        cfg: a :class:`.TransformerCollabConfig`.
-
-    Raises:
-        ConfigurationError: naming the flag, what was expected and what was got.
-    """
+def check_config(cfg: TransformerCollabConfig) -> None:
+    """Raise ConfigurationError unless every layer accepts its settings and every flag has an effect."""
     parse_sites(cfg.collaborative_heads)
     settings = flat_settings(cfg)
     layers = {site: layer_at(settings, site) for site in SITES}
-    _check_chosen(settings, [attention_type for attention_type, _ in layers.values()])
-    known = kernels(
-        ATTENTION_TYPES if cfg.attention_shapes else [attention_type for attention_type, _ in layers.values()]
-    )
-    if str(cfg.attention_kernel) not in known:
+    types = [attention_type for attention_type, _ in layers.values()]
+    _check_type_flags(settings, types)
+    available = kernels(ATTENTION_TYPES if cfg.attention_shapes else types)
+    kernel = str(cfg.attention_kernel)
+    if kernel not in available:
         raise ConfigurationError(
-            f"--attention-kernel must be one of {', '.join(known)} with --collaborative-heads "
-            f"{cfg.collaborative_heads}, but is {str(cfg.attention_kernel)!r}"
+            f"--attention-kernel must be one of {', '.join(available)} with --collaborative-heads "
+            f"{cfg.collaborative_heads}; got {kernel!r}"
         )
-    for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
-        if stack.xformers_att_config is not None:
+    for side in ("encoder", "decoder"):
+        if getattr(cfg, side).xformers_att_config is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     for site, (attention_type, arguments) in layers.items():
         try:
             without_numbers(attention_type, {**arguments, "dropout": cfg.attention_dropout})
-        except (ValueError, RuntimeError) as error:  # RuntimeError: torch has no tensors of this size
-            raise ConfigurationError(
-                f"{site} attention: {_in_flags(str(error), attention_type, settings, site)}"
-            ) from error
-    for name, own in parse_shapes(cfg.attention_shapes).items():
+        except (ValueError, RuntimeError) as error:  # RuntimeError: too large for PyTorch
+            message = _with_flag_names(str(error), attention_type, settings, site)
+            raise ConfigurationError(f"{site} attention: {message}") from error
+    for layer_id, shape in parse_shapes(cfg.attention_shapes).items():
+        site, _, _ = layer_id.partition(".")
         try:
-            without_numbers(*layer_at(settings, name.partition(".")[0], own))
+            without_numbers(*layer_at(settings, site, shape))
         except (ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"attention_shapes[{name}]: {error}") from error
+            raise ConfigurationError(f"attention_shapes[{layer_id}]: {error}") from error
     _check_heads(cfg)
 
 
@@ -103,47 +96,77 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _in_flags(message: str, attention_type: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
-    """What a layer says of its arguments, in the words of the command line."""
-    own, side = KEY_DIMS[site], side_of(site)
+def _with_flag_names(message: str, attention_type: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
+    """An error message of a layer, with flags instead of the layer's arguments."""
+    side, key_dim = side_of(site), KEY_DIMS[site]
     names = {
-        "embed_dim": f"{side}_embed_dim", "num_heads": f"{side}_attention_heads", "init": "attention_init",
-        "dropout": "attention_dropout", "key_dim": "key_dim" if settings[own] is None else own,
+        "embed_dim": f"{side}_embed_dim",
+        "num_heads": f"{side}_attention_heads",
+        "init": "attention_init",
+        "dropout": "attention_dropout",
+        "key_dim": "key_dim" if settings[key_dim] is None else key_dim,
         **{flag.argument: flag.name for flag in attention_type.flags},
-    }  # fmt: skip
-    return re.sub(rf"\b({'|'.join(names)})\b", lambda found: _flag(names[found[0]]), message)
-
-
-def _check_chosen(settings: Mapping[str, Any], there: Sequence[Type[AttentionLayer]]) -> None:
-    """Flags of an attention type are for a model that has them at some site; at most one flag chooses a type."""
-    given = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
-    chosen = [
-        _flag(str(attention_type.chosen_by)) for attention_type in ATTENTION_TYPES if attention_type.chosen_by in given
-    ]
-    if len(chosen) > 1:
-        raise ConfigurationError(f"{' and '.join(chosen)} are different attention types; give one of them")
-    for name in sorted(given - {flag.name for attention_type in there for flag in attention_type.flags}):
-        (attention_type,) = (
-            attention_type for attention_type in ATTENTION_TYPES if flags()[name] in attention_type.flags
-        )
-        heads = "collaborative" if attention_type.collaborative else "standard"
-        raise ConfigurationError(
-            f"{_flag(name)} {settings[name]} is for {heads} heads, "
-            f"but --collaborative-heads is {settings['collaborative_heads']}"
-        )
-
-
-def _check_heads(cfg: Any) -> None:
-    """Masked heads are there, and gates do not freeze what they are in."""
-    shapes, gated = parse_shapes(cfg.attention_shapes), parse_sites(cfg.head_gates, "--head-gates")
-    stacks = {site: getattr(cfg, side_of(site)) for site in SITES}
-    counts = {
-        f"{site}.{layer}": shapes.get(f"{site}.{layer}", {}).get("num_heads", stack.attention_heads)
-        for site, stack in stacks.items()
-        for layer in range(stack.layers)
     }
+    return re.sub(rf"\b({'|'.join(names)})\b", lambda match: _flag(names[match[0]]), message)
+
+
+def _check_type_flags(settings: Mapping[str, Any], types: Sequence[Type[AttentionLayer]]) -> None:
+    """Reject flags of attention types that the model does not have, and flags for several types at once."""
+    active = {name for name, flag in flags().items() if flag.default is None and settings[name] is not None}
+    choosing = [attention_type.chosen_by for attention_type in ATTENTION_TYPES if attention_type.chosen_by in active]
+    if len(choosing) > 1:
+        names = " and ".join(_flag(str(name)) for name in choosing)
+        raise ConfigurationError(f"{names} are different attention types; give one of them")
+    unused = active - {flag.name for attention_type in types for flag in attention_type.flags}
+    for attention_type in ATTENTION_TYPES:
+        for name in sorted(unused & {flag.name for flag in attention_type.flags}):
+            heads = "collaborative" if attention_type.collaborative else "standard"
+            raise ConfigurationError(
+                f"{_flag(name)} {settings[name]} is for {heads} heads, "
+                f"but --collaborative-heads is {settings['collaborative_heads']}"
+            )
+
+
+def _check_heads(cfg: TransformerCollabConfig) -> None:
+    """Check that masked heads exist, and that a frozen decoder has no gates."""
+    shapes = parse_shapes(cfg.attention_shapes)
+    counts = {}
+    for site in SITES:
+        stack = getattr(cfg, side_of(site))
+        for layer in range(stack.layers):
+            layer_id = f"{site}.{layer}"
+            counts[layer_id] = shapes.get(layer_id, {}).get("num_heads", stack.attention_heads)
     check_heads(parse_heads(cfg.mask_heads), counts)
+    gated = parse_sites(cfg.head_gates, "--head-gates")
     if cfg.head_gates_freeze_decoder and gated != {"encoder"}:
-        raise ConfigurationError(
-            f"--head-gates-freeze-decoder goes with --head-gates encoder, but that is {cfg.head_gates!r}"
-        )
+        raise ConfigurationError(f"--head-gates must be encoder with --head-gates-freeze-decoder; got {cfg.head_gates}")
+
+
+def check_checkpoint(state: Dict[str, Any]) -> None:
+    """Raise ConfigurationError for invalid or missing settings, or missing layers, in a checkpoint.
+
+    fairseq itself checks the settings of task and criterion.
+
+    Args:
+        state: from :func:`.as_transformer_collab`.
+    """
+    sections: Any = {name: state["cfg"].get(name) for name in ("task", "criterion", "dataset")}
+    if isinstance(sections["criterion"], Namespace):  # a criterion without a dataclass
+        sections["criterion"] = vars(sections["criterion"])
+    for name, settings in sections.items():
+        check_type(f"cfg.{name}", Dict, settings)
+    criterion = str(sections["criterion"].get("_name"))
+    if criterion not in CRITERION_REGISTRY:
+        raise ConfigurationError(f"cfg.criterion must be a criterion of fairseq; got {criterion[:80]!r}")
+    multiple = "required_batch_size_multiple"
+    check_type(f"dataset.{multiple}", int, sections["dataset"].get(multiple))
+    model = model_config(state)
+    check_fields(model)
+    for side in ("encoder", "decoder"):
+        saved = {name.split(".")[2] for name in state["model"] if name.startswith(f"{side}.layers.")}
+        layers = model.get(f"{side}_layers", 0)
+        if layers > len(saved):
+            raise ConfigurationError(
+                f"model.{side}_layers must be at most {len(saved)}, the number of layers in the checkpoint; "
+                f"got {layers}"
+            )

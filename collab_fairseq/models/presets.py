@@ -1,4 +1,4 @@
-"""Named architectures. Each sets what is its own and leaves the rest to fairseq's preset of that size."""
+"""Named architectures. Each sets its own values and leaves the others to fairseq's preset of the same size."""
 
 from typing import Any
 
@@ -6,21 +6,20 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer import transformer_legacy
 from omegaconf import OmegaConf
 
-from . import transformer_collab as model
-from .config import OWN_FIELDS, TransformerCollabConfig, flatten, inherit_attention
+from . import transformer_collab as _model  # noqa: F401  (registered before its presets)
+from .arguments import flatten, inherit_attention
+from .config import OWN_FIELDS, TransformerCollabConfig
 
 _NAME = "transformer_collab"
-assert model  # the model is registered before its presets
 
 
 def _defaults(args: Any, **values: Any) -> None:
-    """Set what neither the command line nor the Hydra config has set."""
+    """Set the values that neither the command line nor the Hydra config sets."""
     if OmegaConf.is_config(args):
         flatten(args)
     inherit_attention(args)
-    own = TransformerCollabConfig()
-    for name in OWN_FIELDS:
-        values.setdefault(name, getattr(own, name))
+    default = TransformerCollabConfig()
+    values = {**{name: getattr(default, name) for name in OWN_FIELDS}, **values}
     for name, value in values.items():
         if not hasattr(args, name):
             setattr(args, name, value)
@@ -49,7 +48,7 @@ def transformer_collab_iwslt_de_en(args: Any) -> None:
 
 @register_model_architecture(_NAME, "transformer_collab_tiny")
 def transformer_collab_tiny(args: Any) -> None:
-    """For Multi30k and rehearsals: 4+4 layers, width 128, FFN 256, 4 heads."""
+    """The size for Multi30k and trial runs: 4+4 layers, width 128, FFN 256, 4 heads."""
     sizes = {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4}
     _defaults(args, **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()})
     transformer_legacy.base_architecture(args)

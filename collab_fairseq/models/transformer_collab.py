@@ -1,7 +1,7 @@
-"""``--arch transformer_collab``: fairseq's transformer whose attention heads collaborate.
+"""``--arch transformer_collab``: fairseq's transformer with collaborative attention heads.
 
 Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
-:class:`collab_fairseq.attention.CollaborativeAttention`; the presets are in :mod:`.presets`.
+:class:`collab_fairseq.attention.CollaborativeAttention`; :mod:`.presets` has the presets.
 """
 
 import functools
@@ -28,18 +28,24 @@ from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, pa
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
 
-from .config import TransformerCollabConfig, resolve
+from .arguments import resolve
+from .config import TransformerCollabConfig
 
 logger = logging.getLogger(__name__)
 
-#: optimizers whose steps do not depend on the size of gradients
+#: optimizers whose step size does not depend on the scale of the gradient
 SCALE_INVARIANT = ("adam", "fused_adam", "adamax", "adagrad", "cpu_adam")
+#: settings that building a model changes
 _WRITTEN_BACK = (
     "attention_shapes",
-    *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "layers_to_keep")),
-    *(f"max_{side}_positions" for side in ("source", "target")),
+    "encoder_layers",
+    "encoder_layers_to_keep",
+    "decoder_layers",
+    "decoder_layers_to_keep",
+    "max_source_positions",
+    "max_target_positions",
 )
-#: what fairseq calls the modules that ours stand for, in ``--retain-dropout-modules``
+#: our modules → the names of fairseq's modules, for ``--retain-dropout-modules``
 FAIRSEQ_NAMES = {
     "TransformerCollabEncoder": "TransformerEncoder",
     "TransformerCollabDecoder": "TransformerDecoder",
@@ -51,65 +57,61 @@ FAIRSEQ_NAMES = {
 
 
 def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
-    """Activation checkpointing and parameter sharding, where the flags ask for them.
-
-    Raises:
-        ConfigurationError: ``--compile`` of a layer that is wrapped.
-    """
-    smallest = cfg.min_params_to_wrap
+    """Wrap a layer for activation checkpointing and parameter sharding, if the flags ask for them."""
+    min_parameters = cfg.min_params_to_wrap
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        smallest = 0  # a checkpointed layer is always its own shard
-    wrapped = fsdp_wrap(layer, min_num_params=smallest)
+        min_parameters = 0  # a checkpointed layer is always a separate shard
+    wrapped = fsdp_wrap(layer, min_num_params=min_parameters)
     if cfg.compile and (cfg.checkpoint_activations or wrapped is not layer):
         raise ConfigurationError(
-            "--compile is for plain layers, but they are wrapped; "
-            "leave out --checkpoint-activations and --ddp-backend fully_sharded, or --compile"
+            "--compile is for plain layers: leave out --checkpoint-activations and --ddp-backend fully_sharded, "
+            "or --compile"
         )
     return wrapped
 
 
 class TransformerCollabEncoder(TransformerEncoderBase):
-    """fairseq's encoder, built of :class:`.CollabEncoderLayer`."""
+    """fairseq's encoder with :class:`.CollabEncoderLayer`."""
 
-    _built = 0  # fairseq does not tell build_encoder_layer which layer it is building
+    _built = 0  # number of layers so far: fairseq does not pass the index of the layer
 
     def build_encoder_layer(self, cfg: TransformerCollabConfig) -> nn.Module:
-        kind = CompiledEncoderLayer if cfg.compile else CollabEncoderLayer
-        layer = kind(cfg, self._built, return_fc=self.return_fc)
+        layer_class = CompiledEncoderLayer if cfg.compile else CollabEncoderLayer
+        layer = layer_class(cfg, self._built, return_fc=self.return_fc)
         self._built += 1
         return _wrap(layer, cfg)
 
     def reorder_encoder_out(self, encoder_out: Dict[str, Any], new_order: Tensor) -> Dict[str, Any]:
-        """Rows (R', ) of an encoder's output; as in fairseq, but nothing is copied where nothing changes.
+        """Rows ``new_order`` (R', ) of an encoder output, as in fairseq, but unchanged outputs are not copied.
 
-        Beam search starts by repeating every sentence and reorders its hypotheses at every step. As long as these stay
-        with their sentence, each row becomes a copy of itself. ``beams`` of the output tells how many rows side by side
-        are of one sentence.
+        Beam search first repeats every sentence, then reorders its hypotheses at every step. As long as hypotheses stay
+        with their sentence, each row becomes a copy of itself. The entry ``beams`` of the output is the number of
+        neighbouring rows per sentence.
         """
-        rows, before = new_order.size(0), encoder_out["encoder_out"][0].size(1)
+        rows, previous_rows = new_order.size(0), encoder_out["encoder_out"][0].size(1)
         beams = 1
         if "beams" in encoder_out:
-            found = moved(new_order, encoder_out["beams"], before // encoder_out["beams"])
-            if found is None:
+            moved_rows = moved(new_order, encoder_out["beams"], previous_rows // encoder_out["beams"])
+            if moved_rows is None:
                 return encoder_out
-            beams = found[1]
-        elif before > 0 and rows > before and rows % before == 0:
-            own = torch.arange(before, device=new_order.device).repeat_interleave(rows // before)
-            if torch.equal(own, new_order):
-                beams = rows // before
+            beams = moved_rows[1]
+        elif previous_rows > 0 and rows > previous_rows and rows % previous_rows == 0:
+            repeats = rows // previous_rows
+            if torch.equal(torch.arange(previous_rows, device=new_order.device).repeat_interleave(repeats), new_order):
+                beams = repeats
         reordered: Dict[str, Any] = super().reorder_encoder_out(encoder_out, new_order)
         return {**reordered, "beams": beams} if beams > 1 else reordered
 
 
 class TransformerCollabDecoder(TransformerDecoderBase):
-    """fairseq's decoder, built of :class:`.CollabDecoderLayer`."""
+    """fairseq's decoder with :class:`.CollabDecoderLayer`."""
 
     _built = 0
 
     def build_decoder_layer(self, cfg: TransformerCollabConfig, no_encoder_attn: bool = False) -> nn.Module:
-        kind = CompiledDecoderLayer if cfg.compile else CollabDecoderLayer
-        layer = kind(cfg, self._built, no_encoder_attn)
+        layer_class = CompiledDecoderLayer if cfg.compile else CollabDecoderLayer
+        layer = layer_class(cfg, self._built, no_encoder_attn)
         self._built += 1
         return _wrap(layer, cfg)
 
@@ -118,22 +120,22 @@ class TransformerCollabDecoder(TransformerDecoderBase):
         prev_output_tokens: Tensor,
         encoder_out: Optional[Dict[str, Any]],
         incremental_state: Optional[Dict[str, Any]] = None,
-        *more: Any,
-        **options: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        """As in fairseq; in decoding, cross-attention is shown each sentence once and keeps one row of it."""
+        """As in fairseq; in decoding, cross-attention reads and caches each sentence once instead of once per beam."""
         if incremental_state is not None and encoder_out and "beams" in encoder_out and not self.cross_self_attention:
             beams = encoder_out["beams"]
             encoder_out = {
                 "encoder_out": [x[:, ::beams] for x in encoder_out["encoder_out"]],
                 "encoder_padding_mask": [x[::beams] for x in encoder_out["encoder_padding_mask"]],
             }
-        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *more, **options)
+        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *args, **kwargs)
 
     def reorder_incremental_state_scripting(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
-        """As in fairseq: hypothesis r becomes what ``new_order[r]`` was. The layers make a GPU wait once."""
+        """As in fairseq: hypothesis r becomes the old hypothesis ``new_order[r]``. Synchronises a GPU once."""
         find = functools.cache(moved)
-        for number in range(len(self.layers)):  # iterating would draw a random number for each layer
+        for number in range(len(self.layers)):  # with LayerDrop, iteration would draw random numbers
             layer = self.layers[number]
             for attention in (layer.self_attn, layer.encoder_attn):
                 if attention is not None:
@@ -144,10 +146,10 @@ class TransformerCollabDecoder(TransformerDecoderBase):
 class TransformerCollabModel(TransformerModelBase):
     """Transformer with collaborative or standard heads in encoder, cross and decoder attention.
 
-    ``--collaborative-heads none`` at the default key dim is fairseq's ``transformer``, parameter for parameter.
+    ``--collaborative-heads none`` at the default key dimension is fairseq's ``transformer``, parameter for parameter.
 
-    A trained model translates text, given its checkpoint and the data-bin with its dictionaries (absolute paths), and
-    what turns text into its tokens (``bpe``, ``tokenizer`` and their settings)::
+    A trained model translates text, given its checkpoint, the data-bin with its dictionaries (absolute paths), and the
+    settings of its tokenizer (``bpe``, ``tokenizer``)::
 
         from collab_fairseq.models import TransformerCollabModel
 
@@ -158,7 +160,7 @@ class TransformerCollabModel(TransformerModelBase):
         model.translate(["A red dog runs."], beam=4, lenpen=0.6)  # ["Ein roter Hund läuft."]
     """
 
-    sequence_generator = ShortlistGenerator  # fairseq_modern lets fairseq's tasks translate with it
+    sequence_generator = ShortlistGenerator  # fairseq_modern passes it to fairseq's tasks
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -167,19 +169,16 @@ class TransformerCollabModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":
-        """A new model.
+        """Build a new model.
 
         Args:
-            args: namespace of the command line or of a checkpoint, or a Hydra config, presets applied; what follows
-                from other settings is written back to it, as fairseq's transformer does.
-            task: knows the dictionaries.
-
-        Raises:
-            ConfigurationError: values that cannot be.
+            args: namespace of the command line or of a checkpoint, or a Hydra config, with presets applied. As in
+                fairseq's transformer, settings that follow from others are written back to it.
+            task: fairseq task with the dictionaries.
         """
         cfg = resolve(args)
         model = super().build_model(cfg, task)
-        model.args = cfg  # under fairseq's name for it
+        model.args = cfg  # fairseq's name of the config
         with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
             for name in _WRITTEN_BACK:
                 setattr(args, name, getattr(cfg, name))
@@ -205,38 +204,43 @@ class TransformerCollabModel(TransformerModelBase):
         return TransformerCollabDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def check_training(self, trainer: Any) -> None:
-        """Refuse an optimizer for which the mixing matrix would not learn ``--mixing-lr-multiplier`` times as fast."""
+        """Reject ``--mixing-lr-multiplier`` with an optimizer that it does not work with."""
         settings = trainer.cfg.optimizer
         optimizer = getattr(settings, "_name", None) or getattr(settings, "optimizer", None)
-        if self.args.mixing_lr_multiplier != 1.0 and optimizer not in SCALE_INVARIANT:
+        multiplier = self.args.mixing_lr_multiplier
+        if multiplier != 1.0 and optimizer not in SCALE_INVARIANT:
             raise ConfigurationError(
-                f"--mixing-lr-multiplier {self.args.mixing_lr_multiplier} needs an optimizer whose steps do not depend "
-                f"on the size of gradients (--optimizer {', '.join(SCALE_INVARIANT)}), but that is {optimizer}"
+                f"--mixing-lr-multiplier {multiplier} needs an optimizer whose step size does not depend on the scale "
+                f"of the gradient (--optimizer {', '.join(SCALE_INVARIANT)}); got {optimizer}"
             )
 
     def adapt_checkpoint(self, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
-        """Let a training take up a checkpoint of other scales: told of these, the layers compute what its layers did.
+        """Let training continue from a checkpoint with other scales of the scores, without its optimizer state.
 
-        Raises:
-            ConfigurationError: other scales, which an optimizer's state that is taken up does not fit.
+        The scales are added to the checkpoint. When the layers load them, they rescale their mixing matrices, so that
+        the function stays the same.
         """
-        layers, parameters = attention_layers(self), state["model"]
-        theirs = checkpoint_layers(state) if any(name.endswith(".mixing") for name in parameters) else {}
-        scales = {name: layer.scale for name, layer in theirs.items()}
-        others = [name for name, scale in scales.items() if name in layers and layers[name].scale != scale]
-        was, now = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
-        if others and state.get("last_optimizer_state") and not reset_optimizer:
-            if was == now:
+        parameters = state["model"]
+        if not any(name.endswith(".mixing") for name in parameters):
+            return
+        layers = attention_layers(self)
+        scales = {layer_id: layer.scale for layer_id, layer in checkpoint_layers(state).items()}
+        if all(layers[layer_id].scale == scale for layer_id, scale in scales.items() if layer_id in layers):
+            return
+        previous, current = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
+        if state.get("last_optimizer_state") and not reset_optimizer:
+            if previous == current:
                 raise ConfigurationError(f"{filename} has other scales of scores; give --attention-from {filename}")
             raise ConfigurationError(
-                f"--mixing-lr-multiplier is {now}, but {was} in {filename}, and the state of its optimizer fits no "
-                f"other; give {was}, or --reset-optimizer to train on with {now}"
+                f"--mixing-lr-multiplier is {current}, but {previous} in {filename}, whose optimizer state fits no "
+                f"other value; give {previous}, or --reset-optimizer to continue training with {current}"
             )
-        if others:
-            logger.info("%s: mixing matrices of --mixing-lr-multiplier %s become those of %s", filename, was, now)
-            told = {
-                parameter_prefix(name) + "scale": torch.tensor(scale, dtype=torch.float64)
-                for name, scale in scales.items()
-            }
-            for each in filter(None, (parameters, (state.get("extra_state") or {}).get("ema"))):
-                each.update((name, scale) for name, scale in told.items() if name[:-5] + "mixing" in each)
+        logger.info(
+            "%s: rescaling the mixing matrices from --mixing-lr-multiplier %s to %s", filename, previous, current
+        )
+        averages = (state.get("extra_state") or {}).get("ema") or {}
+        for layer_id, scale in scales.items():
+            prefix = parameter_prefix(layer_id)
+            for saved in (parameters, averages):
+                if prefix + "mixing" in saved:
+                    saved[prefix + "scale"] = torch.tensor(scale, dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""Attention as fairseq's transformer calls it: settings of each site, incremental state, encoder and decoder layers."""
+"""Attention with fairseq's interface: layer settings, incremental decoding state, encoder and decoder layers."""

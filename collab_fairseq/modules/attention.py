@@ -1,6 +1,6 @@
 """Attention with fairseq's call signature and incremental state, on top of :mod:`collab_fairseq.attention`.
 
-fairseq passes (T, R, E) tensors; the layers take (R, T, E). Letters as in :mod:`collab_fairseq.attention.cache`.
+fairseq passes (T, R, E) tensors; the layers take (R, T, E). :mod:`collab_fairseq.attention.cache` defines the letters.
 """
 
 import functools
@@ -22,20 +22,21 @@ from .settings import flat_settings, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
-    """Mixin that gives an :class:`~collab_fairseq.attention.AttentionLayer` the call of fairseq's MultiheadAttention.
+    """Mixin that gives an :class:`~collab_fairseq.attention.AttentionLayer` the interface of fairseq's attention.
 
-    Args (besides those of the layer):
+    Args (in addition to those of the layer):
         cross: encoder–decoder attention: keys are projected once per sentence and do not grow.
-        noise: probability of quantization noise on the projections (``--quant-noise-pq``); noise_block: its block size.
+        noise: probability of quantization noise on the projections (``--quant-noise-pq``).
+        noise_block: block size of the noise.
         masked: heads, from 0, whose output is zero (``--mask-heads``).
-        gates: log α that :class:`.HeadGates` start from (``--head-gates``); None: no gates.
+        gates: initial log α of :class:`.HeadGates` (``--head-gates``); None: no gates.
 
     Attributes:
         head_multiplier: factor on the heads' outputs, (H), (R, H) or (R, T, H), or None. Set it to mask heads of a
-            model in memory, or for the gradient of a mask; it is not saved.
+            model in memory, or to compute the gradient with respect to a mask. It is not saved.
     """
 
-    # fairseq's own: renaming the fused projections of old checkpoints
+    # splits the fused projections of old checkpoints
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
 
     def __init__(
@@ -51,19 +52,20 @@ class IncrementalAttention(FairseqIncrementalState):
         super().__init__(*args, **kwargs)
         self.cross = cross
         self.dropout_in_inference = False
-        for projection in [child for child in self.children() if isinstance(child, torch.nn.Linear)]:
-            quant_noise(projection, noise, noise_block)
+        for projection in list(self.children()):
+            if isinstance(projection, torch.nn.Linear):
+                quant_noise(projection, noise, noise_block)
         mask = torch.tensor([float(head not in masked) for head in range(self.num_heads)]) if masked else None
         self.register_buffer("head_multiplier", mask, persistent=False)
         self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
 
     def multiplier(self) -> Optional[Tensor]:
-        """What the heads' outputs are multiplied by, mask and gates together, or None."""
+        """Factor on the heads' outputs, from mask and gates, or None."""
         fixed = self.head_multiplier
         if self.head_gates is None:
             return fixed
-        drawn: Tensor = self.head_gates()
-        return drawn if fixed is None else drawn * fixed
+        sampled: Tensor = self.head_gates()
+        return sampled if fixed is None else sampled * fixed
 
     def forward(
         self,
@@ -77,29 +79,34 @@ class IncrementalAttention(FairseqIncrementalState):
         attn_mask: Optional[Tensor] = None,
         need_head_weights: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """As fairseq's transformer layers call it.
+        """Compute attention as fairseq's ``MultiheadAttention`` does.
 
         Args:
-            query: (T, R, E). key, value: (S, N, kdim), (S, N, vdim); None where both are cached. N is R, or R / B where
-                B hypotheses, side by side, read the same sentence.
-            key_padding_mask: (N, S), True for padding. attn_mask: (T, S), additive or boolean.
-            incremental_state: where a :class:`.Cache` of past steps is kept for each layer; None: no decoding.
-            need_weights: return weights averaged over heads; need_head_weights: of every head instead.
-            static_kv: as in fairseq; keys of cross-attention are static in any case.
+            query: (T, R, E).
+            key, value: (S, N, kdim) and (S, N, vdim); None if both are cached. N is R, or R / B if B neighbouring
+                hypotheses read the same sentence.
+            key_padding_mask: (N, S), True for padding.
+            incremental_state: stores a :class:`.Cache` of past steps for each layer; None outside of decoding.
+            need_weights: return attention weights averaged over heads.
+            static_kv: as in fairseq; keys of cross-attention are always static.
+            attn_mask: (T, S), additive or boolean.
+            need_head_weights: return the attention weights of every head.
 
         Returns:
-            output (T, R, E); weights (R, T, S), (H, R, T, S) for every head, or None.
+            The output (T, R, E); and weights (R, T, S), or (H, R, T, S) for every head, or None.
         """
         cache: Optional[Cache] = None
-        if incremental_state is not None:  # whose key is each layer's own: torch.compile must not look at it
+        if incremental_state is not None:  # the key differs between layers: torch.compile would recompile
             cache = self.get_incremental_state(incremental_state, "attn_state")
-        queries, static = query.transpose(0, 1), self.cross and cache is not None
+        queries = query.transpose(0, 1)
+        static = self.cross and cache is not None
         if cache is None or not self.cross:
             if key is None or value is None:
-                raise ValueError("key and value must be given where none are cached")
+                raise ValueError("key and value must be given unless they are cached")
             keys = queries if key is query else key.transpose(0, 1)
-            queries, entry = self._project(queries, keys, keys if value is key else value.transpose(0, 1))
-            if self.cross and incremental_state is not None:  # read at every step from now on
+            values = keys if value is key else value.transpose(0, 1)
+            queries, entry = self._project(queries, keys, values)
+            if self.cross and incremental_state is not None:  # contiguous, since every step reads it
                 entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
             if cache is None:
                 cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))
@@ -107,7 +114,6 @@ class IncrementalAttention(FairseqIncrementalState):
                 cache = cache.append(entry, key_padding_mask)
             if incremental_state is not None:
                 self.set_incremental_state(incremental_state, "attn_state", cache)
-        drop = self.dropout if self.training or self.dropout_in_inference else 0.0
         output, weights = self.attend(
             queries,
             cache.entry,
@@ -116,12 +122,12 @@ class IncrementalAttention(FairseqIncrementalState):
             attn_mask,
             average_attn_weights=not need_head_weights,
             head_multiplier=self.multiplier(),
-            dropout=drop,
+            dropout=self.dropout if self.training or self.dropout_in_inference else 0.0,
             projected=not static,
         )
         if need_head_weights and weights is not None:
             weights = weights.transpose(0, 1)
-        # in fairseq's memory layout, so that residual dropout draws the same mask as in fairseq's transformer
+        # fairseq's memory layout: residual dropout then draws the same mask as in fairseq's transformer
         return output.transpose(0, 1).contiguous(), weights
 
     def reorder_incremental_state(
@@ -130,10 +136,10 @@ class IncrementalAttention(FairseqIncrementalState):
         new_order: Tensor,
         find: Callable[[Tensor, int, int], Moved] = moved,
     ) -> Dict[str, Any]:
-        """Follow beam search: hypothesis r becomes what hypothesis ``new_order[r]`` (R', ) was.
+        """Reorder the cache for beam search: hypothesis r becomes the old hypothesis ``new_order[r]``, (R', ).
 
         Args:
-            find: :func:`.moved`, or one that remembers what it has found for the layers before.
+            find: :func:`.moved`, or a version that caches its result for all layers.
         """
         past: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
         if past is not None:
@@ -149,12 +155,12 @@ class IncrementalAttention(FairseqIncrementalState):
         retain_dropout_modules: Optional[List[str]] = None,
         **kwargs: Any,
     ) -> None:
-        """``--retain-dropout``: keep dropping attention weights when translating (fairseq names attention so)."""
+        """``--retain-dropout``: drop attention weights in translation, too."""
         if retain_dropout and (retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules):
             self.dropout_in_inference = True
 
     def _get_input_buffer(self, incremental_state: Optional[Dict[str, Any]]) -> Dict[str, Tensor]:
-        """What is cached, under fairseq's names: its decoder layer asks for them."""
+        """The cache under fairseq's names, which its decoder layer reads."""
         if incremental_state is None:
             return {}
         cache: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
@@ -163,7 +169,7 @@ class IncrementalAttention(FairseqIncrementalState):
 
 @functools.cache
 def incremental(attention_type: Any) -> Type[Any]:
-    """The class of an attention type (of :data:`.attention_types.ATTENTION_TYPES`) under fairseq's signature."""
+    """The class of an attention type (from :data:`.attention_types.ATTENTION_TYPES`) with fairseq's interface."""
     return type(
         f"Incremental{attention_type.__name__}",
         (IncrementalAttention, attention_type),
@@ -172,23 +178,25 @@ def incremental(attention_type: Any) -> Type[Any]:
 
 
 def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
-    """The attention of one layer (counted from 0) and site (``encoder``, ``cross`` or ``decoder``).
+    """The attention of one layer, counted from 0, and site (``encoder``, ``cross`` or ``decoder``).
 
     Args:
-        cfg: a ``TransformerCollabConfig``. A kernel that the heads of the layer do not have is ``auto`` to them.
-
+        cfg: a ``TransformerCollabConfig``. If the attention type of the layer does not have the kernel, ``auto``
+            replaces it.
     """
+    layer_id = f"{site}.{layer}"
+    shape = parse_shapes(cfg.attention_shapes).get(layer_id)
     attention_type: Any
-    name, kernel = f"{site}.{layer}", str(cfg.attention_kernel)
-    attention_type, arguments = layer_at(flat_settings(cfg), site, parse_shapes(cfg.attention_shapes).get(name))
-    made: IncrementalAttention = incremental(attention_type)(
+    attention_type, arguments = layer_at(flat_settings(cfg), site, shape)
+    kernel = str(cfg.attention_kernel)
+    attention: IncrementalAttention = incremental(attention_type)(
         **arguments,
         dropout=cfg.attention_dropout,
         kernel=kernel if kernel in attention_type.kernels else "auto",
         cross=site == "cross",
         noise=cfg.quant_noise.pq,
         noise_block=cfg.quant_noise.pq_block_size,
-        masked=parse_heads(cfg.mask_heads).get(name, ()),
+        masked=parse_heads(cfg.mask_heads).get(layer_id, ()),
         gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
     )
-    return made
+    return attention

@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq's own transformer as checkpoints of ours: what it computes stays the same."""
+"""Conversion of checkpoints of fairseq's ``transformer`` to ``transformer_collab``, with unchanged outputs."""
 
 import copy
 import logging
@@ -17,7 +17,7 @@ from .settings import ConfigurationError, check_type
 
 _SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
 
-#: parts of fairseq's model config that Hydra nests
+#: nested sections of fairseq's model config
 SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
 _STANDARD_HEADS: Dict[str, Any] = {
     "collaborative_heads": "none",
@@ -29,75 +29,74 @@ _STANDARD_HEADS: Dict[str, Any] = {
 
 
 def model_config(state: Dict[str, Any]) -> MutableMapping[str, Any]:
-    """The model's settings in a checkpoint, as a mapping whose changes are changes of the checkpoint."""
+    """The model settings of a checkpoint as a mapping; writing to it changes the checkpoint."""
     model = state["cfg"]["model"]
     return vars(model) if isinstance(model, Namespace) else model
 
 
 def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
-    """The same model as ``transformer_collab``: standard heads stay standard heads, every output stays what it was.
+    """Convert a checkpoint to ``transformer_collab``. Standard heads stay standard heads.
 
     Args:
         state: a checkpoint of fairseq's ``transformer`` in any size, or of ``transformer_collab``; not modified.
 
     Returns:
-        A checkpoint with settings of its own that shares the tensors of ``state``, as plain containers: ``cfg`` of the
-        whole run, the model's part being flat; ``args``, where fairseq before 0.10 had that, is gone.
-
-    Raises:
-        ConfigurationError: another model, or settings that cannot be read.
+        A checkpoint that shares the tensors of ``state``. Its settings are copies in plain containers: ``cfg`` of the
+        whole training run, with flat model settings. ``args`` (fairseq before 0.10) is None.
     """
-    made = dict(state)
-    cfg = made.get("cfg")
+    converted = dict(state)
+    cfg = state.get("cfg")
     if cfg is None:
-        if not isinstance(made.get("args"), Namespace):
-            raise ConfigurationError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
-        log = logging.getLogger("fairseq.dataclass.utils")
-        was_disabled, log.disabled = log.disabled, True  # it would print all settings before the error
-        try:
-            cfg = convert_namespace_to_omegaconf(made["args"])
-        except Exception as error:  # of fairseq, Hydra, OmegaConf or Python
-            raise ConfigurationError(f"the settings in args cannot be read: {error}") from error
-        finally:
-            log.disabled = was_disabled
-    made["args"] = None
-    made["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
-    made["cfg"]["model"] = flat(made["cfg"].get("model"))
-    model = model_config(made)
+        cfg = _cfg_from_args(state.get("args"))
+    converted["args"] = None
+    converted["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
+    converted["cfg"]["model"] = flat(converted["cfg"].get("model"))
+    model = model_config(converted)
     arch = model.get("_name") or model.get("arch")
-    kind = ARCH_MODEL_NAME_REGISTRY.get(arch, arch) if isinstance(arch, str) else arch
-    if kind == "transformer":
+    model_name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch) if isinstance(arch, str) else arch
+    if model_name == "transformer":
         model.update(copy.deepcopy(_STANDARD_HEADS), _name="transformer_collab", arch="transformer_collab")
-    elif kind != "transformer_collab":
-        raise ConfigurationError(
-            f"expected a checkpoint of fairseq's transformer or of transformer_collab, got one of {arch}"
-        )
-    parameters = type(made["model"])()  # an OrderedDict stays one
-    parameters.update((name, tensor) for name, tensor in made["model"].items() if not _SURPLUS.fullmatch(name))
-    made["model"] = parameters
-    return made
+    elif model_name != "transformer_collab":
+        raise ConfigurationError(f"the checkpoint must be of transformer or transformer_collab; got {arch}")
+    parameters = type(state["model"])()  # keeps an OrderedDict
+    parameters.update((name, tensor) for name, tensor in state["model"].items() if not _SURPLUS.fullmatch(name))
+    converted["model"] = parameters
+    return converted
+
+
+def _cfg_from_args(args: Any) -> Any:
+    """The settings of a checkpoint from fairseq before 0.10, as a config."""
+    if not isinstance(args, Namespace):
+        raise ConfigurationError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
+    log = logging.getLogger("fairseq.dataclass.utils")
+    was_disabled, log.disabled = log.disabled, True  # on an error, it logs all settings
+    try:
+        return convert_namespace_to_omegaconf(args)
+    except Exception as error:  # from fairseq, Hydra, OmegaConf or Python
+        raise ConfigurationError(f"the settings in args cannot be read: {error}") from error
+    finally:
+        log.disabled = was_disabled
 
 
 def drop_training_state(state: Dict[str, Any], **notes: Any) -> None:
-    """Take out of a checkpoint what belongs to other parameters: optimizer state, epoch, best loss and meters.
+    """Remove the optimizer state, epoch, best loss and meters of a checkpoint whose parameters were changed, in place.
 
-    fairseq-train can start from it, by ``--finetune-from-model`` or ``--restore-file``. ``notes``: kept in its place.
+    fairseq-train can start from the result with ``--finetune-from-model`` or ``--restore-file``.
+
+    Args:
+        notes: saved under ``extra_state``.
     """
     iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
     state.update(last_optimizer_state=None, extra_state={"train_iterator": iterator, **notes})
 
 
 def flat(model: Union[Namespace, Dict[str, Any], None]) -> Any:
-    """Settings with ``encoder_layers`` in the place of Hydra's ``encoder: {layers: …}``.
-
-    Raises:
-        ConfigurationError: ``encoder``, … are not settings.
-    """
+    """Model settings by flat names: ``encoder_layers`` instead of Hydra's ``encoder: {layers: …}``."""
     if isinstance(model, Namespace):
         return model
-    flat = dict(model or {})
-    for name in SUB_CONFIGS:
-        nested = flat.pop(name, None) or {}
-        check_type(f"model.{name}", Dict, nested)
-        flat.update({f"{name}_{key}": value for key, value in nested.items()})
-    return flat
+    settings = dict(model or {})
+    for section in SUB_CONFIGS:
+        nested = settings.pop(section, None) or {}
+        check_type(f"model.{section}", Dict, nested)
+        settings.update({f"{section}_{key}": value for key, value in nested.items()})
+    return settings

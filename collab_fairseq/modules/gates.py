@@ -12,18 +12,19 @@ from typing import Any, Dict
 import torch
 from torch import Tensor, nn
 
-#: what fairseq calls the criterion with a penalty on open gates (``training/gated_loss.py``)
+#: fairseq's name of the criterion that penalises open gates (``training/gated_loss.py``)
 CRITERION = "label_smoothed_cross_entropy_with_gates"
 
 
 class HeadGates(nn.Module):
     """One gate for each of H heads, independent of the input.
 
-    In training one draw per call; in evaluation a head is open (1) where log α > 0, else closed (0), so that what is
-    evaluated is what is left when closed heads are removed.
+    In training, each call samples the gates. In evaluation, a gate is 1 where log α > 0, else 0: removing the heads of
+    closed gates does not change the evaluated model.
 
     Args:
-        num_heads: H. init: log α of every head.
+        num_heads: H.
+        init: initial log α of every head.
 
     Parameters: ``log_alpha`` (H).
     """
@@ -36,8 +37,8 @@ class HeadGates(nn.Module):
         self.log_alpha = nn.Parameter(torch.full((num_heads,), float(init)))
 
     def forward(self) -> Tensor:
-        """(H), float32 or wider; between 0 and 1 in training, 0 or 1 in evaluation."""
-        log_alpha = self.log_alpha if self.log_alpha.dtype == torch.float64 else self.log_alpha.float()
+        """Gates (H), at least float32: in [0, 1] in training, 0 or 1 in evaluation."""
+        log_alpha = self._wide_log_alpha()
         if not self.training:
             return (log_alpha > 0).to(log_alpha.dtype)
         noise = torch.logit(torch.rand_like(log_alpha), eps=1e-7)
@@ -45,14 +46,16 @@ class HeadGates(nn.Module):
         return stretched.clamp(0.0, 1.0)
 
     def open_probability(self) -> Tensor:
-        """P(g ≠ 0) of each head, (H), float32 or wider, differentiable."""
-        log_alpha = self.log_alpha if self.log_alpha.dtype == torch.float64 else self.log_alpha.float()
-        return torch.sigmoid(log_alpha - self.beta * math.log(-self.gamma / self.zeta))
+        """P(g ≠ 0) of each head, (H), at least float32, differentiable."""
+        return torch.sigmoid(self._wide_log_alpha() - self.beta * math.log(-self.gamma / self.zeta))
+
+    def _wide_log_alpha(self) -> Tensor:
+        return self.log_alpha if self.log_alpha.dtype == torch.float64 else self.log_alpha.float()
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Any], name: str) -> None:
-        """A checkpoint without gates (fairseq's hook on loading): they start as in a new model."""
+        """fairseq's hook on loading: with a checkpoint without gates, gates keep their initial values."""
         state_dict.setdefault(f"{name}.log_alpha", torch.full_like(self.log_alpha.detach(), self.init))
 
 
-#: from here on the mean gate, clip(σ(log α) (ζ − γ) + γ), is exactly 1: where a converged model starts
+#: smallest log α at which the mean gate, clip(σ(log α) (ζ − γ) + γ), is exactly 1
 OPEN = math.log((1 - HeadGates.gamma) / (HeadGates.zeta - 1))

@@ -1,4 +1,4 @@
-"""fairseq's transformer layers with the attention of :mod:`.attention`; everything else is fairseq's."""
+"""fairseq's transformer layers with the attention of :mod:`.attention`."""
 
 from typing import Any, Dict
 
@@ -8,41 +8,43 @@ from torch import nn
 from .attention import IncrementalAttention, build_attention
 from .fairseq_compat import SURPLUS
 
-# fairseq 0.12.2's encoder layer, as released, keeps a second copy of its weights for a fast path that newer torch
-# cannot run; it would translate with weights that were never trained
+# The encoder layer of fairseq 0.12.2 keeps a second copy of its weights for a fast path that recent PyTorch versions
+# cannot run. Unpatched, it would translate with untrained weights.
 if "load_to_BT" in TransformerEncoderLayerBase.__init__.__code__.co_names:
     raise ImportError(
-        "fairseq's encoder layer is not patched: the start-up hook fairseq_modern is not at work in this Python. "
+        "fairseq's encoder layer is not patched: the start-up hook fairseq_modern is not active in this Python. "
         "Install this project with pip (which installs the hook), and leave FAIRSEQ_MODERN unset."
     )
 
 
 class CollabEncoderLayer(TransformerEncoderLayerBase):
-    """Encoder layer whose self-attention is as the config says.
+    """Encoder layer with the self-attention that the config sets.
 
     Args:
-        cfg: a ``TransformerCollabConfig``. layer: number of this layer, from 0.
+        cfg: a ``TransformerCollabConfig``.
+        layer: index of this layer, from 0.
     """
 
     def __init__(self, cfg: Any, layer: int, return_fc: bool = False) -> None:
-        self._number = layer  # plain attributes may precede Module.__init__, which calls build_self_attention
+        self._number = layer  # before Module.__init__, which calls build_self_attention
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
         return build_attention(cfg, self._number, "encoder")
 
-    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *rest: Any) -> None:
-        """As any module: fairseq's layer joins the weights of its attention, which must be of one width for that."""
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
+        """Skip fairseq's method, which concatenates the attention weights and so requires equal widths."""
         for name in SURPLUS:
             state_dict.pop(prefix + name, None)
-        nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class CollabDecoderLayer(TransformerDecoderLayerBase):
-    """Decoder layer whose self- and cross-attention are as the config says.
+    """Decoder layer with the self-attention and cross-attention that the config sets.
 
     Args:
-        cfg, layer: see :class:`CollabEncoderLayer`. no_encoder_attn: no cross-attention.
+        cfg, layer: see :class:`CollabEncoderLayer`.
+        no_encoder_attn: build no cross-attention.
     """
 
     def __init__(self, cfg: Any, layer: int, no_encoder_attn: bool = False) -> None:

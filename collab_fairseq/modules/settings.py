@@ -1,95 +1,104 @@
-"""Which attention of a transformer is collaborative, and how large each one is."""
+"""Settings of attention: which sites are collaborative, shapes of single layers, types of values."""
 
 import reprlib
 from enum import Enum
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
 
-from collab_fairseq.attention.attention_types import SITES, of_one_layer, side_of
+from collab_fairseq.attention.attention_types import SITES, of_one_layer
 from fairseq_modern.errors import UserError
 
-__all__ = ["SITES", "ConfigurationError", "check_type", "flat_settings", "parse_shapes", "parse_sites"]
-
-_LARGEST = 2**63 - 1  # that torch takes
+_LARGEST = 2**63 - 1  # largest integer that PyTorch accepts
 
 
 class ConfigurationError(UserError):
-    """A flag or config value that cannot be; the message names it, what was expected and what was got."""
+    """A flag or setting has an invalid value."""
 
 
-def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> FrozenSet[str]:
-    """Sites of a flag: names of :data:`SITES` joined by ``_`` in any order, or ``none``.
-
-    Raises:
-        ConfigurationError: anything else, naming the part that is wrong.
-    """
-    if flag == "none":
+def parse_sites(value: str, flag: str = "--collaborative-heads") -> FrozenSet[str]:
+    """The sites in the value of a flag: names from :data:`SITES` joined by ``_`` in any order, or ``none``."""
+    if value == "none":
         return frozenset()
-    names = str(flag).split("_")
-    for name in names:
-        if name not in SITES:
-            raise ConfigurationError(
-                f"{name_of_flag} must be sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), "
-                f"or none, but {name!r} in {flag!r} is not a site"
-            )
+    names = str(value).split("_")
+    if not set(names) <= set(SITES):
+        raise ConfigurationError(
+            f"{flag} must be sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), or none; "
+            f"got {value!r}"
+        )
     if len(set(names)) != len(names):
-        raise ConfigurationError(f"{name_of_flag} must name each site once, but is {flag!r}")
+        raise ConfigurationError(f"{flag} must name each site once; got {value!r}")
     return frozenset(names)
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
-    """The config field ``attention_shapes``: layer name → properties of :func:`.of_one_layer`, those that are not None.
+    """Check the setting ``attention_shapes``, and drop properties that are None.
 
-    Raises:
-        ConfigurationError: a key that is not ``site.layer``, an unknown property or one of another type, by name.
+    Args:
+        shapes: layer ID (``cross.3``) → properties from :func:`.of_one_layer`.
     """
-    parsed, known = {}, of_one_layer()
-    check_type("attention_shapes", Dict, {} if shapes is None else shapes)
-    for name, properties in (shapes or {}).items():
-        site, _, layer = str(name).partition(".")
+    if shapes is None:
+        return {}
+    check_type("attention_shapes", Dict, shapes)
+    parsed = {}
+    property_types = of_one_layer()
+    for layer_id, properties in shapes.items():
+        site, _, layer = str(layer_id).partition(".")
         if site not in SITES or not layer.isdecimal():
-            raise ConfigurationError(f"attention_shapes must be keyed like encoder.0 or cross.3, but has {name!r}")
-        check_type(f"attention_shapes[{name}]", Dict, properties)
-        for key, value in properties.items():
-            if key not in known:
-                raise ConfigurationError(f"attention_shapes[{name}] may have {', '.join(known)}, but has {key!r}")
-            check_type(f"attention_shapes[{name}].{key}", Optional[known[key]], value)
-        parsed[name] = {key: value for key, value in properties.items() if value is not None}
+            raise ConfigurationError(f"keys of attention_shapes must look like encoder.0 or cross.3; got {layer_id!r}")
+        setting = f"attention_shapes[{layer_id}]"
+        check_type(setting, Dict, properties)
+        for name, value in properties.items():
+            if name not in property_types:
+                raise ConfigurationError(f"properties in {setting} must be {', '.join(property_types)}; got {name!r}")
+            check_type(f"{setting}.{name}", Optional[property_types[name]], value)
+        parsed[layer_id] = {name: value for name, value in properties.items() if value is not None}
     return parsed
 
 
-def check_type(name: str, kind: Any, value: Any) -> None:
-    """See that a setting is of the type of its field.
+def check_type(name: str, hint: Any, value: Any) -> None:
+    """Raise ConfigurationError unless the value of a setting has the type of its field.
 
     Args:
-        name: what the error calls it. kind: a type hint of a config's dataclass; of choices any text is one.
-
-    Raises:
-        ConfigurationError: naming the setting, what was expected and what was got.
+        name: of the setting, for the error message.
+        hint: the field's type hint. Any text is accepted for an enumeration.
     """
-    if kind is Any:
+    if hint is Any:
         return
-    optional = get_origin(kind) is Union
-    if optional:
-        (kind,) = set(get_args(kind)) - {type(None)}
-    base = get_origin(kind) or kind
-    if base is list:  # the command line gives these as text
-        expected, fits = "a list of numbers", isinstance(value, (list, tuple, str))
-        fits = fits and (isinstance(value, str) or all(isinstance(number, int) for number in value))
+    if get_origin(hint) is Union:  # Optional
+        if value is None:
+            return
+        (hint,) = set(get_args(hint)) - {type(None)}
+    base = get_origin(hint) or hint
+    if base is list:
+        expected, valid = "a list of numbers", _is_list_of_numbers(value)
     elif base is dict:
-        expected, fits = "a mapping", isinstance(value, Mapping)
+        expected, valid = "a mapping", isinstance(value, Mapping)
     elif base is bool:
-        expected, fits = "true or false", isinstance(value, int) and value in (0, 1)
+        expected, valid = "true or false", isinstance(value, int) and value in (0, 1)
     elif base in (int, float):
-        expected, fits = f"of type {base.__name__}", isinstance(value, (int, base)) and not isinstance(value, bool)
-        fits = fits and -_LARGEST <= value <= _LARGEST  # NaN is not
-    else:  # text, or one of several choices
-        expected, fits = "of type str", isinstance(value, (str, Enum)) and value != "???"  # OmegaConf's "missing"
-    if not fits and not (optional and value is None):
+        expected, valid = f"of type {base.__name__}", _is_number(value, base)
+    else:
+        missing = value == "???"  # in OmegaConf
+        expected, valid = "of type str", isinstance(value, (str, Enum)) and not missing
+    if not valid:
         raise ConfigurationError(f"{name} must be {expected}; got {reprlib.repr(value)}")
 
 
+def _is_list_of_numbers(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(number, int) for number in value)
+    return isinstance(value, str)  # from the command line
+
+
+def _is_number(value: Any, number_type: type) -> bool:
+    is_number = isinstance(value, (int, number_type)) and not isinstance(value, bool)
+    return is_number and -_LARGEST <= value <= _LARGEST  # False for NaN
+
+
 def flat_settings(cfg: Any) -> Dict[str, Any]:
-    """The settings of a config by flat names, with the sizes that attention depends on."""
-    sides = {side_of(site): getattr(cfg, side_of(site)) for site in SITES}
-    names = ("embed_dim", "attention_heads")
-    return {**vars(cfg), **{f"{side}_{name}": getattr(own, name) for side, own in sides.items() for name in names}}
+    """Settings of a config by flat names, with the widths and numbers of heads of encoder and decoder."""
+    settings = dict(vars(cfg))
+    for side in ("encoder", "decoder"):
+        stack = getattr(cfg, side)
+        settings[f"{side}_embed_dim"] = stack.embed_dim
+        settings[f"{side}_attention_heads"] = stack.attention_heads
+    return settings

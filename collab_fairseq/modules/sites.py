@@ -1,4 +1,4 @@
-"""The attention layers of a model or checkpoint by name: ``encoder.0``, ``cross.3``, …, as in ``attention_shapes``."""
+"""Attention layers of a model or checkpoint by layer ID (``encoder.0``, ``cross.3``), as in ``attention_shapes``."""
 
 import contextlib
 import itertools
@@ -16,8 +16,8 @@ from .gates import HeadGates
 from .heads import short_name
 from .settings import SITES, ConfigurationError, flat_settings, parse_shapes
 
-# site → the stack of layers and the attribute of a layer that it is
-_HOMES = {
+# site → stack of layers, attribute of a layer
+_ATTRIBUTES = {
     "encoder": ("encoder", "self_attn"),
     "cross": ("decoder", "encoder_attn"),
     "decoder": ("decoder", "self_attn"),
@@ -25,18 +25,14 @@ _HOMES = {
 
 
 def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
-    """``site.layer`` → attention, all encoder layers first, then all of cross-, then all of decoder self-attention.
+    """Layer ID → attention of a ``transformer_collab``: encoder layers, then cross-attention, then decoder layers.
 
-    Args:
-        model: a ``transformer_collab``.
-
-    Raises:
-        ConfigurationError: a model with other attention, such as fairseq's (:func:`.as_transformer_collab`).
+    Other models raise ConfigurationError; :func:`.as_transformer_collab` converts checkpoints of fairseq's.
     """
     attention: Dict[str, IncrementalAttention] = {}
-    for site, (stack, attribute) in _HOMES.items():
-        layers = getattr(getattr(model, stack), "layers")  # noqa: B009  (a module, to mypy)
-        for number in range(len(layers)):  # iterating would skip layers at random where layers are dropped in training
+    for site, (stack, attribute) in _ATTRIBUTES.items():
+        layers = getattr(getattr(model, stack), "layers")  # noqa: B009  (untyped for mypy)
+        for number in range(len(layers)):  # with LayerDrop, iteration skips layers at random
             layer = getattr(layers[number], attribute)
             if layer is None:  # a decoder without cross-attention
                 continue
@@ -50,29 +46,29 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
 
 @contextlib.contextmanager
 def swapped(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """The model with other attention at the given layers, for the length of a ``with`` block."""
-    before = {name: model.get_submodule(parameter_prefix(name)[:-1]) for name in layers}
+    """Context manager that replaces attention layers of a model, given by layer ID."""
+    names = {layer_id: parameter_prefix(layer_id)[:-1] for layer_id in layers}
+    originals = {layer_id: model.get_submodule(name) for layer_id, name in names.items()}
     try:
-        for name, layer in layers.items():
-            model.set_submodule(parameter_prefix(name)[:-1], layer)
+        for layer_id, layer in layers.items():
+            model.set_submodule(names[layer_id], layer)
         yield
     finally:
-        for name, layer in before.items():
-            model.set_submodule(parameter_prefix(name)[:-1], layer)
+        for layer_id, layer in originals.items():
+            model.set_submodule(names[layer_id], layer)
 
 
-def parameter_prefix(name: str) -> str:
-    """The prefix of the parameters of ``site.layer`` in a checkpoint: ``encoder.layers.0.self_attn.``"""
-    site, _, number = name.partition(".")
-    stack, attribute = _HOMES[site]
+def parameter_prefix(layer_id: str) -> str:
+    """The prefix of a layer's parameters in a checkpoint: ``encoder.0`` → ``encoder.layers.0.self_attn.``"""
+    site, _, number = layer_id.partition(".")
+    stack, attribute = _ATTRIBUTES[site]
     return f"{stack}.layers.{number}.{attribute}."
 
 
 def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
-    """Layer name → the attention of a checkpoint of ``transformer_collab``, without fairseq's signature.
+    """Layer ID → attention, without fairseq's interface, from a checkpoint of ``transformer_collab``.
 
-    Raises:
-        ConfigurationError: it has no attention layers, or parameters of attention are missing or of other sizes.
+    Missing parameters and unexpected shapes raise ConfigurationError.
     """
     config, parameters = model_config(dict(state)), state["model"]
     shapes = parse_shapes(config.get("attention_shapes"))
@@ -85,13 +81,16 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             if not any(name.startswith(prefix) for name in parameters):
                 break
             layer = sized(settings, site, shapes.get(layer_id))
-            tensors = {name: parameters.get(prefix + name) for name in layer.state_dict()}
+            tensors = {}
             for name, expected in layer.state_dict().items():
-                if tensors[name] is None:
-                    raise ConfigurationError(f"the checkpoint has no {prefix}{name}, which its attention there has")
-                if tensors[name].shape != expected.shape:
-                    sizes, got = tuple(expected.shape), tuple(tensors[name].shape)
-                    raise ConfigurationError(f"{prefix}{name} must have shape {sizes}; got {got}")
+                tensor = parameters.get(prefix + name)
+                if tensor is None:
+                    raise ConfigurationError(f"the checkpoint has no {prefix}{name}")
+                if tensor.shape != expected.shape:
+                    raise ConfigurationError(
+                        f"{prefix}{name} must have shape {tuple(expected.shape)}; got {tuple(tensor.shape)}"
+                    )
+                tensors[name] = tensor
             layer.load_state_dict(tensors, assign=True)
             layers[layer_id] = layer
     if not layers:
@@ -100,13 +99,13 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
 
 
 def gates_of(model: nn.Module) -> Dict[str, HeadGates]:
-    """Layer (``E:1``, …) → its gates, of a model that may be wrapped for data-parallel training."""
-    sites = {home: site for site, home in _HOMES.items()}
+    """Layer name (``E:1``) → gates of a model, which may be wrapped for data-parallel training."""
+    site_of = {path: site for site, path in _ATTRIBUTES.items()}
     gates = {}
     for name, module in model.named_modules():
         if isinstance(module, HeadGates):
-            stack, _, rest = name.partition(".layers.")  # … encoder.layers.0.self_attn.head_gates
-            parts = rest.split(".")
-            site = sites[stack.split(".")[-1], parts[-2]]
-            gates[short_name(f"{site}.{parts[0]}")] = module
+            stack, _, path = name.partition(".layers.")  # of module.encoder.layers.0.self_attn.head_gates
+            number, *_, attribute, _ = path.split(".")
+            site = site_of[stack.split(".")[-1], attribute]
+            gates[short_name(f"{site}.{number}")] = module
     return gates

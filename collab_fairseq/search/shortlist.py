@@ -1,12 +1,12 @@
-"""fairseq's beam search with fewer passes over the vocabulary: the same hypotheses and scores, sooner.
+"""fairseq's beam search with fewer passes over the vocabulary: the same hypotheses and scores in less time.
 
-fairseq's SequenceGenerator goes over the log-probabilities of the whole vocabulary six times at every step. But of a
-hypothesis only its 2 · beam best entries can be among the 2 · beam best of its sentence. So the generator is shown a
-vocabulary of 4 + 2 · beam entries, a separate one for each hypothesis: the four special symbols, under their usual
-numbers, and its best others. The entries that the search chooses are then given their real numbers.
+At every step, fairseq's SequenceGenerator reads the log-probabilities of all vocabulary entries six times. But only the
+2 · beam best entries of a hypothesis can be among the 2 · beam best of its sentence. So the generator gets a shortlist
+of 4 + 2 · beam entries for each hypothesis: the four special symbols, with their usual indices, and the best other
+entries. The indices that the search selects are then mapped to the vocabulary.
 
-Whatever else reads or changes log-probabilities by their numbers (sampling, constraints, forced prefixes, blocked
-n-grams, a language model) gets the whole vocabulary, as in fairseq.
+Searches that use vocabulary indices (sampling, constraints, forced prefixes, blocked n-grams, a language model) get the
+complete vocabulary, as in fairseq.
 """
 
 import copy
@@ -19,20 +19,21 @@ from torch import Tensor, nn
 
 #: <s>, <pad>, </s>, <unk>
 SPECIAL = 4
-#: entries of a block; the largest of each block is looked for first
+#: entries per block in :func:`largest`
 BLOCK = 64
 
 State = Dict[str, Dict[str, Optional[Tensor]]]
 
 
 class Shortlist(EnsembleModel):  # type: ignore[misc]
-    """Models that report, of each of R hypotheses, the log-probabilities of 4 + K vocabulary entries only.
+    """Models that return log-probabilities of 4 + K vocabulary entries for each of R hypotheses.
 
     Args:
-        models: one or several transformers. size: K.
+        models: one or several transformers.
+        size: K.
 
     Attributes:
-        entries: (R, 4 + K), the numbers of these entries, of the last step.
+        entries: (R, 4 + K), vocabulary indices of these entries in the last step.
     """
 
     def __init__(self, models: List[nn.Module], size: int) -> None:
@@ -44,25 +45,20 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: List[Any], incremental_states: List[State], temperature: float = 1.0
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Log-probabilities (R, 4 + K), and attention (R, S) or None; arguments as in fairseq."""
-        if len(self.models) > 1 or not self._one_product(self.single_model.decoder):
+        """Log-probabilities (R, 4 + K), and attention (R, S) over S source positions or None."""
+        if len(self.models) > 1 or not _has_linear_output(self.single_model.decoder):
             lprobs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         else:
             lprobs, attention = self._decode(tokens, encoder_outs[0], incremental_states[0], temperature)
-        values, numbers = largest(lprobs[:, SPECIAL:], self.size)
+        values, indices = largest(lprobs[:, SPECIAL:], self.size)
         special = torch.arange(SPECIAL, device=lprobs.device).expand(lprobs.size(0), -1)
-        self.entries = torch.cat([special, numbers + SPECIAL], 1)
+        self.entries = torch.cat([special, indices + SPECIAL], 1)
         return torch.cat([lprobs[:, :SPECIAL], values], 1), attention
-
-    @staticmethod
-    def _one_product(decoder: Any) -> bool:
-        layer = decoder.output_projection
-        return decoder.adaptive_softmax is None and type(layer) is nn.Linear and layer.bias is None
 
     def _decode(
         self, tokens: Tensor, source: Any, incremental_state: State, temperature: float
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Log-probabilities (R, V) of one model, in memory that the next step uses again; attention."""
+        """Log-probabilities (R, V) of one model, in memory that all steps share; attention."""
         decoder: Any = self.single_model.decoder
         features, extra = decoder(tokens, encoder_out=source, incremental_state=incremental_state, features_only=True)
         features, weight = features[:, -1], decoder.output_projection.weight
@@ -81,10 +77,15 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         return torch.log_softmax(logits, -1, out=logits), attention
 
 
-def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
-    """The K largest of each row (R, V), in order, and their columns, both (R, K): ``topk``, faster on a CPU.
+def _has_linear_output(decoder: Any) -> bool:
+    layer = decoder.output_projection
+    return decoder.adaptive_softmax is None and type(layer) is nn.Linear and layer.bias is None
 
-    They lie in the K blocks with the largest maxima; a maximum costs a fraction of a sorted selection.
+
+def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
+    """``topk``, faster on a CPU: the K largest values of each row (R, V), sorted, and their columns, both (R, K).
+
+    The K blocks with the largest maxima contain these values, and maxima are much cheaper than sorting.
     """
     rows, blocks = values.size(0), values.size(1) // BLOCK
     if values.device.type != "cpu" or blocks < 4 * number:
@@ -100,22 +101,22 @@ def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
 
 
 class ShortlistSearch(BeamSearch):  # type: ignore[misc]
-    """fairseq's beam search over the entries of a :class:`Shortlist`, which it gives their real numbers."""
+    """fairseq's beam search over the entries of a :class:`Shortlist`, mapped to vocabulary indices."""
 
     def __init__(self, search: BeamSearch, model: Shortlist) -> None:
         nn.Module.__init__(self)
-        self.__dict__.update(search.__dict__)  # it has numbers only
-        self._shortlist = [model]  # not a submodule of this one as well
+        self.__dict__.update(search.__dict__)  # numbers only
+        self._shortlist = [model]  # in a list, so that it does not become a submodule
 
     def step(self, step: int, lprobs: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
-        """Scores, vocabulary entries and beams (N, 2 · beam), of log-probabilities (N, beam, 4 + K)."""
+        """Scores, vocabulary indices and beams, (N, 2 · beam), from log-probabilities (N, beam, 4 + K)."""
         scores, columns, beams = super().step(step, lprobs, *rest)
         entries = self._shortlist[0].entries.view(lprobs.size(0), -1)  # (N, beam · (4 + K))
         return scores, entries.gather(1, beams * lprobs.size(2) + columns), beams
 
 
 class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
-    """See the top of this file. Models: ``transformer_collab``, or fairseq's ``transformer``."""
+    """Beam search over shortlists (see the module docstring), for ``transformer`` and ``transformer_collab``."""
 
     def _generate(
         self,
@@ -125,14 +126,14 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
         bos_token: Optional[int] = None,
     ) -> List[List[Dict[str, Tensor]]]:
         size = 2 * self.beam_size
-        plain = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
+        plain_search = type(self.search) is BeamSearch and self.lm_model is None and self.repeat_ngram_blocker is None
         forced = prefix_tokens is not None or constraints is not None or self.token_indices_to_suppress is not None
-        special = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
-        if forced or not (plain and special):
+        fits = max(self.pad, self.eos, self.unk) < SPECIAL and self.vocab_size > SPECIAL + size
+        if forced or not (plain_search and fits):
             return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
-        shown = copy.copy(self)  # several threads may share the generator
-        shown._modules = dict(self._modules)
-        shown.model = Shortlist(list(self.model.models), size).eval()
-        shown.search = ShortlistSearch(self.search, shown.model)
-        shown.vocab_size = SPECIAL + size
-        return SequenceGenerator._generate(shown, sample, bos_token=bos_token)  # type: ignore[no-any-return]
+        generator = copy.copy(self)  # threads may share self
+        generator._modules = dict(self._modules)
+        generator.model = Shortlist(list(self.model.models), size).eval()
+        generator.search = ShortlistSearch(self.search, generator.model)
+        generator.vocab_size = SPECIAL + size
+        return SequenceGenerator._generate(generator, sample, bos_token=bos_token)  # type: ignore[no-any-return]

@@ -1,4 +1,1 @@
-"""What makes training steps faster or trains something else: losses, optimizer and dropout, under fairseq's names.
-
-:mod:`collab_fairseq.models` imports those that fairseq knows by a name of their own.
-"""
+"""Faster or additional training methods: losses, optimizer and dropout, registered by :mod:`collab_fairseq.models`."""

@@ -1,18 +1,19 @@
-"""The criterion ``label_smoothed_cross_entropy_chunked``: fairseq's label-smoothed loss without its large tensors.
+"""The criterion ``label_smoothed_cross_entropy_chunked``: fairseq's label-smoothed loss with less memory.
 
-fairseq lays out logits, log-probabilities and the gradients of both for all N tokens of a batch and all V types. Here
-the output projection and the loss are computed for some tokens at a time, and no tensor is larger than
-:data:`CHUNK_BYTES` (on a GPU :data:`GPU_CHUNK_BYTES`). With features x, weight W and bias b of the output projection,
-p = softmax(x Wᵀ + b), target t and
+fairseq stores logits, log-probabilities and their gradients for all N tokens of a batch and all V vocabulary entries.
+Here the output projection and the loss are computed for one chunk of tokens at a time, and no tensor of logits is
+larger than :data:`CHUNK_BYTES` (:data:`GPU_CHUNK_BYTES` on a GPU). With features x, weight W and bias b of the output
+projection, p = softmax(x Wᵀ + b), and target t, the loss of token n is
 
     loss_n = (1 − ε − ε') · (− log p_t) + ε' · Σ_v (− log p_v)          ε' = ε / (V − 1)
 
-the gradient of the logits is p − (1 − ε − ε') · onehot(t) − ε', since the factors of p sum to 1. Where the sum of all
-losses is wanted, as in training, gradients of x, W and b are computed right away, chunk by chunk, so that logits are
-computed once; float16 waits for the scale of the loss that only the backward pass knows, and computes logits twice.
-Padding is left out from the start. Label smoothing: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
+The factors of the log p sum to 1, so the gradient of the logits is p − (1 − ε − ε') · onehot(t) − ε'. If the losses are
+summed, as in training, the forward pass computes the gradients of x, W and b for each chunk, so that logits are
+computed once. In float16, gradients need the loss scale, which only the backward pass knows: it computes the logits
+again. Padding is skipped. Label smoothing: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
 """
 
+import math
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -28,17 +29,18 @@ from torch import Tensor, nn
 from collab_fairseq.modules.settings import ConfigurationError
 
 CRITERION = "label_smoothed_cross_entropy_chunked"
-#: of the log-probabilities of one chunk of tokens; on a GPU a small one would take longer to launch than to compute
+#: size of the log-probabilities of one chunk of tokens; on a GPU, launching small chunks takes longer than computing
 CHUNK_BYTES = 1 << 25
 GPU_CHUNK_BYTES = 1 << 29
 
 
 class Losses(NamedTuple):
-    """Of N tokens.
+    """Losses of N tokens.
 
     Attributes:
-        loss, nll: the loss and its part − log p_t, sums or (N).
-        correct: how many targets are the most probable type, if that was asked for, else 0.
+        loss: the label-smoothed loss, summed or (N).
+        nll: − log p_t, summed or (N).
+        correct: number of targets with the highest probability; 0 if not counted.
     """
 
     loss: Tensor
@@ -55,15 +57,15 @@ def label_smoothed(
     reduce: bool = True,
     count: bool = False,
 ) -> Losses:
-    """The loss at the top of this file; of the three results only ``loss`` has a gradient, and only a first one.
+    """The loss in the module docstring. Only ``loss`` has a gradient, and no second derivative.
 
     Args:
-        features: x, (N, D). Under autocast products are computed in its type.
+        features: x, (N, D). Under autocast, matrix products are computed in the autocast dtype.
         weight, bias: W (V, D) and b (V) or None, of the output projection.
-        target: (N), type numbers from 0 to V − 1.
+        target: t, (N), from 0 to V − 1.
         epsilon: ε, weight of the smoothing.
-        reduce: sums over tokens instead of a number for each.
-        count: whether to count correct predictions.
+        reduce: sum over tokens.
+        count: count correct predictions.
     """
     device = features.device.type
     product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
@@ -74,16 +76,16 @@ def label_smoothed(
 
 
 class Gradients:
-    """Gradients of features (N, D), weight (V, D) and bias (V), summed up chunk by chunk; None where none is needed."""
+    """Gradients of features (N, D), weight (V, D) and bias (V), accumulated over chunks; None if not needed."""
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Optional[Tensor], needed: Tuple[bool, ...]) -> None:
-        wide = torch.promote_types(weight.dtype, torch.float32)  # a sum of many chunks
+        wide = torch.promote_types(weight.dtype, torch.float32)  # sums over many chunks
         self.features = torch.empty_like(features) if needed[0] else None
         self.weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
         self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
 
     def add(self, rows: slice, logits: Tensor, features: Tensor, weight: Tensor) -> None:
-        """Add a chunk: gradient of its logits (n, V), its features (n, D), and W, in the type of the products."""
+        """Add a chunk: the gradient of its logits (n, V); its features (n, D) and W in the dtype of the products."""
         if self.bias is not None:
             self.bias.add_(logits.sum(0))
         logits = logits.to(weight.dtype)
@@ -97,24 +99,30 @@ class Gradients:
             self.weight.add_(logits.t().mm(features))
 
     def of(self, *leaves: Optional[Tensor]) -> List[Optional[Tensor]]:
-        """The three gradients, each in the type of its leaf."""
-        pairs = zip((self.features, self.weight, self.bias), leaves, strict=True)
-        return [None if gradient is None or leaf is None else gradient.to(leaf.dtype) for gradient, leaf in pairs]
+        """The three gradients, each in the dtype of its leaf."""
+        gradients = (self.features, self.weight, self.bias)
+        return [
+            None if gradient is None or leaf is None else gradient.to(leaf.dtype)
+            for gradient, leaf in zip(gradients, leaves, strict=True)
+        ]
 
 
 def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator[Tuple[slice, Tensor, Tensor]]:
-    """Rows of a chunk, their features (n, D) and log-probabilities (n, V), in memory that the next chunk reuses.
+    """For each chunk: its rows, their features (n, D) and log-probabilities (n, V) in memory that chunks share.
 
     Args:
-        features: (N, D). weight, bias: (V, D) and (V) or None, in the type of the products.
+        features: (N, D).
+        weight, bias: (V, D) and (V) or None, in the dtype of the products.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     limit = GPU_CHUNK_BYTES if weight.device.type == "cuda" else CHUNK_BYTES
-    size = max(1, limit // (weight.size(0) * wide.itemsize))
-    size = -(-features.size(0) // max(1, -(-features.size(0) // size)))  # chunks of nearly equal size
-    memory = torch.empty(min(size, features.size(0)), weight.size(0), dtype=wide, device=weight.device)
-    for first in range(0, features.size(0), max(1, size)):
-        rows = slice(first, min(first + size, features.size(0)))
+    tokens = features.size(0)
+    largest = max(1, limit // (weight.size(0) * wide.itemsize))
+    number = max(1, math.ceil(tokens / largest))
+    size = max(1, math.ceil(tokens / number))  # chunks of nearly equal size
+    memory = torch.empty(min(size, tokens), weight.size(0), dtype=wide, device=weight.device)
+    for first in range(0, tokens, size):
+        rows = slice(first, min(first + size, tokens))
         chunk = features[rows].to(weight.dtype)
         logits = memory[: rows.stop - first]
         if wide == weight.dtype:
@@ -127,7 +135,7 @@ def chunks(features: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Iterator
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The formulas at the top of this file; ``product``: type of products; ``early``: gradients are computed here."""
+    """The formulas above. ``product``: dtype of matrix products; ``early``: compute gradients in the forward pass."""
 
     @staticmethod
     def forward(
@@ -156,8 +164,8 @@ class ChunkedLoss(torch.autograd.Function):
                 correct += log_probabilities.argmax(1, keepdim=True).eq(targets).sum()
             if gradients is not None:
                 gradients.add(rows, gradient_of_logits(log_probabilities, targets, epsilon), chunk, cast)
-        on_target, per_type = factors(epsilon, weight.size(0))
-        loss = on_target * nll + per_type * smooth
+        on_target, per_entry = factors(epsilon, weight.size(0))
+        loss = on_target * nll + per_entry * smooth
         if reduce:
             loss, nll = loss.sum(), nll.sum()
         ctx.save_for_backward(features, weight, bias, target)
@@ -167,14 +175,14 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
-        # torch's once_differentiable lets the second derivative be zero if the incoming gradient is a constant
+        # torch's once_differentiable would return a second derivative of zero if the incoming gradient is constant
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"create_graph must be False with --criterion {CRITERION}, which has no second derivative; got True: "
-                "use label_smoothed_cross_entropy"
+                f"create_graph must be False with --criterion {CRITERION}, which has no second derivative; got True "
+                "(use label_smoothed_cross_entropy)"
             )
         features, weight, bias, target = ctx.saved_tensors
-        gradients, ctx.gradients = ctx.gradients, None  # a second backward pass (retain_graph) computes them again
+        gradients, ctx.gradients = ctx.gradients, None  # recomputed in a second backward pass (retain_graph)
         if gradients is not None:
             scaled = gradients.of(features, weight, bias)
             if gradient.device.type != "cpu" or gradient.item() != 1.0:
@@ -189,45 +197,43 @@ class ChunkedLoss(torch.autograd.Function):
         return (*gradients.of(features, weight, bias), *[None] * 6)
 
 
-def factors(epsilon: float, types: int) -> Tuple[float, float]:
+def factors(epsilon: float, vocabulary_size: int) -> Tuple[float, float]:
     """1 − ε − ε', and ε' = ε / (V − 1)."""
-    per_type = epsilon / (types - 1)
-    return 1.0 - epsilon - per_type, per_type
+    per_entry = epsilon / (vocabulary_size - 1)
+    return 1.0 - epsilon - per_entry, per_entry
 
 
 def gradient_of_logits(log_probabilities: Tensor, target: Tensor, epsilon: float) -> Tensor:
-    """p − (1 − ε − ε') · onehot(t) − ε', in the place of log p, (n, V); target (n, 1)."""
-    on_target, per_type = factors(epsilon, log_probabilities.size(1))
-    gradient = log_probabilities.exp_().sub_(per_type)
+    """p − (1 − ε − ε') · onehot(t) − ε' from log p (n, V), in place; target (n, 1)."""
+    on_target, per_entry = factors(epsilon, log_probabilities.size(1))
+    gradient = log_probabilities.exp_().sub_(per_entry)
     return gradient.scatter_add_(1, target, gradient.new_full(target.shape, -on_target))
 
 
 @register_criterion(CRITERION, dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # type: ignore[misc]
-    """fairseq's ``label_smoothed_cross_entropy``, with its options, in chunks: see the top of this file.
+    """fairseq's ``label_smoothed_cross_entropy`` with its options, computed in chunks (see the module docstring).
 
-    For fairseq's ``transformer`` and ours, with shared embeddings or without.
-
-    Raises:
-        ConfigurationError: a model whose output is not one linear layer, as with ``--adaptive-softmax-cutoff``.
+    It supports ``transformer`` and ``transformer_collab``, with or without shared embeddings. Other output layers, as
+    with ``--adaptive-softmax-cutoff``, raise ConfigurationError.
     """
 
-    state_of = LabelSmoothedCrossEntropyCriterion.__name__  # to fairseq_modern, as with the optimizer fused_adam
+    state_of = LabelSmoothedCrossEntropyCriterion.__name__  # fairseq_modern resumes a run with either criterion
 
     def check_training(self, trainer: Any) -> None:
-        """Reject other models, and DDP that looks for unused parameters before the loss uses them."""
+        """Reject other models, and DDP that searches for unused parameters before the loss uses the output layer."""
         cfg, model = trainer.cfg.distributed_training, trainer.get_model()
         tied = output_projection(model).weight is model.decoder.embed_tokens.weight
-        looks = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
-        if looks and not tied and trainer.data_parallel_world_size > 1:
+        searches = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
+        if searches and not tied and trainer.data_parallel_world_size > 1:
             raise ConfigurationError(
                 f"--criterion {CRITERION} uses the output projection outside the model, where --find-unused-parameters "
-                "does not see it; leave that out, use --ddp-backend legacy_ddp, or share the embeddings of the decoder "
-                "(--share-decoder-input-output-embed)"
+                "does not find it; leave out that flag, use --ddp-backend legacy_ddp, or share the decoder's "
+                "embeddings (--share-decoder-input-output-embed)"
             )
 
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
-        output_projection(model)  # raises an error for a model that may not know features_only
+        output_projection(model)  # rejects models without features_only
         sample = {**sample, "net_input": {**sample["net_input"], "features_only": True}}
         result: Tuple[Tensor, int, Any] = super().forward(model, sample, reduce=reduce)
         return result
@@ -237,8 +243,8 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         features, extra = net_output
         target = model.get_targets(sample, net_output)[:, self.ignore_prefix_size :].flatten()
         features = features[:, self.ignore_prefix_size :].flatten(0, 1)
-        known = target.device.type == "cuda" and self.ignore_prefix_size == 0
-        kept = tokens(target, self.padding_idx, sample["ntokens"] if known else None)
+        number = sample["ntokens"] if target.device.type == "cuda" and self.ignore_prefix_size == 0 else None
+        kept = tokens(target, self.padding_idx, number)
         layer = output_projection(model)
         if kept.numel() < target.numel():
             features = features.index_select(0, kept)
@@ -252,13 +258,13 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         return zeros.index_copy(0, kept, losses.loss[:, None]), zeros.index_copy(0, kept, losses.nll[:, None])
 
     def compute_accuracy(self, model: Any, net_output: Any, sample: Any) -> Tuple[Tensor, Tensor]:
-        """The number of correct predictions and of targets; known since :meth:`compute_loss`."""
+        """Numbers of correct predictions and of targets, from :meth:`compute_loss`."""
         accuracy: Tuple[Tensor, Tensor] = net_output[1]["accuracy"]
         return accuracy
 
 
 def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor:
-    """Positions where a target (N) is no padding; given their ``number``, the host does not wait for a GPU."""
+    """Positions of a target (N) that are not padding. If their ``number`` is given, a GPU is not synchronised."""
     if number is None:
         return target.ne(padding).nonzero().squeeze(1)
     torch._assert_async(target.ne(padding).sum() == number)
@@ -266,29 +272,24 @@ def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor
 
 
 def output_projection(model: nn.Module) -> nn.Linear:
-    """The layer that makes logits of a model's features.
-
-    Raises:
-        ConfigurationError: there is none, or more happens there than one product.
-    """
+    """The linear layer that computes logits from features; other output layers raise ConfigurationError."""
     if isinstance(model, FullyShardedDataParallel):
         raise ConfigurationError(
-            f"--criterion {CRITERION} multiplies with the weight of the output layer, of which "
-            "--ddp-backend fully_sharded leaves each process a part; leave out one of the two"
+            f"--criterion {CRITERION} needs the complete weight of the output layer, which "
+            "--ddp-backend fully_sharded splits between processes; leave out one of the two"
         )
     decoder: Any = getattr(model, "decoder", None)
     if getattr(decoder, "adaptive_softmax", None) is not None:
         raise ConfigurationError(
-            f"--criterion {CRITERION} needs an output layer over the whole vocabulary, but the model has an adaptive "
-            "softmax (--adaptive-softmax-cutoff), which goes with --criterion adaptive_loss"
+            f"--criterion {CRITERION} needs an output layer over the complete vocabulary, but the model has an "
+            "adaptive softmax (--adaptive-softmax-cutoff), which needs --criterion adaptive_loss"
         )
     layer = getattr(decoder, "output_projection", None)
-    usual = isinstance(decoder, TransformerDecoderBase) and type(decoder).output_layer is (
-        TransformerDecoderBase.output_layer
-    )
-    if not usual or type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+    is_transformer = isinstance(decoder, TransformerDecoderBase)
+    is_linear = is_transformer and type(decoder).output_layer is TransformerDecoderBase.output_layer
+    if not is_linear or type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         raise ConfigurationError(
-            f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without "
-            f"hooks; got {type(model).__name__} with {type(layer).__name__}"
+            f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without hooks; "
+            f"got {type(model).__name__} with {type(layer).__name__}"
         )
     return layer

@@ -1,13 +1,13 @@
 """The criterion ``label_smoothed_cross_entropy_with_gates``: training with stochastic gates on heads.
 
-Voita et al. (2019), https://arxiv.org/abs/1905.09418, section 5. The gates themselves (``--head-gates``) are
-:class:`collab_fairseq.modules.gates.HeadGates`. What is minimised, per target token:
+Voita et al. (2019), https://arxiv.org/abs/1905.09418, section 5. :class:`collab_fairseq.modules.gates.HeadGates` are
+the gates (``--head-gates``). The objective, per target token, is
 
     cross-entropy (smoothed) + λ Σ_heads P(g ≠ 0)
 
-over all gated heads of the model, with λ the ``--gate-penalty``: fairseq sums the cross-entropy over a batch and
-divides by its sample size (tokens) at the end, so the penalty is multiplied by the sample size. The authors' code
-divides the penalty by the number of layers. ``loss`` in the logs stays the cross-entropy, comparable with other runs.
+summed over all gated heads of the model; λ is ``--gate-penalty``. fairseq sums the cross-entropy over a batch and later
+divides it by the sample size (tokens), so the penalty is multiplied by the sample size. (The authors' code divides
+the penalty by the number of layers.) ``loss`` in the logs is the cross-entropy, comparable with other runs.
 """
 
 from dataclasses import dataclass, field
@@ -29,32 +29,25 @@ from collab_fairseq.modules.sites import gates_of
 
 @dataclass
 class GatesCriterionConfig(LabelSmoothedCrossEntropyCriterionConfig):
-    """fairseq's settings of the loss, and λ."""
+    """fairseq's settings of the loss, and λ (``gate_penalty``)."""
 
     gate_penalty: float = field(
-        default=0.0, metadata={"help": "weight of the expected number of open heads, per target token (--head-gates)"}
+        default=0.0,
+        metadata={"help": "weight of the expected number of open heads in the loss per target token (--head-gates)"},
     )
 
 
 @register_criterion(CRITERION, dataclass=GatesCriterionConfig)
 class LabelSmoothedCrossEntropyWithGates(LabelSmoothedCrossEntropyCriterion):  # type: ignore[misc]
-    """See the top of this file.
+    """See the module docstring."""
 
-    Raises:
-        ConfigurationError: the model has no gates.
-    """
+    gate_penalty: float
 
-    def __init__(
-        self,
-        task: Any,
-        sentence_avg: bool,
-        label_smoothing: float,
-        ignore_prefix_size: int = 0,
-        report_accuracy: bool = False,
-        gate_penalty: float = 0.0,
-    ) -> None:
-        super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
-        self.gate_penalty = gate_penalty
+    @classmethod
+    def build_criterion(cls, cfg: GatesCriterionConfig, task: Any) -> "LabelSmoothedCrossEntropyWithGates":
+        criterion: LabelSmoothedCrossEntropyWithGates = super().build_criterion(cfg, task)
+        criterion.gate_penalty = cfg.gate_penalty
+        return criterion
 
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
         loss, sample_size, log = super().forward(model, sample, reduce=reduce)
@@ -73,20 +66,19 @@ class LabelSmoothedCrossEntropyWithGates(LabelSmoothedCrossEntropyCriterion):  #
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[Mapping[str, Any]]) -> None:
-        """Also ``expected_heads``, Σ P(g ≠ 0), and how many heads are open: ``open_E:1``, … by layer, ``open_E``, …"""
+        """Also log ``expected_heads``, Σ P(g ≠ 0), and the numbers of open heads by layer (``open_E:1``) and site."""
         super().reduce_metrics(logging_outputs)
-        number = sum(log.get("gated_batches", 0) for log in logging_outputs)
-        if not number:
+        batches = sum(log.get("gated_batches", 0) for log in logging_outputs)
+        if not batches:
             return
         totals: Dict[str, float] = {}
         names: List[str] = sorted({key for log in logging_outputs for key in log if key.startswith("open_")})
         for name in names:
-            mean = sum(log.get(name, 0) for log in logging_outputs) / number
+            mean = sum(log.get(name, 0) for log in logging_outputs) / batches
             metrics.log_scalar(name, mean, round=1)
             site = name.split(":")[0]
             totals[site] = totals.get(site, 0.0) + mean
         for name, total in totals.items():
             metrics.log_scalar(name, total, round=1)
-        metrics.log_scalar(
-            "expected_heads", sum(log.get("expected_heads", 0) for log in logging_outputs) / number, round=2
-        )
+        expected = sum(log.get("expected_heads", 0) for log in logging_outputs) / batches
+        metrics.log_scalar("expected_heads", expected, round=2)

@@ -15,7 +15,7 @@ from torch import nn
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
-from collab_fairseq.models.config import ConfigurationError, check_checkpoint
+from collab_fairseq.models.checks import ConfigurationError, check_checkpoint
 
 from .tokenizer import TranslationError, check_language
 

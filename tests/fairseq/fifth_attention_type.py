@@ -1,4 +1,4 @@
-"""A throw-away attention type: each head reads its own slice of one shared key, and slices overlap."""
+"""An attention type for tests: each head reads its own slice of one shared key, and slices overlap."""
 
 from torch import nn
 
@@ -26,8 +26,8 @@ class SlicedAttention(StandardAttention):
         return KeyValue(keys, self.split_heads(values), None)
 
     def _head_outputs(self, query, entry, *rest):
-        whole = KeyValue(self.slices(entry.key).transpose(1, 2), entry.value, None)
-        return self._attend_heads(self.split_heads(query), whole, *rest)
+        sliced = KeyValue(self.slices(entry.key).transpose(1, 2), entry.value, None)
+        return self._attend_heads(self.split_heads(query), sliced, *rest)
 
     def head_maps(self):
         key = self.slices(affine(self.k_proj).T).permute(1, 2, 0)
@@ -36,4 +36,4 @@ class SlicedAttention(StandardAttention):
 
 
 ATTENTION_TYPES.append(SlicedAttention)
-import collab_fairseq.models  # noqa: E402, F401  (now with the flag)
+import collab_fairseq.models  # noqa: E402, F401  (after the flag exists)

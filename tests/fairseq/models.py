@@ -1,4 +1,4 @@
-"""Small models and batches for the tests that need no data on disk."""
+"""Small models and batches for tests without data files."""
 
 from argparse import Namespace
 from typing import Any, Dict, Tuple
@@ -19,10 +19,10 @@ def both_sides(**sizes: int) -> Dict[str, int]:
 
 
 TINY = both_sides(embed_dim=128, ffn_embed_dim=256, layers=4, attention_heads=4)
-#: two layers of two heads, as small as a test wants them
+#: two layers of two heads
 SMALL = both_sides(embed_dim=16, ffn_embed_dim=20, layers=2, attention_heads=2)
 
-#: attention that decodes
+#: flags of models with different attention
 KINDS = {
     "collaborative": {"key_dim": 6},
     "shared-values": {"key_dim": 6, "value_heads": 1},
@@ -38,7 +38,7 @@ KINDS = {
 
 
 class Task:
-    """As much of a translation task as building a model needs."""
+    """The part of a translation task that building a model needs."""
 
     def __init__(self, vocabulary: int = VOCABULARY) -> None:
         dictionary = Dictionary()
@@ -48,14 +48,14 @@ class Task:
 
 
 def arguments(arch: str = "transformer_collab", **flags: Any) -> Namespace:
-    """What the command line makes of these flags."""
+    """The namespace that the command line makes from these flags."""
     args = Namespace(arch=arch, **{"share_all_embeddings": True, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
     return args
 
 
 def build(arch: str = "transformer_collab", vocabulary: int = VOCABULARY, seed: int = 0, **flags: Any):
-    """A model as the command line with these flags builds it."""
+    """Build a model as the command line does."""
     torch.manual_seed(seed)
     return models.build_model(arguments(arch, **flags), Task(vocabulary))
 
@@ -72,7 +72,7 @@ def batch(sentences: int = 3, source_len: int = 7, target_len: int = 6, seed: in
 
 
 def model_of(kind, seed=0):
-    """A model whose attention is far from uniform and whose translations are not all the same."""
+    """A model with attention that is far from uniform and translations that differ."""
     model = build(**SMALL, **KINDS[kind], seed=seed).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -101,7 +101,7 @@ def same_training(checkpoint, other):
 
 
 def step_by_step(model, encoder_out, target):
-    """Logits (N, T, V) of decoding one position after the other, and the state that is left."""
+    """Decode one position at a time: logits (N, T, V), and the final state."""
     state = {}
     steps = [
         model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
@@ -111,6 +111,6 @@ def step_by_step(model, encoder_out, target):
 
 
 def cached(model, state, site):
-    """What the layers of one site keep, in order."""
+    """The caches of a site's layers."""
     layers = [layer.encoder_attn if site == "cross" else layer.self_attn for layer in model.decoder.layers]
     return [layer.get_incremental_state(state, "attn_state") for layer in layers]

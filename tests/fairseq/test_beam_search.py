@@ -1,4 +1,4 @@
-"""Beam search: over shortlists compared with fairseq's own, with caches compared with none."""
+"""Beam search over shortlists compared with fairseq's, and with caches compared with none."""
 
 from types import SimpleNamespace
 
@@ -22,16 +22,16 @@ def small_blocks(monkeypatch):
 
 
 @pytest.fixture
-def used(monkeypatch):
-    """The shortlists that were made."""
-    made, original = [], Shortlist.__init__
+def shortlists(monkeypatch):
+    """The shortlists that were created."""
+    created, original = [], Shortlist.__init__
 
-    def recorded(self, *args):
-        made.append(self)
+    def record(self, *args):
+        created.append(self)
         original(self, *args)
 
-    monkeypatch.setattr(Shortlist, "__init__", recorded)
-    return made
+    monkeypatch.setattr(Shortlist, "__init__", record)
+    return created
 
 
 def sample_of(sentences=7, seed=7):
@@ -40,12 +40,11 @@ def sample_of(sentences=7, seed=7):
 
 
 def hypotheses(kind, models, sample, prefix_tokens=None, without_cache=False, **options):
-    options = {"beam_size": 4, "max_len_b": 12, **options}
-    made = kind(models, DICTIONARY, **options)
+    generator = kind(models, DICTIONARY, **{"beam_size": 4, "max_len_b": 12, **options})
     if without_cache:
-        made.model.has_incremental = False
+        generator.model.has_incremental = False
     torch.manual_seed(0)
-    return made.generate(models, sample, prefix_tokens=prefix_tokens)
+    return generator.generate(models, sample, prefix_tokens=prefix_tokens)
 
 
 def same(ours, theirs, tolerance=1e-6):
@@ -73,23 +72,23 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hypotheses_and_scores_are_fairseqs(kind, options, used):
+def test_hypotheses_and_scores_equal_fairseqs(kind, options, shortlists):
     models = [model_of(kind)]
-    with torch.no_grad():  # </s> is as likely as a few others, so that sentences leave the batch at different steps
+    with torch.no_grad():  # makes </s> likely, so that sentences leave the batch at different steps
         weight = models[0].decoder.output_projection.weight
         weight[2] = weight[4:].mean(0) + 0.6 * (weight[29] + weight[46] + weight[36])
     ours = hypotheses(ShortlistGenerator, models, sample_of(), **options)
-    assert len(used) == 1
+    assert len(shortlists) == 1
     assert same(ours, hypotheses(SequenceGenerator, models, sample_of(), **options))
     other = hypotheses(SequenceGenerator, models, sample_of(seed=8), **options)
-    assert not same(ours, other)  # the control
+    assert not same(ours, other)  # control
     if not options and kind == "collaborative":
         assert len({max(len(h["tokens"]) for h in sentence) for sentence in ours}) > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_hypotheses_are_those_without_a_cache(kind, beam):
+def test_hypotheses_equal_those_without_a_cache(kind, beam):
     ours, plain = (
         hypotheses(SequenceGenerator, [model_of(kind)], sample_of(), without_cache=without, beam_size=beam)
         for without in (False, True)
@@ -98,27 +97,27 @@ def test_hypotheses_are_those_without_a_cache(kind, beam):
     assert len({tuple(sentence[0]["tokens"].tolist()) for sentence in ours}) > 1  # not all the same
 
 
-def test_ensembles_other_layers_and_attention(used):
-    pairs = [
-        ([model_of("content"), model_of("standard", seed=1)], {}),
-        ([build(**SMALL, share_all_embeddings=False, adaptive_softmax_cutoff="20,30").eval()], {}),
-        ([model_of("collaborative").bfloat16()], {}),
-    ]
-    needy = model_of("collaborative")
-    needy.decoder.layers[-1].need_attn = True
-    for models, options in [*pairs, ([needy], {})]:
-        ours = hypotheses(ShortlistGenerator, models, sample_of(), **options)
-        assert same(ours, hypotheses(SequenceGenerator, models, sample_of(), **options))
+def test_supports_ensembles_other_output_layers_and_attention(shortlists):
+    with_attention = model_of("collaborative")
+    with_attention.decoder.layers[-1].need_attn = True
+    for models in (
+        [model_of("content"), model_of("standard", seed=1)],
+        [build(**SMALL, share_all_embeddings=False, adaptive_softmax_cutoff="20,30").eval()],
+        [model_of("collaborative").bfloat16()],
+        [with_attention],
+    ):
+        ours = hypotheses(ShortlistGenerator, models, sample_of())
+        assert same(ours, hypotheses(SequenceGenerator, models, sample_of()))
     assert ours[0][0]["attention"].numel() > 0
-    assert len(used) == 4
+    assert len(shortlists) == 4
 
 
-def test_hypotheses_with_nan_scores_are_dropped(monkeypatch, used):
+def test_drops_hypotheses_with_nan_scores(monkeypatch, shortlists):
     model = model_of("collaborative")
-    whole = model.decoder.forward
+    forward = model.decoder.forward
 
     def broken(*args, **kwargs):
-        output, extra = whole(*args, **kwargs)
+        output, extra = forward(*args, **kwargs)
         output[3::4] = float("nan")
         return output, extra
 
@@ -127,7 +126,7 @@ def test_hypotheses_with_nan_scores_are_dropped(monkeypatch, used):
     ours = hypotheses(ShortlistGenerator, [model], sample_of())
     assert same(ours, hypotheses(SequenceGenerator, [model], sample_of()))
     assert not same(ours, expected)
-    assert used
+    assert shortlists
 
 
 @pytest.mark.parametrize(
@@ -143,14 +142,14 @@ def test_hypotheses_with_nan_scores_are_dropped(monkeypatch, used):
     ],
     ids=str,
 )
-def test_what_needs_the_whole_vocabulary_gets_it(options, used):
+def test_searches_by_vocabulary_index_use_no_shortlist(options, shortlists):
     models = [model_of("collaborative")]
     ours = hypotheses(ShortlistGenerator, models, sample_of(), **options)
     assert same(ours, hypotheses(SequenceGenerator, models, sample_of(), **options))
-    assert not used
+    assert not shortlists
 
 
-def test_tasks_use_it_for_our_models_alone():
+def test_tasks_use_shortlists_only_for_our_models():
     task = SimpleNamespace(target_dictionary=DICTIONARY)
     for models, expected in (
         ([model_of("collaborative")], ShortlistGenerator),

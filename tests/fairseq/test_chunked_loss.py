@@ -1,8 +1,7 @@
-"""The chunked label-smoothed loss against fairseq's own criterion."""
+"""The chunked label-smoothed loss compared with fairseq's criterion."""
 
 import contextlib
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,31 +13,25 @@ from collab_fairseq.bench.measure import peak_bytes
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.training.chunked_loss import (
-    CRITERION,
     ChunkedLabelSmoothedCrossEntropy,
     chunks,
     label_smoothed,
     tokens,
 )
-from tests.common import run
-from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
 from tests.fairseq.simulated_gpu import OnGpu
 
-MODELS = {
-    "ours": {"key_dim": 6},
-    "fairseq, apart": {"arch": "transformer", "share_all_embeddings": False},
-}
+MODELS = [{"key_dim": 6}, {"arch": "transformer", "share_all_embeddings": False}]
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Four tokens at a time, so that every batch has several chunks, one of them shorter."""
+    """Four tokens per chunk: every batch has several chunks, and one of them is shorter."""
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * VOCABULARY * 4)
 
 
 def sample_of(padded=True):
-    """Five sentences of 7 tokens or fewer, in fairseq's form."""
+    """A batch of fairseq: five sentences of up to 7 tokens."""
     source, lengths, target = batch(sentences=5, target_len=7)
     target = torch.cat([target[:, 1:], torch.full((5, 1), 2)], dim=1)
     before = target.roll(1, dims=1)
@@ -50,28 +43,28 @@ def sample_of(padded=True):
 
 
 def outcome(kind, model, sample, reduce=True, label_smoothing=0.1, **options):
-    """Loss, sample size, log, and the gradients of all parameters for a random direction of the loss."""
+    """Loss, sample size, log, and the gradients of the loss in a random direction."""
     options = {"sentence_avg": False, "label_smoothing": label_smoothing, "report_accuracy": True, **options}
     loss, size, log = kind(Task(), **options)(model, sample, reduce=reduce)
     direction = torch.ones(()) if reduce else torch.randn(loss.shape, generator=torch.Generator().manual_seed(0))
     return loss, size, log, torch.autograd.grad(loss, list(model.parameters()), direction.expand_as(loss))
 
 
-def test_on_a_gpu_chunks_are_large_and_tokens_are_found_without_waiting():
+def test_on_a_gpu_chunks_are_large_and_padding_is_skipped_without_synchronising():
     target = torch.tensor([5, 1, 7, 7, 1, 1, 9])
     assert tokens(target, 1, 4).tolist() == tokens(target, 1).tolist() == [0, 2, 3, 6]
     with pytest.raises(RuntimeError):
         tokens(target, 1, 5)
     with OnGpu():
-        found = list(chunks(*(torch.empty(n, 8, device="cuda") for n in (8192, 32768)), None))
-    assert [rows.stop - rows.start for rows, *_ in found] == [4096, 4096]  # of 512 MiB
+        parts = list(chunks(*(torch.empty(n, 8, device="cuda") for n in (8192, 32768)), None))
+    assert [rows.stop - rows.start for rows, *_ in parts] == [4096, 4096]  # 512 MiB each
 
 
 def distance(ours, theirs):
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("flags", MODELS, ids=["transformer_collab", "transformer, separate embeddings"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -82,11 +75,11 @@ def distance(ours, theirs):
     ],
     ids=str,
 )
-def test_value_gradients_and_log_are_fairseqs(name, options):
-    model = build(**{**SMALL, **MODELS[name]}).eval()
+def test_loss_gradients_and_log_equal_fairseqs(flags, options):
+    model = build(**{**SMALL, **flags}).eval()
     options = dict(options)
     sample = sample_of(options.pop("padded", True))
-    sample["target"][0, 4] = model(**sample["net_input"])[0][0, 4].argmax()  # one that is right
+    sample["target"][0, 4] = model(**sample["net_input"])[0][0, 4].argmax()  # a correct prediction
     ours = outcome(ChunkedLabelSmoothedCrossEntropy, model, sample, **options)
     theirs = outcome(LabelSmoothedCrossEntropyCriterion, model, sample, **options)
     assert ours[0].shape == theirs[0].shape
@@ -99,7 +92,7 @@ def test_value_gradients_and_log_are_fairseqs(name, options):
     largest = max(float(g.abs().max()) for g in theirs[3])
     assert distance(ours[3], theirs[3]) < 2e-6 * largest
     other = outcome(LabelSmoothedCrossEntropyCriterion, model, sample, **{**options, "label_smoothing": 0.2})
-    assert distance(other[3], theirs[3]) > 1e-3 * largest  # the control
+    assert distance(other[3], theirs[3]) > 1e-3 * largest  # control
 
 
 def leaves(dtype=torch.float64, tokens=11, words=13, width=3):
@@ -118,7 +111,7 @@ def test_gradcheck(reduce, monkeypatch):
         assert torch.autograd.gradcheck(lambda *x: label_smoothed(*x, target, 0.1, reduce).loss, some)
 
 
-def test_gradients_are_computed_again_where_the_graph_is_kept():
+def test_gradients_are_recomputed_if_the_graph_is_retained():
     inputs, target = leaves()
     loss = label_smoothed(*inputs, target, 0.1).loss
     first, second, tripled = (torch.autograd.grad(loss * n, inputs, retain_graph=True) for n in (1, 1, 3))
@@ -131,14 +124,14 @@ def test_gradients_are_computed_again_where_the_graph_is_kept():
 
 
 def plain(features, weight, bias, target):
-    """As fairseq computes it."""
+    """fairseq's loss."""
     logits = torch.nn.functional.linear(features, weight, bias)
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return label_smoothed_nll_loss(torch.log_softmax(logits, -1, dtype=wide), target, 0.1, ignore_index=1)[0]
 
 
 @pytest.mark.parametrize("way", ["parameters", "autocast", "float16"])
-def test_half_precision_is_at_most_twice_as_wrong_as_fairseqs(way):
+def test_half_precision_has_at_most_twice_the_error_of_fairseqs(way):
     dtype = {"parameters": torch.bfloat16, "autocast": torch.float32, "float16": torch.float16}[way]
     inputs, target = leaves(dtype, tokens=64, words=97, width=32)
     target = target.clamp(min=2)
@@ -149,25 +142,25 @@ def test_half_precision_is_at_most_twice_as_wrong_as_fairseqs(way):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"):
             value = loss(*inputs, target)
         assert value.dtype == torch.float32
-        found = torch.autograd.grad(value, inputs)
-        assert [g.dtype for g in found] == [dtype] * 3
-        errors.append([float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth, strict=True)])
+        gradients = torch.autograd.grad(value, inputs)
+        assert [g.dtype for g in gradients] == [dtype] * 3
+        errors.append([float((a.double() - b).norm() / b.norm()) for a, b in zip(gradients, truth, strict=True)])
     for ours, theirs in zip(*errors, strict=True):
         assert 0 < ours < 2 * theirs + 1e-6
         assert theirs < 0.05
 
 
-def test_a_small_gradient_survives_float16_under_a_scaled_loss():
-    """p = e⁻²⁰ is zero in float16 and e⁻²⁰ · 2¹⁴ is not: the scale must come before the gradient of the logits."""
+def test_loss_scale_prevents_underflow_in_float16():
+    """p = e⁻²⁰ underflows in float16, e⁻²⁰ · 2¹⁴ does not: the scale must be applied before the cast."""
     features = torch.ones(1, 1, dtype=torch.float16)
     weight = torch.tensor([[0.0], [-20.0], [-20.0]], dtype=torch.float16, requires_grad=True)
     for scale, expected in ((2.0**14, 2.0**14 * math.exp(-20)), (1.0, 0.0)):
         loss = label_smoothed(features, weight, None, torch.tensor([0]), 0.0).loss
-        found = torch.autograd.grad(loss * scale, weight)[0]
-        assert found[1:].flatten().tolist() == pytest.approx([expected] * 2, rel=0.01)
+        gradient = torch.autograd.grad(loss * scale, weight)[0]
+        assert gradient[1:].flatten().tolist() == pytest.approx([expected] * 2, rel=0.01)
 
 
-def test_memory_is_that_of_a_chunk_and_of_the_gradients(monkeypatch):
+def test_memory_is_limited_to_one_chunk_and_the_gradients(monkeypatch):
     words, tokens, width = 2000, 400, 4
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", words * 4 * 40)
     inputs, target = leaves(torch.float32, tokens, words, width)
@@ -177,10 +170,10 @@ def test_memory_is_that_of_a_chunk_and_of_the_gradients(monkeypatch):
 
     ours = peak(lambda: label_smoothed(*inputs, target, 0.1).loss)
     assert words * 4 * 40 < ours < 2 * words * 4 * 40
-    assert peak(lambda: plain(*inputs, target)) > 3 * words * 4 * tokens  # the control
+    assert peak(lambda: plain(*inputs, target)) > 3 * words * 4 * tokens  # control
 
 
-def test_models_that_it_cannot_compute_are_named():
+def test_rejects_unsupported_models():
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
     adaptive = build(**SMALL, share_all_embeddings=False, adaptive_softmax_cutoff="20,30")
     sharded = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # fairscale need not be installed
@@ -193,13 +186,13 @@ def test_models_that_it_cannot_compute_are_named():
 
 
 @pytest.mark.parametrize(
-    ("changed", "rejected"), [({}, True), ({"tied": True}, False), ({"backend": "legacy_ddp"}, False)], ids=str
+    ("tied", "backend", "rejected"),
+    [(False, "pytorch_ddp", True), (True, "pytorch_ddp", False), (False, "legacy_ddp", False)],
 )
-def test_unused_parameters_are_not_looked_for_where_that_misses_the_output_layer(changed, rejected):
+def test_rejects_search_for_unused_parameters_that_misses_the_output_layer(tied, backend, rejected):
     """DDP would fail: "Expected to mark a variable ready only once"."""
-    settings = {"tied": False, "backend": "pytorch_ddp", **changed}
-    distributed = SimpleNamespace(find_unused_parameters=True, ddp_backend=settings["backend"])
-    model = build(**SMALL, share_all_embeddings=False, share_decoder_input_output_embed=settings["tied"])
+    distributed = SimpleNamespace(find_unused_parameters=True, ddp_backend=backend)
+    model = build(**SMALL, share_all_embeddings=False, share_decoder_input_output_embed=tied)
     cfg = SimpleNamespace(distributed_training=distributed)
     trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=2, get_model=lambda: model)
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
@@ -207,19 +200,7 @@ def test_unused_parameters_are_not_looked_for_where_that_misses_the_output_layer
         criterion.check_training(trainer)
 
 
-def test_training_with_all_fast_ways_logs_what_fairseqs_logs(tiny_data, tmp_path):
-    """Without dropout, whose masks `--fast-dropout` draws in another way."""
-    fast = {"criterion": CRITERION, "optimizer": "fused_adam", "fast_dropout": True}
-    found = []
-    for ways in (fast, {}):
-        options = {"report_accuracy": True, "dropout": 0.0, "max_epoch": 1, "no_save": True, **ways, **SMALL}
-        log = run(*train_command(tiny_data, tmp_path, **options)).stdout
-        found.append([float(number) for number in re.findall(r"(?:loss|accuracy|ppl) ([\d.]+)", log)])
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
-    assert len(found[0]) > 6
-
-
-def test_a_second_derivative_is_an_error_and_never_zero():
+def test_second_derivative_raises_an_error():
     features, weight = torch.randn(5, 4, requires_grad=True), torch.randn(6, 4)
     result = chunked_loss.label_smoothed(features, weight, None, torch.tensor([0, 1, 2, 3, 4]), 0.1)
     with pytest.raises(RuntimeError, match="create_graph must be False"):

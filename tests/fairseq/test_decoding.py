@@ -1,4 +1,4 @@
-"""Step-by-step decoding against the full forward pass, and what attention keeps between the steps."""
+"""Step-by-step decoding compared with the full forward pass, and the caches of attention."""
 
 import copy
 import warnings
@@ -11,7 +11,7 @@ from tests.common import FLOAT32, Waiting
 from tests.fairseq.models import KINDS, SMALL, batch, build, cached, model_of, step_by_step
 
 
-def test_standard_heads_decode_as_fairseqs_transformer_does():
+def test_standard_heads_decode_like_fairseqs_transformer():
     ours, theirs = model_of("standard"), build("transformer", **SMALL).eval()
     theirs.load_state_dict(ours.state_dict())
     source, lengths, target = batch()
@@ -23,13 +23,13 @@ def test_standard_heads_decode_as_fairseqs_transformer_does():
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind, mixed):
-    """Beams swap, a sentence leaves the batch: what follows equals a full pass over the hypotheses as they are then."""
+def test_decoding_after_reordering_equals_a_full_pass(kind, mixed):
+    """Beams swap, and sentences leave the batch."""
     model = model_of(kind)
     source, lengths, _ = batch()
     target = batch(sentences=9, seed=3)[2]
     orders = [torch.tensor([1, 1, 0, 5, 3, 4, 8, 6, 6]), torch.tensor([2, 0, 1, 7, 8, 8]), torch.tensor([3, 3, 5])]
-    if mixed:  # hypotheses of several sentences side by side, as no search of fairseq's leaves them
+    if mixed:  # neighbours from several sentences, which fairseq's searches never produce
         orders[1:] = torch.tensor([8, 0, 3, 1, 4, 5]), torch.tensor([2, 0, 5])
     sentences = torch.arange(3).repeat_interleave(3)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_reordered_beams_go_on_as_the_hypotheses_they_became(kind, mixed):
             assert cached(model, state, "cross")[0].entry.key.size(0) == (3 if mixed else 1)  # one sentence is left
 
 
-def test_the_encoder_output_is_copied_only_where_it_changes():
+def test_encoder_output_is_copied_only_if_it_changes():
     model = model_of("collaborative")
     source, lengths, _ = batch()
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_the_encoder_output_is_copied_only_where_it_changes():
     assert kept["encoder_out"][0].data_ptr() == rows.data_ptr()
     assert torch.equal(rows[:, within], rows)
 
-    # sentences leave the batch, in any order; hypotheses change sentences; a batch that was never repeated
+    # sentences leave the batch in any order; hypotheses change sentences; batches without repeated sentences
     for start, order in (
         (kept, [8, 9, 9, 8, 0, 1, 2, 3]),
         (kept, [0, 4, 8, 1, 2, 3, 5, 6, 7, 9, 10, 11]),
@@ -72,17 +72,17 @@ def test_the_encoder_output_is_copied_only_where_it_changes():
         (alone, [0, 0, 1, 1, 1, 2]),
     ):
         order = torch.tensor(order)
-        got = model.encoder.reorder_encoder_out(start, order)
+        reordered = model.encoder.reorder_encoder_out(start, order)
         expected = start["encoder_out"][0][:, order]
-        assert torch.equal(got["encoder_out"][0], expected)
-        assert torch.equal(got["encoder_padding_mask"][0], start["encoder_padding_mask"][0][order])
-        again = model.encoder.reorder_encoder_out(got, torch.arange(order.numel()).flip(0))
+        assert torch.equal(reordered["encoder_out"][0], expected)
+        assert torch.equal(reordered["encoder_padding_mask"][0], start["encoder_padding_mask"][0][order])
+        again = model.encoder.reorder_encoder_out(reordered, torch.arange(order.numel()).flip(0))
         assert torch.equal(again["encoder_out"][0], expected.flip(1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_continuations_of_a_copied_state_do_not_meet(kind):
-    """Each step of each continuation, in turns, equals a full pass over its own target."""
+def test_continuations_of_a_copied_state_are_independent(kind):
+    """Alternating steps of two continuations equal full passes over their targets."""
     model = model_of(kind)
     source, lengths, target = batch(target_len=12)
     targets = [target, torch.cat([target[:, :3], target[:, 3:].flip(1)], dim=1)]
@@ -99,7 +99,7 @@ def test_two_continuations_of_a_copied_state_do_not_meet(kind):
 
 
 @pytest.mark.parametrize("kind", ["content", "standard"])
-def test_padding_that_enters_while_decoding_stays_hidden(kind):
+def test_padding_added_during_decoding_is_masked(kind):
     attention = model_of(kind).decoder.layers[0].self_attn
     x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
     padding = torch.zeros(3, 5, dtype=torch.bool)
@@ -111,7 +111,7 @@ def test_padding_that_enters_while_decoding_stays_hidden(kind):
         steps = []
         for t in range(5):
             now, hidden = x[t : t + 1], padding[:, t : t + 1]
-            mask = hidden if hidden.any() else None  # fairseq passes no mask where there is no padding
+            mask = hidden if hidden.any() else None  # fairseq passes no mask without padding
             steps.append(attention(now, now, now, key_padding_mask=mask, incremental_state=state)[0])
         unmasked = attention(x, x, x, attn_mask=future)[0]
     assert (torch.cat(steps) - full).abs().max() < FLOAT32
@@ -129,7 +129,7 @@ def test_padding_that_enters_while_decoding_stays_hidden(kind):
     ],
 )
 def test_shapes_of_the_caches(kind, key, value):
-    """What is shared is cached once; cross-attention keeps one row per sentence."""
+    """Shared keys and values are cached once; cross-attention caches one row per sentence."""
     model = model_of(kind)
     source, lengths, target = batch()
     beams = target.repeat_interleave(4, 0)
@@ -138,13 +138,13 @@ def test_shapes_of_the_caches(kind, key, value):
         encoder_out = model.encoder.reorder_encoder_out(encoder_out, torch.arange(3).repeat_interleave(4))
         _, state = step_by_step(model, encoder_out, beams)
     for site, rows, positions in (("cross", 3, 7), ("self", 12, 6)):
-        for kept in cached(model, state, site):
-            for held, (heads, width) in ((kept.entry.key, key), (kept.entry.value, value)):
-                assert list(held.shape) == [rows, *heads, positions, width]
+        for cache in cached(model, state, site):
+            for tensor, (heads, width) in ((cache.entry.key, key), (cache.entry.value, value)):
+                assert list(tensor.shape) == [rows, *heads, positions, width]
 
 
 def beam_search_of(kind, device="cpu"):
-    """A model, the encoder's output for three sentences of three hypotheses, and a state after one step."""
+    """A model, its encoder output for three hypotheses each of three sentences, and the state after one step."""
     model = model_of(kind).to(device)
     source, lengths, target = (x.to(device) for x in batch())
     expanded = torch.arange(3, device=device).repeat_interleave(3)
@@ -155,45 +155,48 @@ def beam_search_of(kind, device="cpu"):
 
 
 @pytest.mark.parametrize("kind", ["content", "standard"])
-def test_the_device_is_waited_for_twice_a_step_whatever_the_number_of_layers(kind):
+def test_each_step_synchronizes_the_device_twice(kind):
     order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6])
     with torch.no_grad(), Waiting() as device:
         model, encoder_out, state = beam_search_of(kind)
-        assert torch.float32 not in device.values  # masks are looked at on a CPU alone, bool
+        assert torch.float32 not in device.values  # masks (bool) are read only on a CPU
         for content, moves in ((order, False), (torch.tensor([3, 3, 3, 0, 1, 1, 8, 7, 7]), True)):
             device.values.clear()
             before = cached(model, state, "cross")[1]
             model.decoder.reorder_incremental_state_scripting(state, content)
-            found = model.encoder.reorder_encoder_out(encoder_out, content)
+            reordered = model.encoder.reorder_encoder_out(encoder_out, content)
             assert device.values == [torch.int32] * 2
-            assert (found is not encoder_out) == (cached(model, state, "cross")[1] is not before) == moves
-        assert torch.equal(found["encoder_out"][0], encoder_out["encoder_out"][0][:, content])
+            assert (reordered is not encoder_out) == (cached(model, state, "cross")[1] is not before) == moves
+        assert torch.equal(reordered["encoder_out"][0], encoder_out["encoder_out"][0][:, content])
 
 
-def test_rows_of_the_source_that_an_order_reads():
-    for order, beams, sentences, expected in (
+@pytest.mark.parametrize(
+    ("order", "beams", "sentences", "expected"),
+    [
         ([0, 1, 2, 3, 4, 5], 3, 2, None),
         ([1, 1, 0, 3, 5, 5], 3, 2, None),
         ([3, 4, 5, 0, 1, 2], 3, 2, ([1, 0], 3)),
         ([0, 1, 3, 2, 4, 5], 3, 2, ([0, 0, 1, 0, 1, 1], 1)),
         ([0, 1, 3, 2, 4, 5], 2, 3, None),  # other sentences
         ([1, 0, 3, 2, 5, 4], 2, 3, None),
-        ([1, 0, 2], 3, 2, ([0], 3)),  # a sentence has left
+        ([1, 0, 2], 3, 2, ([0], 3)),  # one sentence has left the batch
         ([0, 1], 3, 2, ([0, 0], 1)),
-    ):
-        found = moved(torch.tensor(order), beams, sentences)
-        assert (found if found is None else (found[0].tolist(), found[1])) == expected
+    ],
+)
+def test_source_rows_of_a_new_order(order, beams, sentences, expected):
+    rows = moved(torch.tensor(order), beams, sentences)
+    assert (rows if rows is None else (rows[0].tolist(), rows[1])) == expected
 
 
 @pytest.mark.gpu
-def test_cuda_is_waited_for_twice_a_step():
+def test_each_step_synchronizes_cuda_twice():
     with torch.no_grad():
         model, encoder_out, state = beam_search_of("content", "cuda")
         order = torch.tensor([0, 0, 2, 4, 3, 5, 8, 7, 6], device="cuda")
         torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.decoder.reorder_incremental_state_scripting(state, order)
             model.encoder.reorder_encoder_out(encoder_out, order)
         torch.cuda.set_sync_debug_mode("default")
-    assert len([x for x in told if "synchronizing" in str(x.message)]) == 2
+    assert len([x for x in caught if "synchronizing" in str(x.message)]) == 2

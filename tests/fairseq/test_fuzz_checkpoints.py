@@ -1,4 +1,4 @@
-"""A thousand checkpoints with odd settings or parts: each one works, or is refused in one sentence."""
+"""A thousand checkpoints with unusual settings or parts: each one works, or raises a user error."""
 
 import copy
 import random
@@ -30,52 +30,47 @@ VALUES = (
 )  # fmt: skip
 
 
-def inside(value):
-    """What settings or a list hold, by key or number; None: a value."""
+def container(value):
+    """The mapping or list in a value; None for others, and for empty ones."""
     if isinstance(value, Namespace):
         return vars(value)
-    if isinstance(value, list):
-        return value if value else None
-    return value if isinstance(value, dict) and value else None
-
-
-def keys_of(holder):
-    return range(len(holder)) if isinstance(holder, list) else sorted(holder, key=str)
+    return value if isinstance(value, (dict, list)) and value else None
 
 
 def mutate(state, chance):
-    """Change one thing in a checkpoint, in place; says what."""
-    place, holder = [], state
-    if chance.random() < 0.8:  # mostly the settings that are used
-        settings = "cfg" if state["cfg"] is not None else "args"
-        place, holder = [settings], inside(state[settings])
-        if settings == "cfg" and chance.random() < 0.9:
-            part = chance.choice(["model"] * 5 + ["task", "criterion", "dataset"])
-            place, holder = [*place, part], inside(holder[part])
-            if "attention_shapes" in holder and chance.random() < 0.3:
-                place, holder = [*place, "attention_shapes"], holder["attention_shapes"]
+    """Change one entry of a checkpoint, in place, and describe the change."""
+    path, parent = [], state
+    if chance.random() < 0.8:  # mostly settings that the program reads
+        path = ["cfg" if state["cfg"] is not None else "args"]
+        if path == ["cfg"] and chance.random() < 0.9:
+            path.append(chance.choice(["model"] * 5 + ["task", "criterion", "dataset"]))
+        for key in path:
+            parent = container(parent[key])
+        if path[1:] == ["model"] and "attention_shapes" in parent and chance.random() < 0.3:
+            path.append("attention_shapes")
+            parent = parent["attention_shapes"]
     while True:
-        key = chance.choice(keys_of(holder))
-        place.append(key)
-        below = inside(holder[key])
-        if below is None or chance.random() < 0.3:
+        key = chance.choice(range(len(parent)) if isinstance(parent, list) else sorted(parent, key=str))
+        path.append(key)
+        child = container(parent[key])
+        if child is None or chance.random() < 0.3:
             break
-        holder = below
-    how = chance.choice(["replace"] * 6 + ["drop", "nest", "rename"])
-    if how == "replace":
+        parent = child
+    change = chance.choice(["replace"] * 6 + ["drop", "nest", "rename"])
+    if change == "replace":
         value = chance.choice(VALUES)
-        holder[key], how = copy.deepcopy(value), f"replace by {str(value)[:80]!r}"
-    elif how == "nest":
-        holder[key] = chance.choice([{key: holder[key]}, [holder[key]], Namespace(nested=holder[key])])
+        parent[key], change = copy.deepcopy(value), f"replace by {str(value)[:80]!r}"
+    elif change == "nest":
+        parent[key] = chance.choice([{key: parent[key]}, [parent[key]], Namespace(nested=parent[key])])
     else:
-        value = holder.pop(key)
-        if how == "rename" and isinstance(holder, dict):
-            holder[chance.choice(["x", 3, f"{key}x"])] = value
-    return f"{how}: {'.'.join(map(str, place))}"
+        value = parent.pop(key)
+        if change == "rename" and isinstance(parent, dict):
+            parent[chance.choice(["x", 3, f"{key}x"])] = value
+    return f"{change}: {'.'.join(map(str, path))}"
 
 
 def bases(folder):
-    """Checkpoints as training runs, conversions and fairseq before 0.10 write them."""
+    """Checkpoints of training runs, conversions, and fairseq before 0.10."""
     data, plain = write_data(folder), {"arch": "transformer", **SMALL}
     converted = write_checkpoint(folder / "converted.pt", data, key_dim=6, attention_shapes=SHAPES)
     trained = checkpoints.load(write_checkpoint(folder / "trained.pt", data, **plain))
@@ -88,14 +83,8 @@ def bases(folder):
     return [checkpoints.load(converted)] * 5 + [trained] * 4 + [old]
 
 
-def load(path):
-    """As average, translate and export read a checkpoint."""
-    checkpoints.average([path])
-    portable(read_source(path))
-
-
 def copied(value):
-    """A checkpoint whose containers are its own."""
+    """A copy of all containers in a checkpoint, with the same tensors."""
     if isinstance(value, Namespace):
         return Namespace(**copied(vars(value)))
     if isinstance(value, dict):
@@ -104,9 +93,10 @@ def copied(value):
 
 
 def outcome(path):
-    """"loaded", or the class of a user error; any other error is raised."""
-    try:
-        load(path)
+    """ "loaded", or the class of a user error; any other error is raised."""
+    try:  # like average, translate and export
+        checkpoints.average([path])
+        portable(read_source(path))
         return "loaded"
     except Exception as error:
         if not is_user_error(error) or SECRET in str(error) or len(str(error)) > 2000:
@@ -115,12 +105,12 @@ def outcome(path):
 
 
 @pytest.mark.slow
-def test_every_checkpoint_works_or_is_refused_in_one_sentence(tmp_path, monkeypatch):
+def test_every_checkpoint_works_or_raises_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", SECRET)
     path, originals, outcomes, failures = str(tmp_path / "mutated.pt"), bases(tmp_path), Counter(), []
     for state in originals:
         torch.save(state, path)
-        assert outcome(path) == "loaded"  # the control
+        assert outcome(path) == "loaded"
     chance = random.Random(SEED)
     for number in range(NUMBER):
         state = copied(chance.choice(originals))

@@ -10,7 +10,7 @@ from fairseq.data import indexed_dataset
 from fairseq.modules import FairseqDropout
 from omegaconf import OmegaConf
 
-from collab_fairseq.models.config import flatten
+from collab_fairseq.models.arguments import flatten
 from collab_fairseq.modules.settings import ConfigurationError
 from fairseq_modern import error_messages
 from fairseq_modern.errors import UserError
@@ -99,7 +99,7 @@ MISTAKES = {
     ),
     "a multiplier without Adam": (
         lambda s: s.train(mixing_lr_multiplier=8, optimizer="sgd"),
-        r"--mixing-lr-multiplier 8\.0 needs an optimizer .* \(--optimizer adam, .*\), but that is sgd",
+        r"--mixing-lr-multiplier 8\.0 needs an optimizer .* \(--optimizer adam, .*\); got sgd",
     ),
     "a flag that contradicts --attention-from": (
         lambda s: s.train(key_dim=4, attention_from=s.folder / "run/checkpoint_last.pt"),

@@ -15,7 +15,7 @@ from runner import settings
 from runner.settings import RecipeError
 
 import collab_fairseq.models
-from collab_fairseq.models.config import resolve
+from collab_fairseq.models.arguments import resolve
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
 

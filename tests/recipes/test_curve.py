@@ -11,7 +11,7 @@ from scipy import stats
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import initial_mixing
-from collab_fairseq.models.config import inherit_attention
+from collab_fairseq.models.arguments import inherit_attention
 from collab_fairseq.records import key_dim_study
 from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run

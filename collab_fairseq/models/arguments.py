@@ -1,0 +1,141 @@
+"""Conversion of command lines, presets, Hydra configs and saved settings to :class:`.TransformerCollabConfig`."""
+
+import logging
+from argparse import Namespace
+from difflib import get_close_matches
+from typing import Any, Dict, List
+
+from omegaconf import DictConfig, OmegaConf
+
+from collab_fairseq import checkpoints
+from collab_fairseq.attention.attention_types import KEY_DIMS, SITES, flags, side_of
+from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config
+from collab_fairseq.modules.settings import ConfigurationError, check_type, parse_shapes, parse_sites
+
+from .checks import FIELD_TYPES, check_config, check_fields
+from .config import TransformerCollabConfig
+
+logger = logging.getLogger(__name__)
+
+LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file
+#: settings that ``--attention-from`` takes from the checkpoint
+_INHERITED = (
+    "collaborative_heads",
+    "key_dim",
+    *KEY_DIMS.values(),
+    *(name for name, flag in flags().items() if flag.lasting),
+    "attention_shapes",
+)
+
+
+def flatten(cfg: DictConfig) -> None:
+    """Give the nested settings of a Hydra model config fairseq's flat names, in place.
+
+    ``encoder: {layers: 2}`` becomes ``encoder_layers: 2``, the form that presets and checkpoints use.
+    """
+    for section in SUB_CONFIGS:
+        check_type(f"model.{section}", Dict, cfg.get(section) or {})
+        nested = cfg.pop(section, None) or {}
+        for key, value in nested.items():
+            name = f"{section}_{key}"
+            if name in cfg:
+                raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same; give one of them")
+            cfg[name] = value
+    for name in map(str, cfg):
+        if name not in FIELD_TYPES and name != "arch":
+            nearest = get_close_matches(name, FIELD_TYPES, n=1)
+            hint = f"; did you mean model.{nearest[0]}?" if nearest else ""
+            raise ConfigurationError(f"model.{name} is not a setting of transformer_collab{hint}")
+
+
+def resolve(args: Any) -> TransformerCollabConfig:
+    """The checked config of a namespace (command line, checkpoint) or of a flattened Hydra config."""
+    if isinstance(args, TransformerCollabConfig):
+        return args
+    mapping: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
+    settings = flat(mapping)
+    check_fields(settings)
+    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        keep = settings.get(name)
+        if isinstance(keep, (list, tuple)):  # the command line gives a list; fairseq's model expects "0,2,4"
+            settings[name] = ",".join(map(str, keep))
+    cfg: TransformerCollabConfig = TransformerCollabConfig.from_namespace(Namespace(**settings))
+    keep_layers(cfg)
+    check_config(cfg)
+    return cfg
+
+
+def keep_layers(cfg: TransformerCollabConfig) -> None:
+    """Apply ``--encoder-layers-to-keep`` and ``--decoder-layers-to-keep`` to a config, in place.
+
+    fairseq renames parameters in the same way when it loads the checkpoint. A config that already describes the kept
+    layers does not change.
+    """
+    stacks = {site: getattr(cfg, side_of(site)) for site in SITES}
+    kept = {site: _kept(side_of(site), stack) for site, stack in stacks.items()}
+    shapes = parse_shapes(cfg.attention_shapes)
+    layer_ids = {f"{site}.{number}" for site, stack in stacks.items() for number in range(stack.layers)}
+    for layer_id in shapes:
+        if layer_id not in layer_ids:
+            expected = ", ".join(f"{site}.0 to {site}.{stack.layers - 1}" for site, stack in stacks.items())
+            raise ConfigurationError(f"keys of attention_shapes must be {expected}; got {layer_id!r}")
+    cfg.attention_shapes = {
+        f"{site}.{new}": cfg.attention_shapes[f"{site}.{old}"]
+        for site in SITES
+        for new, old in enumerate(kept[site])
+        if f"{site}.{old}" in shapes
+    }
+    cfg.encoder.layers = len(kept["encoder"])
+    cfg.decoder.layers = len(kept["decoder"])
+
+
+def _kept(side: str, stack: Any) -> List[int]:
+    """Sorted indices of the layers to keep."""
+    layers = list(range(stack.layers))
+    names = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
+    if len(names) in (0, len(layers)):  # as many as there are: all of them, or fairseq has removed the others before
+        return layers
+    if not set(names) <= set(map(str, layers)) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"--{side}-layers-to-keep must be different layers from 0 to {stack.layers - 1}, joined by commas; "
+            f"got {stack.layers_to_keep}"
+        )
+    return sorted(map(int, names))
+
+
+def inherit_attention(args: Any) -> None:
+    """Apply ``--attention-from``: take the attention settings of a checkpoint, in place.
+
+    Args:
+        args: namespace or Hydra config, before presets set the rest. ``attention_from`` becomes None, so that loading
+            a checkpoint of the new run does not read this one again.
+    """
+    path = getattr(args, "attention_from", None)
+    if path is None:
+        return
+    state = checkpoints.load(path)
+    if not isinstance(state.get("model"), dict):
+        raise ConfigurationError(f"--attention-from {path} holds no model")
+    try:
+        config = model_config(as_transformer_collab(state))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--attention-from {path}: {error}") from error
+    for name in _INHERITED:
+        if name not in config:
+            continue
+        inherited = config[name]
+        value = getattr(args, name, inherited)
+        differs = value != inherited
+        if differs and name == "collaborative_heads":
+            differs = parse_sites(value) != parse_sites(inherited)
+        if differs:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(f"{flag} is {value}, but {inherited} in --attention-from {path}; leave out {flag}")
+        setattr(args, name, inherited)
+    args.attention_from = None
+    if getattr(args, "finetune_from_model", None) is None and getattr(args, "restore_file", LAST) == LAST:
+        logger.warning(
+            "--attention-from takes shapes, not weights; to start from these weights, also pass "
+            "--finetune-from-model %s",
+            path,
+        )
