@@ -36,13 +36,13 @@ class UnsupportedError(UserError):
 
 @dataclass(frozen=True)
 class Source:
-    """A trained model and the files that belong to it.
+    """A trained model and its files.
 
     Attributes:
         trained: the model, in float32.
         card: tokenisation and origin.
         files: file name in the exported folder → path, for dictionaries and subword model.
-        record: path of the record of its training run or conversion, or None.
+        record: path of the record of the training run or conversion, or None.
     """
 
     trained: TrainedModel
@@ -74,15 +74,8 @@ def read_source(
 ) -> Source:
     """Read a checkpoint or a model folder for export.
 
-    Args:
-        path: checkpoint of fairseq's ``transformer`` or of ``transformer_collab``; or a model folder, which defines all
-            other arguments but ``licence`` itself.
-        data: data-bin with the dictionaries; default: the one named in the checkpoint.
-        sentencepiece: SentencePiece model; default: ``sentencepiece.model`` in the data-bin or its parent folder.
-        bpe_codes: BPE codes of subword-nmt.
-        moses: the training text was tokenised with Moses. lowercase: it was lower-cased.
-        record: record of the training run or conversion.
-        licence: licence of the model, any text; default: that of the model folder.
+    The arguments are the options of ``collab export``, described by its ``--help``. For a model folder, only ``licence``
+    applies.
 
     Raises:
         TranslationError: the subword model is missing or does not belong to the dictionaries. For other errors, see
@@ -175,13 +168,9 @@ def _check_sentencepiece(trained: TrainedModel, data: str, file: str) -> None:
 
 
 def reject_settings(config: Any, target: str, activations: Collection[str], others: Dict[str, bool]) -> None:
-    """Raise UnsupportedError if the model has settings that a target lacks.
+    """Raise UnsupportedError if the model has a setting or an activation function that the target lacks.
 
-    Args:
-        config: settings of the model, nested.
-        target: name of the target in the message.
-        activations: fairseq's names of the activation functions that the target has.
-        others: setting → whether the model has it, in addition to the settings that all targets lack.
+    ``others``: setting → whether the model has it, in addition to those that all targets lack.
     """
     decoder = config.decoder
     settings = {

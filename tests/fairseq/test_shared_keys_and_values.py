@@ -125,7 +125,7 @@ def test_ctranslate2_gets_no_copies_of_what_heads_share(kind, groups, one_cache,
     tokens, scores, sizes = [], [], []
     for number, output in enumerate([tmp_path / "shared", tmp_path / "copies"]):
         if number:
-            monkeypatch.setattr(ctranslate2, "_leave_out_copies", lambda layer: layer.num_heads)
+            monkeypatch.setattr(ctranslate2, "_remove_copies", lambda layer: layer.num_heads)
         ctranslate2.export(given, output)
         engine = collab_fairseq.load(output).engine
         ranked = [[(0.0, target)] for target in targets]
