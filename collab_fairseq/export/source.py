@@ -74,8 +74,8 @@ def read_source(
 ) -> Source:
     """Read a checkpoint or a model folder for export.
 
-    The arguments are the options of ``collab export``, described by its ``--help``. For a model folder, only ``licence``
-    applies.
+    The arguments are the options of ``collab export``, described by its ``--help``. To a model folder, only
+    ``licence`` applies.
 
     Raises:
         TranslationError: the subword model is missing or does not belong to the dictionaries. For other errors, see

@@ -198,7 +198,9 @@ def test_model_folder_exported_to_ctranslate2_serves_without_torch(models, tmp_p
     capfd.readouterr()
     argv = ["translate", path, "--max-length", "60", str(text)]
     assert main.main(argv) == 0
-    code = f"import collab_fairseq, sys; collab_fairseq.load({path!r}).translate(['a']); sys.exit('torch' in sys.modules)"
+    code = (
+        f"import collab_fairseq, sys; collab_fairseq.load({path!r}).translate(['a']); sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert capfd.readouterr().out.splitlines() == collab_fairseq.load(path).translate(SOURCES, max_length=60)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)

@@ -146,7 +146,8 @@ def test_command_reports_what_the_checkpoint_contains(command_line, checkpoint, 
         layer_id = layer["layer"]
         assert layer["key_dim"] == {"before": E, "after": 6}
         error = relative_error(heads["before"][layer_id].heads, heads["after"][layer_id].heads)
-        assert 0 < layer["relative_error"] == pytest.approx(error, rel=1e-4) < 1  # after distillation
+        assert layer["relative_error"] == pytest.approx(error, rel=1e-4)  # after distillation
+        assert 0 < error < 1
         assert layer["output_error"] == pytest.approx(errors[layer_id], rel=1e-4)
         assert layer["parameters"]["after"] == 6 * (E + E + H) + H * E
         saved += layer["parameters"]["before"] - layer["parameters"]["after"]
@@ -187,9 +188,7 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--key-dim 8 --output SOURCE", "there is already something under"),
     ],
 )
-def test_rejects_mistakes_and_writes_nothing(
-    checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message
-):
+def test_rejects_mistakes_and_writes_nothing(checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message):
     (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
     flags = flags.replace("SHORT", str(short)).replace("SOURCE", str(checkpoint)).split()
     before = checkpoints.sha256(checkpoint)

@@ -62,7 +62,7 @@ def test_folder_of_word_model_translates_like_its_checkpoint(tiny_run, tiny_data
     model_folder.export(read_source(tiny_run / "checkpoint_best.pt", tiny_data), tmp_path / "out")
     translator = collab_fairseq.load(tmp_path / "out")
     assert translator.translate(source, beam=3, max_length=12) == expected
-    flags = "-s src -t tgt --beam 3 --max-len-a 0 --max-len-b 12 --cpu --user-dir".split()
+    flags = ["-s", "src", "-t", "tgt", "--beam", "3", "--max-len-a", "0", "--max-len-b", "12", "--cpu", "--user-dir"]
     command = ["fairseq-interactive", tmp_path / "out", "--path", tmp_path / "out" / "model.pt", *flags]
     text = "".join(f"{line}\n" for line in source)
     printed = run(*command, os.path.dirname(collab_fairseq.__file__), input=text).stdout.splitlines()
@@ -179,7 +179,12 @@ def test_failed_export_leaves_nothing(models, tmp_path, capfdbinary):
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("dict.tgt.txt", None), ("dict.src.txt", "other 1\n"), ("translation.json", None), ("translation.json", 99999 * "[")],
+    [
+        ("dict.tgt.txt", None),
+        ("dict.src.txt", "other 1\n"),
+        ("translation.json", None),
+        ("translation.json", 99999 * "["),
+    ],
     ids=["no dictionary", "other dictionary", "no card", "deeply nested card"],
 )
 def test_rejects_incomplete_folder(exported, tmp_path, file, text):
