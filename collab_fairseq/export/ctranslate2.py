@@ -51,11 +51,11 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     spec.optimize(quantization=quantization)
     if any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
         cache = [
-            "The decoder's self-attention caches one head of keys and values. `score_batch` of CTranslate2 therefore",
+            "The decoder's self-attention caches keys and values of one head only. Therefore, CTranslate2's `score_batch`",
             "cannot score targets of different lengths in one call.",
         ]
     else:
-        cache = ["It does not keep the smaller cache of keys (and values) shared by heads."]
+        cache = ["The cache contains the keys and values of all heads, also where the original model shares them."]
     usage = [
         "The attention is stored as standard heads, which give the same scores as the original model.",
         *cache,

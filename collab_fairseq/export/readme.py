@@ -19,6 +19,8 @@ from fairseq_modern.errors import UserError
 from .source import Source
 
 _VOCABULARIES = {"sentencepiece": "SentencePiece units", "subword_nmt": "BPE units", None: "words"}
+#: key of the card's ``made_from`` → phrase
+_ORIGIN = {"file": "{}", "sha256": "SHA-256 {}", "num_updates": "{} updates", "averaged": "average of {} checkpoints"}
 _NO_LICENCE = "not stated: ask the authors of the model and check the terms of its data before you redistribute it"
 
 
@@ -54,13 +56,13 @@ def readme(source: Source, title: str, usage: List[str]) -> str:
         vocabulary += ", tokenised with Moses"
     if card.lowercase:
         vocabulary += ", lower-cased"
-    origin = ", ".join(f"{key} {value}" for key, value in card.made_from.items())
+    origin = ", ".join(phrase.format(card.made_from[key]) for key, phrase in _ORIGIN.items() if key in card.made_from)
     lines = [
         f"# {title}, {card.source_lang} to {card.target_lang}",
         "",
         f"- vocabulary: {vocabulary}",
         *_architecture(source),
-        f"- made from: {origin}",
+        f"- checkpoint: {origin}",
         f"- licence: {card.licence or _NO_LICENCE}",
         "",
         "## Use",

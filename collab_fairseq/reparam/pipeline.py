@@ -89,18 +89,15 @@ def fit_model(
     trained: TrainedModel,
     key_dims: Mapping[str, int],
     calibrations: Optional[Mapping[str, Calibration]] = None,
-    *,
-    distill_split: Optional[str] = None,
-    distill_steps: int = 0,
-    distill_rate: Optional[float] = None,
+    distillation: Optional[Mapping[str, Any]] = None,
     seed: int = 1,
 ) -> FittedModel:
-    """Fit collaborative heads to the attention of a model and, given a split for it, distill them.
+    """Fit collaborative heads to the attention of a model and, optionally, distill them.
 
     Args:
         key_dims: ``site.layer`` → key dimension.
         calibrations: results of :func:`.fairseq.calibrate`; None: an unweighted fit.
-        distill_split, distill_steps, distill_rate: see :func:`.distill`.
+        distillation: ``split``, ``steps`` and ``rate`` of :func:`.distill`; None: no distillation.
         seed: seed of random starts and batches.
     """
     origin = fairseq.sources(trained, list(key_dims))
@@ -108,10 +105,10 @@ def fit_model(
     fits = fit_layers(origin, key_dims, calibrations, seed=seed)
     weights = {layer_id: fit.weights for layer_id, fit in fits.items()}
     seconds = time.process_time() - began
-    if distill_split is None:
+    if distillation is None:
         return FittedModel(weights, fits, None, seconds)
-    weights, distillation = distill(trained, weights, distill_split, distill_steps, rate=distill_rate, seed=seed)
-    return FittedModel(weights, fits, distillation, seconds + distillation["cpu_seconds"])
+    weights, measurements = distill(trained, weights, seed=seed, **distillation)
+    return FittedModel(weights, fits, measurements, seconds + measurements["cpu_seconds"])
 
 
 def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) -> Record:
@@ -144,7 +141,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     if settings.evaluate:
         translation.test_splits(trained, settings.references)
 
-    text = calibrations = divergences = distill_split = distill_text = None
+    text = calibrations = divergences = distillation = distill_text = None
     key_dims: Any = dict.fromkeys(layer_ids, settings.key_dim)
     sample: Dict[str, Any] = {"max_tokens": settings.max_tokens}
     if settings.calibration:
@@ -164,15 +161,8 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         distill_split, distill_text = text_of(
             flag, trained, settings.max_tokens, option="--distill-text", seed=settings.seed
         )
-    fitted = fit_model(
-        trained,
-        key_dims,
-        calibrations,
-        distill_split=distill_split,
-        distill_steps=settings.distill or 0,
-        distill_rate=settings.distill_rate,
-        seed=settings.seed,
-    )
+        distillation = {"split": distill_split, "steps": settings.distill, "rate": settings.distill_rate}
+    fitted = fit_model(trained, key_dims, calibrations, distillation, seed=settings.seed)
     state = fairseq.converted(trained, fitted.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)

@@ -173,14 +173,11 @@ class Study:
         key_dims = self.key_dims(part)
         if method in ("allocated", "distilled"):
             key_dims = allocate_ranks(self.divergences, sum(key_dims.values()) / len(key_dims))
-        return fit_model(
-            self.trained,
-            key_dims,
-            None if method == "plain" else self.calibrations,
-            distill_split=self.unlabelled if method == "distilled" else None,
-            distill_steps=self.args.distill,
-            seed=seed,
-        )
+        calibrations = None if method == "plain" else self.calibrations
+        distillation = None
+        if method == "distilled":
+            distillation = {"split": self.unlabelled, "steps": self.args.distill}
+        return fit_model(self.trained, key_dims, calibrations, distillation, seed=seed)
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
         """The record's part for one conversion."""

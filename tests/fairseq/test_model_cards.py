@@ -43,6 +43,7 @@ def test_reports_numbers_of_the_training_record(models, tmp_path):
     assert readme.startswith("# Translation model, src to tgt\n")
     assert "- attention of encoder, cross, decoder: 2 collaborative heads" in readme
     assert f"- licence: {licence}\n" in readme
+    assert re.search(r"^- checkpoint: \d+\.pt, SHA-256 [0-9a-f]{64}, 5 updates$", readme, re.MULTILINE)
     for test, evaluation in record["parts"]["scores"].items():
         (score,) = (score for score in evaluation["scores"] if score["metric"] == "sacreBLEU")
         assert f"| {test} | {score['score']:.2f} |\n" in readme
@@ -72,7 +73,7 @@ def test_omits_unknown_facts(models, tmp_path):
     assert re.search("^- attention of encoder, decoder: 2 standard heads .*1 for keys and 1 for values$", readme, re.M)
     assert "\n- attention of cross: 2 collaborative heads" in readme
     assert "- licence: not stated" in readme
-    assert not re.search("## (Scores|Origin)|SHA-256|None", readme)
+    assert not re.search("## (Scores|Origin)|checksums|None", readme)
     (tmp_path / "other.json").write_text('{"parts": {"scores": 3}}')
     with pytest.raises(UserError, match=r"other\.json is not a record of this project"):
         write(read_source(checkpoint, record=tmp_path / "other.json"), "folder", tmp_path / "new")

@@ -139,4 +139,4 @@ def test_ctranslate2_gets_no_copies_of_what_heads_share(kind, groups, one_cache,
     layer = attention_layers(given.model)["decoder.0"]
     fewer = 2 * (layer.num_heads - groups) * layer.head_dim * (layer.embed_dim + 1)  # weights and biases, in a layer
     assert sizes[1] - sizes[0] == pytest.approx(6 * 4 * fewer, abs=500)  # six layers; names take some bytes as well
-    assert ("One head of keys and values is cached" in (tmp_path / "shared" / "README.md").read_text()) == one_cache
+    assert ("keys and values of one head only" in (tmp_path / "shared" / "README.md").read_text()) == one_cache
