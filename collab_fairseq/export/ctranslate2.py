@@ -51,8 +51,8 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     spec.optimize(quantization=quantization)
     if any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
         cache = [
-            "The decoder's self-attention caches keys and values of one head only. Therefore, CTranslate2's `score_batch`",
-            "cannot score targets of different lengths in one call.",
+            "The decoder's self-attention caches keys and values of one head only. Therefore, `score_batch` of",
+            "CTranslate2 cannot score targets of different lengths in one call.",
         ]
     else:
         cache = ["The cache contains the keys and values of all heads, also where the original model shares them."]
