@@ -1,17 +1,17 @@
-"""Write a trained model for those who use it, whole or not at all.
+"""Export a trained model for translation with this project, fairseq, CTranslate2 or Hugging Face transformers.
 
-    collab export averaged.pt --to folder --output DIR --half     # all it takes to translate, in one folder
+    collab export averaged.pt --to folder --output DIR --half
     collab translate DIR FILE
 
-CHECKPOINT is one of fairseq's `transformer` or of `transformer_collab`, or a model folder. Targets:
+CHECKPOINT is a checkpoint of fairseq's `transformer` or of `transformer_collab`, or a model folder. Targets:
 
     folder        checkpoint, dictionaries, subword model: for collab translate, Python, fairseq-interactive
-    ctranslate2   the same for CTranslate2, several times faster on CPUs; --quantization int8 makes it smaller
-    fairseq       a folder with a plain `transformer`, for fairseq alone, where key dims are at most width / heads
-    huggingface   the same for transformers (FSMT)
+    ctranslate2   for CTranslate2, several times faster on CPUs; --quantization int8 makes it smaller
+    fairseq       a plain `transformer` that fairseq loads without this project; key dimension at most width / heads
+    huggingface   for transformers (FSMT), with the same limit on the key dimension
 
-Models of raw text need the SentencePiece model or BPE codes that made their units; data_prep's SentencePiece models are
-found by themselves.
+Models with subword units need their SentencePiece model or BPE codes. SentencePiece models made by data_prep are found
+automatically. The output appears atomically: if the export fails, DIR is not created.
 """
 
 import argparse
@@ -23,42 +23,42 @@ from collab_fairseq.export import TARGETS, write
 
 from . import options
 
-HELP = "write a trained model for those who use it"
+HELP = "export a trained model for translation"
 
-_UNITS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
+_TEXT_OPTIONS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a trained translation model of fairseq, or a model folder")
-    add("--to", required=True, choices=TARGETS, help="what for")
-    add("--output", required=True, metavar="DIR", help="a new or empty folder; whole or not at all")
-    add("--data", metavar="DATA_BIN", help="its data-bin (default: the one named in the checkpoint)")
-    add("--half", action="store_true", help="folder, fairseq: weights in half precision")
-    text = "ctranslate2: of the weights: int8, float16, bfloat16, … (default: float32)"
+    add("checkpoint", metavar="CHECKPOINT", help="a translation model trained with fairseq, or a model folder")
+    add("--to", required=True, choices=tuple(TARGETS), help="the target")
+    add("--output", required=True, metavar="DIR", help="a new or empty folder")
+    add("--data", metavar="DATA_BIN", help="the model's data-bin (default: the one named in the checkpoint)")
+    add("--half", action="store_true", help="store weights in half precision (folder and fairseq)")
+    text = "precision of the stored weights (ctranslate2): int8, float16, bfloat16, … (default: float32)"
     add("--quantization", metavar="NAME", help=text)
-    add("--record", metavar="FILE.json", help="record of how it was made, to go with the model and onto its card")
-    add("--licence", metavar="TEXT", help="of the model, for its card (default: that of a model folder, or not stated)")
-    group = parser.add_argument_group("how text becomes the model's tokens (a model folder says so itself)")
-    add = group.add_argument
-    text = "SentencePiece model (default: sentencepiece.model in the data-bin or beside it)"
+    add("--record", metavar="FILE.json", help="record of the training run or conversion, for the folder and its README")
+    text = "licence of the model, for its README (default: that of the model folder, or not stated)"
+    add("--licence", metavar="TEXT", help=text)
+    add = parser.add_argument_group("tokenisation (a model folder already describes it)").add_argument
+    text = "SentencePiece model (default: sentencepiece.model in the data-bin or its parent folder)"
     add("--sentencepiece", metavar="FILE", help=text)
-    add("--bpe-codes", metavar="FILE", help="codes of subword-nmt")
-    add("--moses", action="store_true", help="the text was tokenised with Moses before")
-    add("--lowercase", action="store_true", help="and lower-cased")
+    add("--bpe-codes", metavar="FILE", help="BPE codes of subword-nmt")
+    add("--moses", action="store_true", help="the training text was tokenised with Moses")
+    add("--lowercase", action="store_true", help="the training text was lower-cased")
 
 
 def run(args: argparse.Namespace) -> int:
-    owners = {"half": ("folder", "fairseq"), "quantization": ("ctranslate2",)}
-    others = [name for name, targets in owners.items() if args.to not in targets]
-    options.refuse(args, others, f"does not go with --to {args.to}")
+    applicable = TARGETS[args.to]
+    others = {"half", "quantization"}.difference(applicable)
+    options.refuse(args, sorted(others), f"does not go with --to {args.to}")
     if os.path.isdir(args.checkpoint):
-        options.refuse(args, ("data", *_UNITS), "does not go with a model folder, which says so itself")
+        options.refuse(args, ("data", *_TEXT_OPTIONS), "does not go with a model folder, which contains it")
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     from collab_fairseq.export.source import read_source
 
-    given = {name: getattr(args, name) for name in _UNITS}
-    source = read_source(args.checkpoint, args.data, licence=args.licence, **given)
-    write(source, args.to, args.output, **{name: getattr(args, name) for name in owners if name not in others})
+    text_options = {name: getattr(args, name) for name in _TEXT_OPTIONS}
+    source = read_source(args.checkpoint, args.data, licence=args.licence, **text_options)
+    write(source, args.to, args.output, **{name: getattr(args, name) for name in applicable})
     sys.stdout.write(f"{args.output}\n")
     return 0

@@ -1,32 +1,33 @@
-"""A trained model for those who use it: as a folder of its own, and for other engines.
+"""Export of trained models to model folders and other inference engines.
 
-One file a target, with ``export(source, output, …)``, which writes the folder whole or not at all, and ``check``, which
-sees beforehand that the target has all that the model needs. UserError: what the target lacks or what does not fit,
-by name, or the folder cannot be written. TranslationError: a package is missing.
+Each target is a module with ``export(source, output, …)``, which writes the output folder atomically, and
+``check(source)``, which raises :class:`.source.UnsupportedError` if the target cannot express the model.
 """
 
 import importlib
 from typing import Any
 
-TARGETS = ("folder", "ctranslate2", "fairseq", "huggingface")
+#: target → its options
+TARGETS = {"folder": ("half",), "ctranslate2": ("quantization",), "fairseq": ("half",), "huggingface": ()}
 
 
 def write(source: Any, target: str, output: Any, **options: Any) -> None:
-    """Export ``source`` (:class:`.source.Source`) to one of `TARGETS`.
+    """Export ``source`` (:class:`.source.Source`) to the new folder ``output``, for one of `TARGETS`.
 
     Raises:
-        UserError, TranslationError: as above; a refusal names the targets that can take the model.
+        UnsupportedError: the target cannot express the model; the message lists the targets that can.
     """
     from .source import UnsupportedError
 
-    def takes(name: str) -> bool:
-        try:
-            importlib.import_module(f"{__name__}.{name}").check(source)
-        except UnsupportedError:
-            return False
-        return True
-
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in TARGETS}
     try:
-        importlib.import_module(f"{__name__}.{target}").export(source, output, **options)
+        modules[target].export(source, output, **options)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{error}; take --to {' or '.join(filter(takes, TARGETS))}") from error
+        suitable = []
+        for name, module in modules.items():
+            try:
+                module.check(source)
+                suitable.append(name)
+            except UnsupportedError:
+                continue
+        raise UnsupportedError(f"{error}; use --to {' or '.join(suitable)}") from error

@@ -1,12 +1,12 @@
-"""``--to ctranslate2``: a folder for CTranslate2 (https://opennmt.net/CTranslate2): the same, but faster.
+"""``--to ctranslate2``: a model folder for the inference engine CTranslate2 (https://opennmt.net/CTranslate2).
 
-Heads become standard ones (:mod:`.standard_heads`), with a width of their own (``head_dim``) and the layer's scale
-(``queries_scale``) in every layer: key dims above E / H too are exact, with values that zeros make as wide.
-CTranslate2's converter of fairseq models does the rest.
+All attention is written as standard heads (:mod:`.standard_heads`), in every layer with its own head width
+(``head_dim``) and scale (``queries_scale``). The export is therefore exact for every key dimension. CTranslate2's
+converter for fairseq models writes all other layers.
 
-The copies that heads have of shared keys and values are left out where all of them share both: CTranslate2 then caches
-one head in the decoder's self-attention (its flag ``multi_query``), if heads are E / H wide, and copies them itself
-elsewhere. Groups of heads are projected once, but cached as copies.
+Where all heads of a layer share keys and values, only one copy is written. In the decoder's self-attention,
+CTranslate2 then caches one head (its flag ``multi_query``), provided that heads are E / H wide (E: embedding width, H:
+heads). Elsewhere it repeats the copy. Groups of heads are projected once and cached as copies.
 """
 
 from typing import Any, Dict, Optional
@@ -21,107 +21,114 @@ from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
 from .readme import write_text_side
-from .source import Source, new_folder, refuse_settings
+from .source import Source, new_folder, reject_settings
 from .standard_heads import standard_layers
 
 #: fairseq's name → CTranslate2's
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU"}
 
 
-def check(source: Source) -> Dict[str, Any]:
-    """The attention that is written, by place.
-
-    Raises:
-        UnsupportedError: CTranslate2 lacks something that the model has.
-    """
+def check(source: Source) -> Dict[str, IncrementalAttention]:
+    """``site.layer`` → the standard attention to write."""
     config = source.config
     encoder, decoder = config.encoder.normalize_before, config.decoder.normalize_before
-    lacks = {
+    others = {
         "--encoder-normalize-before or --decoder-normalize-before alone": encoder != decoder,
         "--no-decoder-final-norm": decoder and config.no_decoder_final_norm,
     }
-    refuse_settings(config, "CTranslate2", _ACTIVATIONS, lacks)
+    reject_settings(config, "CTranslate2", _ACTIVATIONS, others)
     return standard_layers(source.model)
 
 
 def export(source: Source, output: PathLike, *, quantization: Optional[str] = None) -> None:
-    """Write the folder; ``quantization``: of the weights on the disk, one of CTranslate2's names (default: float32)."""
+    """Write the folder; ``quantization``: CTranslate2's name of the precision of weights on disk (default: float32)."""
     require("ctranslate2")
-    if quantization is not None and quantization not in PRECISIONS:
-        raise UserError(f"the quantization must be one of {', '.join(PRECISIONS)}, but is {quantization}")
+    quantization = quantization or "float32"
+    if quantization not in PRECISIONS:
+        raise UserError(f"the quantization must be one of {', '.join(PRECISIONS)}; got {quantization}")
     spec = _specification(source)
     spec.validate()
-    spec.optimize(quantization=quantization or "float32")
-    about = ["What is given up: the small cache of keys (and values) that heads share.\n"]
+    spec.optimize(quantization=quantization)
     if any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
-        about = [
-            "One head of keys and values is cached in the decoder's self-attention. CTranslate2 cannot score targets",
-            "of different lengths in one call of `score_batch` then.\n",
+        cache = [
+            "The decoder's self-attention caches keys and values of one head only. Therefore, `score_batch` of",
+            "CTranslate2 cannot score targets of different lengths in one call.",
         ]
+    else:
+        cache = ["The cache contains the keys and values of all heads, also where the original model shares them."]
+    usage = [
+        "The attention is stored as standard heads, which give the same scores as the original model.",
+        *cache,
+        "",
+        "```bash",
+        "collab translate DIR FILE",
+        "```",
+        "",
+        '`ctranslate2.Translator("DIR")` reads and returns tokens of the dictionaries.',
+    ]
     with new_folder(output) as folder:
         spec.save(folder)
-        write_text_side(
-            source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization or 'float32'})",
-            "Its attention is written as standard heads; scores are those of the model that it was made from.",
-            *about,
-            "```bash", "collab translate DIR FILE", "```", "",
-            "`ctranslate2.Translator(\"DIR\")` takes and gives tokens of the dictionaries.",
-        )  # fmt: skip
-
-
-def _leave_out_copies(layer: IncrementalAttention) -> int:
-    """Keep one copy of keys and values for each group of heads that have the same; returns the number of groups."""
-    of_heads = {
-        name: parameter.data.unflatten(0, (layer.num_heads, -1))
-        for name, parameter in layer.named_parameters()
-        if name.startswith(("k_proj.", "v_proj."))
-    }
-    for groups in range(1, layer.num_heads):
-        members, rest = divmod(layer.num_heads, groups)
-        if not rest and all(torch.equal(t, t[::members].repeat_interleave(members, dim=0)) for t in of_heads.values()):
-            for name, heads in of_heads.items():
-                layer.get_parameter(name).data = heads[::members].flatten(0, 1)
-            return groups
-    return layer.num_heads
+        write_text_side(source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization})", usage)
 
 
 def _specification(source: Source) -> Any:
+    """CTranslate2's description of the model, with all weights."""
     import numpy
     from ctranslate2.converters import fairseq as converter
     from ctranslate2.specs import attention_spec, common_spec, transformer_spec
 
     layers, config, model = check(source), source.config, source.model
-    activation = getattr(common_spec.Activation, _ACTIVATIONS[config.activation_fn])
     spec = transformer_spec.TransformerSpec.from_config(
-        (config.encoder.layers, config.decoder.layers), 1,
-        pre_norm=config.encoder.normalize_before, activation=activation,
-        layernorm_embedding=config.layernorm_embedding, alignment_heads=0,
-    )  # fmt: skip
-    for site, side, attribute in (
-        ("encoder", spec.encoder, "self_attention"), ("cross", spec.decoder, "attention"),
-        ("decoder", spec.decoder, "self_attention"),
-    ):  # fmt: skip
-        for number, layer in enumerate(side.layer):
-            own = layers[f"{site}.{number}"]
-            groups = _leave_out_copies(own)
-            made = attention_spec.MultiHeadAttentionSpec(
-                self_attention=site != "cross", head_dim=own.head_dim,
-                num_heads_kv=groups if groups < own.num_heads else None,
-            )  # fmt: skip
-            made.queries_scale = numpy.float32(own.scale)
-            # read, though its class does not list it; the encoder would fail on padding, cross-attention copies anyhow
-            if groups == 1 < own.num_heads and site == "decoder" and own.num_heads * own.head_dim == own.embed_dim:
-                vars(made)["multi_query"] = True
-            setattr(layer, attribute, made)
-            side.num_heads = numpy.int16(own.num_heads)
+        (config.encoder.layers, config.decoder.layers),
+        num_heads=1,  # set below, with the attention
+        pre_norm=config.encoder.normalize_before,
+        activation=getattr(common_spec.Activation, _ACTIVATIONS[config.activation_fn]),
+        layernorm_embedding=config.layernorm_embedding,
+        alignment_heads=0,
+    )
+    for layer_id, layer in layers.items():
+        site, _, number = layer_id.partition(".")
+        groups = _remove_copies(layer)
+        attention = attention_spec.MultiHeadAttentionSpec(
+            self_attention=site != "cross",
+            head_dim=layer.head_dim,
+            num_heads_kv=groups if groups < layer.num_heads else None,
+        )
+        attention.queries_scale = numpy.float32(layer.scale)
+        # CTranslate2 reads this flag although the class does not list it. It fails on padding in the encoder, and
+        # cross-attention repeats the copy anyway
+        standard_width = layer.num_heads * layer.head_dim == layer.embed_dim
+        if site == "decoder" and standard_width and groups == 1 < layer.num_heads:
+            vars(attention)["multi_query"] = True
+        stack = spec.encoder if site == "encoder" else spec.decoder
+        setattr(stack.layer[int(number)], "attention" if site == "cross" else "self_attention", attention)
+        stack.num_heads = numpy.int16(layer.num_heads)
     with swapped(model, layers), torch.no_grad():
         converter.set_transformer_encoder(spec.encoder, model.encoder)
         converter.set_transformer_decoder(spec.decoder, model.decoder)
-    for register, dictionary in (
-        (spec.register_source_vocabulary, source.trained.task.source_dictionary),
-        (spec.register_target_vocabulary, source.trained.task.target_dictionary),
-    ):
-        register(["<blank>" if unit == "<pad>" else unit for unit in dictionary.symbols])
+    task = source.trained.task
+    vocabularies = [
+        ["<blank>" if unit == "<pad>" else unit for unit in dictionary.symbols]
+        for dictionary in (task.source_dictionary, task.target_dictionary)
+    ]
+    spec.register_source_vocabulary(vocabularies[0])
+    spec.register_target_vocabulary(vocabularies[1])
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
     return spec
+
+
+def _remove_copies(layer: IncrementalAttention) -> int:
+    """Keep one copy of the keys and values for each group of heads that share them; returns the number of groups."""
+    names = [name for name, _ in layer.named_parameters() if name.startswith(("k_proj.", "v_proj."))]
+    heads_of = {name: layer.get_parameter(name).data.unflatten(0, (layer.num_heads, -1)) for name in names}
+    for groups in range(1, layer.num_heads):
+        if layer.num_heads % groups:
+            continue
+        size = layer.num_heads // groups
+        first = {name: heads[::size] for name, heads in heads_of.items()}
+        if all(torch.equal(heads, first[name].repeat_interleave(size, dim=0)) for name, heads in heads_of.items()):
+            for name, kept in first.items():
+                layer.get_parameter(name).data = kept.flatten(0, 1)
+            return groups
+    return layer.num_heads

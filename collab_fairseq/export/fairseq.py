@@ -1,7 +1,8 @@
-"""``--to fairseq``: a model folder whose checkpoint is of fairseq's own ``transformer``, which fairseq alone can load.
+"""``--to fairseq``: a model folder whose checkpoint is fairseq's own ``transformer``.
 
-Exact wherever every head fits into fairseq's: E / H dimensions for keys (the key dim, and one more with a content bias)
-and values, with the scale (E / H)^-0.5. It gives up the small key cache.
+The export is exact if every head fits fairseq's: at most E / H dimensions for keys (the key dimension, plus one for a
+content bias) and values, with the scale (E / H)^-0.5. It does not keep the smaller key cache. E: embedding width, H:
+heads.
 """
 
 from typing import Any, Dict
@@ -15,13 +16,9 @@ from .standard_heads import standard_layers
 
 
 def check(source: Source) -> Dict[str, Any]:
-    """The attention that is written, by place.
-
-    Raises:
-        UnsupportedError: heads do not fit, or weights are rounded, which are other ones afterwards.
-    """
-    if source.config.quant_noise.scalar > 0:
-        raise UnsupportedError("the model has --quant-noise-scalar, which standard heads would round otherwise")
+    """``site.layer`` → the standard attention to write."""
+    if source.config.quant_noise.scalar > 0:  # rounds the weights, and standard heads have other weights
+        raise UnsupportedError("the model has --quant-noise-scalar, which rounds standard heads differently")
     return standard_layers(source.model, source.config)
 
 

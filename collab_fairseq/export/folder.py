@@ -1,12 +1,12 @@
-"""``--to folder``: all that a trained model needs to translate, in one folder that fairseq and this project read.
+"""``--to folder``: a model folder with everything for translation, which fairseq and this project read.
 
-    model.pt             fairseq's checkpoint: weights, settings; no optimizer state, no path of a machine
+    model.pt             fairseq checkpoint: weights and settings; no optimizer state, no absolute paths
     dict.*.txt           dictionaries
-    sentencepiece.bpe.model or bpecodes, under the names that fairseq's from_pretrained looks for
-    translation.json     how text becomes tokens; what the model was made from
+    sentencepiece.bpe.model or bpecodes: subword model, with the file name that fairseq's from_pretrained expects
+    translation.json     tokenisation; origin of the model
     README.md, record.json
 
-The weights are in a pickle, since fairseq reads nothing else; it is loaded with ``weights_only=True`` here.
+fairseq reads only pickled weights. This project loads them with ``weights_only=True``.
 """
 
 import copy
@@ -27,42 +27,42 @@ from collab_fairseq.translation.torch_engine import MODEL
 from .readme import write_text_side
 from .source import Source, new_folder
 
-#: kind of subword model → fairseq's setting of its file
+#: type of the subword model → fairseq's setting for its file
 _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}
 
 
 def check(source: Source) -> None:
-    """Every model fits."""
+    """A model folder can hold every model."""
 
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
-    """Write the model folder; ``half``: weights in half precision, which are computed with in float32 all the same."""
+    """Write the model folder; ``half``: store weights in half precision (the model still computes in float32)."""
     write(source, portable(source, half), output)
 
 
 def portable(source: Source, half: bool = False, arch: str = "transformer_collab") -> Dict[str, Any]:
-    """The checkpoint as others can use it: its settings without what the training alone needed, and no path.
+    """The checkpoint to publish: without optimizer state, settings of the training run, and absolute paths.
 
     Args:
-        half: in half precision. arch: what the model is to be called, ``transformer`` if it has become one.
+        half: store weights in half precision.
+        arch: fairseq's name of the architecture; ``transformer`` drops the settings that only this project has.
     """
-    cfg = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
-    assert isinstance(cfg, dict)
-    own = source.trained.state["cfg"]
+    cfg: Any = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
+    original = source.trained.state["cfg"]
     card = source.card
     settings = flat(asdict(source.config))
     if arch == "transformer":
         settings = {name: value for name, value in settings.items() if name not in OWN_FIELDS}
     cfg["model"] = {**settings, "_name": arch, "arch": arch}
-    model = copy.deepcopy(source.model).half() if half else source.model
-    cfg["task"] = {**own["task"], "data": ".", "source_lang": card.source_lang, "target_lang": card.target_lang}
-    cfg["criterion"] = own.get("criterion")
+    languages = {"source_lang": card.source_lang, "target_lang": card.target_lang}
+    cfg["task"] = {**original["task"], "data": ".", **languages}
+    cfg["criterion"] = original.get("criterion")
     # from_pretrained fills in the file
     cfg["bpe"] = card.subwords and {"_name": card.subwords, _FILE_SETTINGS[card.subwords]: "???"}
-    moses = {"_name": "moses", "source_lang": card.source_lang, "target_lang": card.target_lang}
-    cfg["tokenizer"] = moses if card.moses else None
-    cfg["dataset"]["required_batch_size_multiple"] = own["dataset"]["required_batch_size_multiple"]
-    # what fairseq wants to find in every checkpoint; no optimizer's state goes with it
+    cfg["tokenizer"] = {"_name": "moses", **languages} if card.moses else None
+    cfg["dataset"]["required_batch_size_multiple"] = original["dataset"]["required_batch_size_multiple"]
+    model = copy.deepcopy(source.model).half() if half else source.model
+    # fairseq expects this in every checkpoint
     history = {"optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": card.made_from.get("num_updates", 0)}
     return {
         "args": None,
@@ -75,29 +75,33 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
 
 
 def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
-    """The folder of a checkpoint, with how to translate with it."""
+    """Write a checkpoint made by :func:`portable` to a model folder, with tokenisation files and instructions."""
     card, arch = source.card, state["cfg"]["model"]["arch"]
+    flags = f"-s {card.source_lang} -t {card.target_lang}"
     if arch == "transformer":
-        home, kind, flags = "fairseq.models.transformer", "TransformerModel", ""
+        module, name = "fairseq.models.transformer", "TransformerModel"
     else:
-        home, kind, flags = "collab_fairseq.models", "TransformerCollabModel", ' --user-dir "$(collab user-dir)"'
+        module, name = "collab_fairseq.models", "TransformerCollabModel"
+        flags += ' --user-dir "$(collab user-dir)"'
     if card.subwords is not None:
-        name = _FILE_SETTINGS[card.subwords].replace("_", "-")
-        flags += f" --bpe {card.subwords} --{name} DIR/{SUBWORD_FILES[card.subwords]}"
-    flags += " --tokenizer moses" * card.moses
+        option = _FILE_SETTINGS[card.subwords].replace("_", "-")
+        flags += f" --bpe {card.subwords} --{option} DIR/{SUBWORD_FILES[card.subwords]}"
+    if card.moses:
+        flags += " --tokenizer moses"
+    lowercase = " Its input must be lower-cased." if card.lowercase else ""
+    usage = [
+        "```bash",
+        "collab translate DIR FILE",
+        """python -c 'import collab_fairseq; print(collab_fairseq.load("DIR").translate(["…"]))'""",
+        "```",
+        "",
+        f"In fairseq, the architecture is `{arch}`.{lowercase}",
+        "",
+        "```bash",
+        f"fairseq-interactive DIR --path DIR/{MODEL} {flags}",
+        f"""python -c 'from {module} import {name}; print({name}.from_pretrained("DIR").translate(["…"]))'""",
+        "```",
+    ]
     with new_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
-        write_text_side(
-            source, folder, "torch", "Translation model",
-            "```bash",
-            "collab translate DIR FILE",
-            "python -c 'import collab_fairseq; print(collab_fairseq.load(\"DIR\").translate([\"…\"]))'",
-            "```",
-            "",
-            f"In fairseq, whose {arch} it is{', on lower-cased text' * card.lowercase}:",
-            "",
-            "```bash",
-            f"fairseq-interactive DIR --path DIR/{MODEL} -s {card.source_lang} -t {card.target_lang}{flags}",
-            f"python -c 'from {home} import {kind}; print({kind}.from_pretrained(\"DIR\").translate([\"…\"]))'",
-            "```",
-        )  # fmt: skip
+        write_text_side(source, folder, "torch", "Translation model", usage)

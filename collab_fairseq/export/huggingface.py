@@ -1,7 +1,7 @@
-"""``--to huggingface``: a folder for ``transformers``, as FSMT, its class of fairseq's translation models.
+"""``--to huggingface``: a folder for ``transformers``, with its class FSMT of fairseq's translation models.
 
-FSMT is fairseq's post-norm ``transformer``, so heads must fit as in :mod:`.fairseq`. Its tokenizer knows Moses and BPE
-codes; of SentencePiece models weights and ids are exported, and the text side is the SentencePiece model in the folder.
+FSMT is fairseq's post-norm ``transformer``, so heads must fit as in :mod:`.fairseq`. Its tokenizer supports Moses with
+BPE codes. For SentencePiece, the folder has the SentencePiece model, and its README shows how to use it.
 """
 
 import os
@@ -10,13 +10,14 @@ from typing import Any, Dict
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
+from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 
 from .readme import write_text_side
-from .source import Source, new_folder, refuse_settings, write_json
+from .source import Source, new_folder, reject_settings
 from .standard_heads import standard_layers
 
-#: fairseq's names of what transformers computes alike under the same name
+#: fairseq's names of the activations for which transformers has the same function under the same name
 _ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "gelu_fast", "tanh", "linear")
 
 _WITH_TOKENIZER = """\
@@ -25,10 +26,10 @@ import transformers
 tokenizer = transformers.FSMTTokenizer.from_pretrained("DIR")
 model = transformers.FSMTForConditionalGeneration.from_pretrained("DIR")
 text = "A man is riding a bike."
-found = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5, max_length=200)[0]
-print(tokenizer.decode(found, skip_special_tokens=True))"""
+output = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5, max_length=200)[0]
+print(tokenizer.decode(output, skip_special_tokens=True))"""
 
-#: FSMT's own tokenizer knows no SentencePiece
+#: FSMT's tokenizer does not support SentencePiece
 _WITH_SENTENCEPIECE = """\
 import sentencepiece
 import torch
@@ -49,81 +50,89 @@ print("".join(target[number] for number in found if number > 2).replace("▁", "
 
 
 def check(source: Source) -> Dict[str, Any]:
-    """The attention that is written, by place.
-
-    Raises:
-        UnsupportedError: FSMT lacks something that the model has.
-    """
+    """``site.layer`` → the standard attention to write."""
     config = source.config
-    lacks = {
+    others = {
         "--layernorm-embedding": config.layernorm_embedding,
+        "--encoder-normalize-before": config.encoder.normalize_before,
+        "--encoder-learned-pos": config.encoder.learned_pos,
+        "--decoder-normalize-before": config.decoder.normalize_before,
+        "--decoder-learned-pos": config.decoder.learned_pos,
         "encoder and decoder of different widths": config.encoder.embed_dim != config.decoder.embed_dim,
     }
-    for side, own in (("encoder", config.encoder), ("decoder", config.decoder)):
-        lacks |= {f"--{side}-normalize-before": own.normalize_before, f"--{side}-learned-pos": own.learned_pos}
-    refuse_settings(config, "FSMT of transformers", _ACTIVATIONS, lacks)
+    reject_settings(config, "FSMT of transformers", _ACTIVATIONS, others)
     return standard_layers(source.model, config)
 
 
 def export(source: Source, output: PathLike) -> None:
     """Write the folder."""
     transformers = require("transformers", "huggingface")
-    layers, config, model, card = check(source), source.config, source.model, source.card
-    sides = {"encoder": config.encoder, "decoder": config.decoder}
-    dictionaries = source.trained.task.source_dictionary, source.trained.task.target_dictionary
-    sizes = {"layers": "layers", "ffn_dim": "ffn_embed_dim", "attention_heads": "attention_heads"}
-    fsmt = transformers.FSMTForConditionalGeneration(
-        transformers.FSMTConfig(
-            langs=[card.source_lang, card.target_lang],
-            src_vocab_size=len(dictionaries[0]),
-            tgt_vocab_size=len(dictionaries[1]),
-            activation_function=config.activation_fn,
-            d_model=config.decoder.embed_dim,
-            max_position_embeddings=min(config.max_source_positions, config.max_target_positions),
-            **{f"{side}_{name}": getattr(sides[side], named) for side in sides for name, named in sizes.items()},
-            dropout=config.dropout,
-            scale_embedding=not config.no_scale_embedding,
-            tie_word_embeddings=config.share_all_embeddings,
-            early_stopping=True,  # as fairseq stops
-        )
-    )  # fmt: skip
-    fsmt.generation_config.min_length = 2  # fairseq's --min-len 1: </s>, which starts the target, counts here
-    with swapped(model, layers):
-        parameters = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    unknown = fsmt.load_state_dict(parameters, strict=False).unexpected_keys
-    left = [name for name in unknown if not name.endswith(("version", "_float_tensor"))]
-    assert not left, f"FSMT has no {left}"
+    layers, card = check(source), source.card
+    with swapped(source.model, layers):
+        parameters = {f"model.{name}": tensor for name, tensor in source.model.state_dict().items()}
+    fsmt = transformers.FSMTForConditionalGeneration(_config(source))
+    fsmt.generation_config.min_length = 2  # fairseq's --min-len 1: here the initial </s> counts
+    unexpected = fsmt.load_state_dict(parameters, strict=False).unexpected_keys
+    missing = [name for name in unexpected if not name.endswith(("version", "_float_tensor"))]
+    assert not missing, f"FSMT has no {missing}"
+    usage = [
+        "The attention is stored as standard heads. Token ids are the line numbers of the dictionaries, after `<s>`,",
+        "`<pad>`, `</s>` and `<unk>`. The source ends with `</s>`.",
+    ]
     with new_folder(output) as folder:
         transformers.utils.logging.disable_progress_bar()
         try:
             fsmt.save_pretrained(folder)
-        except require("safetensors", "huggingface").SafetensorError as error:  # a full disk
+        except require("safetensors", "huggingface").SafetensorError as error:  # such as a full disk
             raise OSError(str(error)) from error
-        code = []
         if card.subwords == "subword_nmt" and card.moses:
             _write_tokenizer(source, folder)
-            code = ["", "```python", _WITH_TOKENIZER, "```"]
+            usage += ["", "```python", _WITH_TOKENIZER, "```"]
         elif card.subwords == "sentencepiece" and not card.moses:
-            given = "text.lower()" if card.lowercase else "text"
-            lines = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
-            code = ["", "```python", lines.replace("GIVEN", given), "```"]
-        write_text_side(
-            source, folder, "huggingface", "Translation model for transformers",
-            "Attention is written as standard heads. Ids are the lines of the dictionaries here, after `<s>`, `<pad>`,",
-            "`</s>`, `<unk>`; `</s>` ends the source.", *code,
-        )  # fmt: skip
+            code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
+            code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")
+            usage += ["", "```python", code, "```"]
+        write_text_side(source, folder, "huggingface", "Translation model for transformers", usage)
+
+
+def _config(source: Source) -> Any:
+    """The model's settings as FSMTConfig."""
+    config, task = source.config, source.trained.task
+    encoder, decoder = config.encoder, config.decoder
+    return require("transformers", "huggingface").FSMTConfig(
+        langs=[source.card.source_lang, source.card.target_lang],
+        src_vocab_size=len(task.source_dictionary),
+        tgt_vocab_size=len(task.target_dictionary),
+        activation_function=config.activation_fn,
+        d_model=decoder.embed_dim,
+        max_position_embeddings=min(config.max_source_positions, config.max_target_positions),
+        encoder_layers=encoder.layers,
+        encoder_ffn_dim=encoder.ffn_embed_dim,
+        encoder_attention_heads=encoder.attention_heads,
+        decoder_layers=decoder.layers,
+        decoder_ffn_dim=decoder.ffn_embed_dim,
+        decoder_attention_heads=decoder.attention_heads,
+        dropout=config.dropout,
+        scale_embedding=not config.no_scale_embedding,
+        tie_word_embeddings=config.share_all_embeddings,
+        early_stopping=True,  # as in fairseq's beam search
+    )
 
 
 def _write_tokenizer(source: Source, folder: str) -> None:
-    """The files of FSMTTokenizer, in which </w> marks the end of a word where fairseq's @@ marks what is not one."""
-    task = source.trained.task
+    """Write the files of FSMTTokenizer, which marks the end of a word by </w>; fairseq marks all other units by @@."""
+    task, card = source.trained.task, source.card
     for side, dictionary in (("src", task.source_dictionary), ("tgt", task.target_dictionary)):
-        units = {
-            unit if number < dictionary.nspecial else unit[:-2] if unit.endswith("@@") else f"{unit}</w>": number
-            for number, unit in enumerate(dictionary.symbols)
-        }
+        units = {}
+        for number, unit in enumerate(dictionary.symbols):
+            if number >= dictionary.nspecial:
+                unit = unit[:-2] if unit.endswith("@@") else f"{unit}</w>"
+            units[unit] = number
         write_json(units, os.path.join(folder, f"vocab-{side}.json"))
     shutil.copyfile(source.files[SUBWORD_FILES["subword_nmt"]], os.path.join(folder, "merges.txt"))
-    card = source.card
-    settings = {"langs": [card.source_lang, card.target_lang], "do_lower_case": card.lowercase}
-    write_json({**settings, "tokenizer_class": "FSMTTokenizer"}, os.path.join(folder, "tokenizer_config.json"))
+    settings = {
+        "langs": [card.source_lang, card.target_lang],
+        "do_lower_case": card.lowercase,
+        "tokenizer_class": "FSMTTokenizer",
+    }
+    write_json(settings, os.path.join(folder, "tokenizer_config.json"))

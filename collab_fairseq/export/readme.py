@@ -1,60 +1,74 @@
-"""What an exported folder has beside its weights; its README: what the model is, how good, made of what, how used.
+"""The files next to the weights in an exported folder, among them a README that describes the model.
 
-Scores, losses, the training and its data are those of the model's record; what no record says is left out.
+Scores, losses, training command and data come from the model's record. The README omits what the record lacks.
 """
 
 import json
 import os
 import shutil
 from dataclasses import asdict, replace
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List
 
 from collab_fairseq.attention import SITES
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records import pages
+from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
 from fairseq_modern.errors import UserError
 
-from .source import Source, write_json
+from .source import Source
 
-_SUBWORDS = {"sentencepiece": "SentencePiece", "subword_nmt": "BPE", None: "words"}
-_NO_LICENCE = "not stated: ask those who trained the model, and see the terms of its data, before you share it"
+_VOCABULARIES = {"sentencepiece": "SentencePiece units", "subword_nmt": "BPE units", None: "words"}
+#: key of the card's ``made_from`` → phrase
+_ORIGIN = {"file": "{}", "sha256": "SHA-256 {}", "num_updates": "{} updates", "averaged": "average of {} checkpoints"}
+_NO_LICENCE = "not stated: ask the authors of the model and check the terms of its data before you redistribute it"
 
 
-def write_text_side(source: Source, folder: str, engine: str, title: str, *use: str) -> None:
-    """What every exported folder has besides weights: card, dictionaries, subword model, record, and a README.
+def write_text_side(source: Source, folder: str, engine: str, title: str, usage: List[str]) -> None:
+    """Write everything but the weights: card, dictionaries, subword model, record, README.
 
     Args:
-        title, use: of :func:`readme`.
+        engine: the engine that computes the exported model, for the card.
+        title, usage: see :func:`readme`.
     """
-    files = {**source.files, **({"record.json": source.record} if source.record is not None else {})}
+    files = dict(source.files)
+    if source.record is not None:
+        files["record.json"] = source.record
     for name, path in files.items():
         with open(path, "rb") as stream, open(os.path.join(folder, name), "xb") as copy:
             shutil.copyfileobj(stream, copy)
-    card = replace(source.card, engine=engine)
-    write_json(asdict(card), os.path.join(folder, CARD))
+    write_json(asdict(replace(source.card, engine=engine)), os.path.join(folder, CARD))
     with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
-        stream.write(readme(source, title, *use))
-    Tokenizer(folder, read_card(folder))  # what cannot be opened is found out now
+        stream.write(readme(source, title, usage))
+    Tokenizer(folder, read_card(folder))  # raises an error if a file cannot be used
 
 
-def readme(source: Source, title: str, *use: str) -> str:
-    """Markdown.
+def readme(source: Source, title: str, usage: List[str]) -> str:
+    """The README in Markdown.
 
     Args:
-        title: of the page. use: lines that say how the model is used, in which DIR stands for the folder.
-
-    Raises:
-        UserError: the model's record is none.
+        title: title of the page.
+        usage: lines on how to use the model, in which DIR stands for the folder.
     """
     card = source.card
-    about = [
-        f"text as {_SUBWORDS[card.subwords]}{', tokenised with Moses' * card.moses}{', lower-cased' * card.lowercase}",
-        *_model(source),
-        f"made from: {', '.join(f'{key} {value}' for key, value in card.made_from.items())}",
-        f"licence: {card.licence or _NO_LICENCE}",
+    vocabulary = _VOCABULARIES[card.subwords]
+    if card.moses:
+        vocabulary += ", tokenised with Moses"
+    if card.lowercase:
+        vocabulary += ", lower-cased"
+    origin = ", ".join(phrase.format(card.made_from[key]) for key, phrase in _ORIGIN.items() if key in card.made_from)
+    lines = [
+        f"# {title}, {card.source_lang} to {card.target_lang}",
+        "",
+        f"- vocabulary: {vocabulary}",
+        *_architecture(source),
+        f"- checkpoint: {origin}",
+        f"- licence: {card.licence or _NO_LICENCE}",
+        "",
+        "## Use",
+        "",
+        *usage,
     ]
-    lines = [f"# {title}, {card.source_lang} to {card.target_lang}", "", *(f"- {line}" for line in about)]
-    lines += ["", "## Use", "", *use]
     if source.record is not None:
         try:
             with open(source.record, encoding="utf-8") as stream:
@@ -65,59 +79,63 @@ def readme(source: Source, title: str, *use: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _model(source: Source) -> Iterator[str]:
-    """Sizes, and the heads of every site."""
-    encoder, decoder = source.config.encoder, source.config.decoder
-    sizes = [f"{s.layers} layers of width {s.embed_dim} (feed-forward {s.ffn_embed_dim})" for s in (encoder, decoder)]
-    number = sum(parameter.numel() for parameter in source.model.parameters())
-    yield f"a transformer; encoder: {sizes[0]}, decoder: {sizes[1]}; {number:,} parameters"
-    kinds: Dict[str, List[str]] = {}
-    layers = attention_layers(source.model)
-    for place, layer in layers.items():
-        kinds.setdefault(layer.summary(), []).append(place)
-    for kind, places in kinds.items():
+def _architecture(source: Source) -> List[str]:
+    """The size of the model and the attention of every site."""
+    parameters = sum(parameter.numel() for parameter in source.model.parameters())
+    lines = [f"- transformer with {parameters:,} parameters"]
+    for side in ("encoder", "decoder"):
+        sizes = getattr(source.config, side)
+        widths = f"width {sizes.embed_dim}, feed-forward width {sizes.ffn_embed_dim}"
+        lines.append(f"- {side}: {sizes.layers} layers, {widths}")
+    summaries = {layer_id: layer.summary() for layer_id, layer in attention_layers(source.model).items()}
+    for summary in dict.fromkeys(summaries.values()):
         names: List[str] = []
         for site in SITES:
-            own = [place for place in layers if place.startswith(f"{site}.")]
-            alike = [place for place in own if place in places]
-            names += [site] if alike and alike == own else alike
-        yield f"attention of {', '.join(names)}: {kind}"
+            of_site = [layer_id for layer_id in summaries if layer_id.startswith(f"{site}.")]
+            alike = [layer_id for layer_id in of_site if summaries[layer_id] == summary]
+            names += [site] if alike == of_site != [] else alike
+        lines.append(f"- attention of {', '.join(names)}: {summary}")
+    return lines
 
 
-def _results(parts: Dict[str, Any]) -> Iterator[str]:
-    """Scores and losses of a training or a conversion."""
-    rows = [
-        (test, f"{score['score']:.2f}", score["signature"])
-        for test, scored in parts.get("scores", {}).items()
-        for score in scored["scores"]
-        if score["metric"] == "sacreBLEU"
-    ]
-    losses = [
-        (name, f"{found['loss']:.4f}", f"{found['nll_loss']:.4f}") for name, found in parts.get("losses", {}).items()
-    ]
-    for name, found in parts.get("evaluation", {}).items():  # of a conversion, before and after it
-        value = " → ".join(f"{found[when]:.{2 if 'BLEU' in name else 4}f}" for when in ("before", "after"))
+def _results(parts: Dict[str, Any]) -> List[str]:
+    """Scores and losses of a training run or a conversion."""
+    scores, losses, signatures = [], [], []
+    for test, evaluation in parts.get("scores", {}).items():
+        for score in evaluation["scores"]:
+            if score["metric"] == "sacreBLEU":
+                scores.append([test, f"{score['score']:.2f}"])
+                signatures.append(f"`{score['signature']}`")
+    for name, values in parts.get("losses", {}).items():
+        losses.append([name, f"{values['loss']:.4f}", f"{values['nll_loss']:.4f}"])
+    for name, values in parts.get("evaluation", {}).items():  # of a conversion
         if name.startswith("BLEU "):
-            rows.append((name.removeprefix("BLEU "), value, found["signature"]))
+            scores.append([name.removeprefix("BLEU "), f"{values['before']:.2f} → {values['after']:.2f}"])
+            signatures.append(f"`{values['signature']}`")
         else:
-            losses.append((name, value, "–"))
-    if rows:
-        yield from ("", "## Scores", "", "| test set | sacreBLEU |", "|---|---:|")
-        yield from (f"| {test} | {value} |" for test, value, _ in rows)
-        yield from ("", f"Signature: {', '.join(f'`{each}`' for each in dict.fromkeys(row[2] for row in rows))}")
+            losses.append([name, f"{values['before']:.4f} → {values['after']:.4f}", "–"])
+    lines = []
+    if scores:
+        table = pages.table([["test set", "sacreBLEU"], *scores], numbers=True)
+        lines += ["", "## Scores", "", table, "", f"Signature: {', '.join(dict.fromkeys(signatures))}"]
     if losses:
-        yield from ("", "| set | loss, bits a token | without label smoothing |", "|---|---:|---:|")
-        yield from (f"| {' | '.join(row)} |" for row in losses)
+        header = ["data", "loss (bits per token)", "without label smoothing"]
+        lines += ["", pages.table([header, *losses], numbers=True)]
+    return lines
 
 
-def _origin(record: Dict[str, Any]) -> Iterator[str]:
-    """The command of the record, where it ran, and the sums of its data."""
+def _origin(record: Dict[str, Any]) -> List[str]:
+    """The command of the record, where it ran, and checksums of its data."""
     versions, hardware = record["versions"], record["hardware"]
-    machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) if hardware["device"] == "gpu" else hardware["cpu"]
+    gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"])
+    machine = gpus if hardware["device"] == "gpu" else hardware["cpu"]
     programs = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "fairseq"))
-    commit = f"; commit {record['commit']['id']}" if record["commit"]["id"] else ""
-    about = f"{record['name']}, {record['created'][:10]}, on {machine}; {programs}{commit}"
-    yield from ("", "## Origin", "", about, "", "```bash", record["command"], "```")
-    if sums := record["settings"].get("data"):
-        files = (f"{value}  {file}" for file, value in sums.items())
-        yield from ("", "Data, with their SHA-256:", "", "```", *files, "```")
+    about = f"{record['name']}, {record['created'][:10]}, on {machine}; {programs}"
+    if record["commit"]["id"]:
+        about += f"; commit {record['commit']['id']}"
+    lines = ["", "## Origin", "", about, "", "```bash", record["command"], "```"]
+    checksums = record["settings"].get("data")
+    if checksums:
+        rows = [f"{digest}  {file}" for file, digest in checksums.items()]
+        lines += ["", "SHA-256 checksums of the data:", "", "```", *rows, "```"]
+    return lines

@@ -1,11 +1,10 @@
-"""What is exported, a checkpoint with its dictionaries and tokenizer; the folder appears whole or not at all."""
+"""The model to export, with its dictionaries and subword model; output folders that appear atomically."""
 
 import contextlib
-import json
 import os
 import shutil
 from dataclasses import dataclass, replace
-from typing import Any, Collection, Dict, Iterator, Optional
+from typing import Any, Collection, Dict, Iterator, Optional, Tuple
 
 from fairseq import utils
 
@@ -25,25 +24,25 @@ from collab_fairseq.translation.torch_engine import MODEL
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import hold, remove_stale_temp_files, temporary_name
 
-#: where model folders have the SentencePiece model, and where data_prep puts it: in the data-bin, or beside it
-_USUAL = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", os.path.join(os.pardir, "sentencepiece.model"))
-#: share of a dictionary's units that must be pieces of its SentencePiece model
-_PIECES = 0.95
+#: where to look for the SentencePiece model, relative to the data-bin
+_SENTENCEPIECE_FILES = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", "../sentencepiece.model")
+#: minimum share of a dictionary's units that are pieces of its SentencePiece model
+_MIN_PIECES = 0.95
 
 
 class UnsupportedError(UserError):
-    """A target cannot express the model; others may."""
+    """A target cannot express the model; other targets may."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A trained model and all that belongs to it.
+    """A trained model and its files.
 
     Attributes:
         trained: the model, in float32.
-        card: how text becomes tokens, and what it was made from.
-        files: name in the exported folder → file: dictionaries and subword model.
-        record: of how it was made, or None.
+        card: tokenisation and origin.
+        files: file name in the exported folder → path, for dictionaries and subword model.
+        record: path of the record of the training run or conversion, or None.
     """
 
     trained: TrainedModel
@@ -58,136 +57,149 @@ class Source:
 
     @property
     def config(self) -> Any:
-        """Its settings, nested (``config.encoder.layers``)."""
+        """The model's settings, nested (``config.encoder.layers``)."""
         return self.trained.model.args
 
 
 def read_source(
-    path: PathLike, data: Optional[PathLike] = None, *, sentencepiece: Optional[PathLike] = None,
-    bpe_codes: Optional[PathLike] = None, moses: bool = False, lowercase: bool = False,
-    record: Optional[PathLike] = None, licence: Optional[str] = None,
-) -> Source:  # fmt: skip
-    """A checkpoint or a model folder, to be exported.
+    path: PathLike,
+    data: Optional[PathLike] = None,
+    *,
+    sentencepiece: Optional[PathLike] = None,
+    bpe_codes: Optional[PathLike] = None,
+    moses: bool = False,
+    lowercase: bool = False,
+    record: Optional[PathLike] = None,
+    licence: Optional[str] = None,
+) -> Source:
+    """Read a checkpoint or a model folder for export.
 
-    Args:
-        path: checkpoint of fairseq's ``transformer`` or of ``transformer_collab``; or a model folder, which says by
-            itself what follows.
-        data: data-bin with the dictionaries; default: the one that the checkpoint names.
-        sentencepiece: model; default: ``sentencepiece.model`` in the data-bin or beside it. bpe_codes: of subword-nmt.
-        moses: the text was tokenised with Moses. lowercase: and lower-cased.
-        record: of how it was made, for the folder.
-        licence: of the model, in your words; default: that of the model folder.
+    The arguments are the options of ``collab export``, described by its ``--help``. To a model folder, only
+    ``licence`` applies.
 
     Raises:
-        TranslationError, CheckpointError, ConfigurationError: see :func:`~collab_fairseq.translation.load_model`;
-            subword units without their model, or with another's.
+        TranslationError: the subword model is missing or does not belong to the dictionaries. For other errors, see
+            :func:`~collab_fairseq.translation.load_model`.
     """
     name = os.fspath(path)
     if os.path.isdir(name):
-        card = read_card(name)
-        if card.engine != "torch":
-            raise TranslationError(f"{name} is for {card.engine}: give the checkpoint or model folder it was made from")
-        there = os.path.join(name, "record.json")
-        files = {file: os.path.join(name, file) for file in card.files}
-        trained = load_model(os.path.join(name, MODEL), name)
-        card = replace(card, longest_target=_positions(trained), licence=licence or card.licence)
-        return Source(trained, card, files, there if os.path.isfile(there) else None)
+        return _read_folder(name, licence)
     trained = load_model(name, data)
-    task = trained.task.cfg
-    folder = task.data
-    dictionaries = [f"dict.{lang}.txt" for lang in (task.source_lang, task.target_lang)]
-    files = {file: os.path.join(folder, file) for file in dictionaries}
-    subwords, file = _subwords(trained, folder, sentencepiece, bpe_codes)
+    task, model = trained.task.cfg, trained.model
+    dictionaries = (f"dict.{lang}.txt" for lang in (task.source_lang, task.target_lang))
+    files = {file: os.path.join(task.data, file) for file in dictionaries}
+    subwords, subword_file = _subword_model(trained, task.data, sentencepiece, bpe_codes)
     if subwords is not None:
-        files[SUBWORD_FILES[subwords]] = file
-    made_from = {
+        files[SUBWORD_FILES[subwords]] = subword_file
+    averaged = (trained.state.get("extra_state") or {}).get("averaged_from", ())
+    origin = {
         **checkpoints.file_setting(name),
         "num_updates": checkpoints.num_updates(trained.state),
-        "averaged": len((trained.state.get("extra_state") or {}).get("averaged_from", ())) or None,
+        "averaged": len(averaged) or None,
     }
-    model: Any = trained.model
-    longest = utils.resolve_max_positions(trained.task.max_positions(), model.max_positions())[0]
-    sums = {file: sha256_of(path) for file, path in files.items()}
+    max_positions: Any = model.max_positions
     card = Card(
-        "torch", task.source_lang, task.target_lang, subwords, moses, lowercase, longest,
-        {key: value for key, value in made_from.items() if value is not None}, sums, _positions(trained), licence,
-    )  # fmt: skip
+        engine="torch",
+        source_lang=task.source_lang,
+        target_lang=task.target_lang,
+        subwords=subwords,
+        moses=moses,
+        lowercase=lowercase,
+        longest=utils.resolve_max_positions(trained.task.max_positions(), max_positions())[0],
+        made_from={key: value for key, value in origin.items() if value is not None},
+        files={file: sha256_of(path) for file, path in files.items()},
+        longest_target=_longest_target(trained),
+        licence=licence,
+    )
     return Source(trained, card, files, None if record is None else os.fspath(record))
 
 
-def _positions(trained: TrainedModel) -> int:
-    """Units that the decoder can give, </s> included."""
+def _read_folder(folder: str, licence: Optional[str]) -> Source:
+    card = read_card(folder)
+    if card.engine != "torch":
+        raise TranslationError(f"{folder} is for {card.engine}: export the checkpoint or model folder it was made from")
+    trained = load_model(os.path.join(folder, MODEL), folder)
+    card = replace(card, longest_target=_longest_target(trained), licence=licence or card.licence)
+    files = {file: os.path.join(folder, file) for file in card.files}
+    record = os.path.join(folder, "record.json")
+    return Source(trained, card, files, record if os.path.isfile(record) else None)
+
+
+def _longest_target(trained: TrainedModel) -> int:
+    """Maximum number of tokens in a translation, </s> included."""
     return int(trained.model.max_decoder_positions())  # type: ignore[operator]
 
 
-def _subwords(trained: TrainedModel, folder: str, sentencepiece: Optional[PathLike], codes: Optional[PathLike]) -> Any:
-    """Kind and file of the subword model, or (None, None)."""
-    dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
-    units = subword_units(dictionaries["source"])
-    if sentencepiece is not None and codes is not None:
-        raise TranslationError("a model has either a SentencePiece model or BPE codes, both were given")
-    if codes is not None:
+def _subword_model(
+    trained: TrainedModel, data: str, sentencepiece: Optional[PathLike], bpe_codes: Optional[PathLike]
+) -> Tuple[Optional[str], Any]:
+    """Key of `SUBWORD_FILES` and path of the subword model; (None, None) for a vocabulary of words."""
+    units = subword_units(trained.task.source_dictionary)
+    if sentencepiece is not None and bpe_codes is not None:
+        raise TranslationError("expected either a SentencePiece model or BPE codes; got both")
+    if bpe_codes is not None:
         if units != "@@ ":
-            raise TranslationError(f"BPE codes were given, but the dictionaries in {folder} have no such units (…@@)")
-        return "subword_nmt", os.fspath(codes)
+            raise TranslationError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
+        return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
-        usual = (os.path.join(folder, name) for name in _USUAL)
-        sentencepiece = next(filter(os.path.isfile, usual), None)
-    if sentencepiece is None:
-        if units is None:
-            return None, None
-        needed = {"sentencepiece": "SentencePiece model (--sentencepiece)", "@@ ": "BPE codes (--bpe-codes)"}[units]
-        raise TranslationError(f"the dictionaries in {folder} have subword units: name the {needed} that made them")
-    processor = read_sentencepiece(sentencepiece)
+        candidates = (os.path.join(data, name) for name in _SENTENCEPIECE_FILES)
+        sentencepiece = next(filter(os.path.isfile, candidates), None)
+    if sentencepiece is not None:
+        _check_sentencepiece(trained, data, os.fspath(sentencepiece))
+        return "sentencepiece", os.fspath(sentencepiece)
+    if units is not None:
+        needed = "BPE codes (--bpe-codes)" if units == "@@ " else "SentencePiece model (--sentencepiece)"
+        raise TranslationError(f"the dictionaries in {data} have subword units, which need their {needed}")
+    return None, None
+
+
+def _check_sentencepiece(trained: TrainedModel, data: str, file: str) -> None:
+    processor = read_sentencepiece(file)
     pieces = {processor.id_to_piece(number) for number in range(processor.get_piece_size())}
+    dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
     for side, dictionary in dictionaries.items():
-        known = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
-        share = sum(unit in pieces for unit in known) / max(1, len(known))
-        if share < _PIECES:
+        units = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
+        share = sum(unit in pieces for unit in units) / max(1, len(units))
+        if share < _MIN_PIECES:
             raise TranslationError(
-                f"{os.fspath(sentencepiece)} is not the SentencePiece model of the {side} dictionary in {folder}: "
-                f"{share:.0%} of the dictionary's units are pieces of it, expected at least {_PIECES:.0%}"
+                f"{file} is not the SentencePiece model of the {side} dictionary in {data}: at least {_MIN_PIECES:.0%} "
+                f"of the dictionary's units must be pieces of the model; got {share:.0%}"
             )
-    return "sentencepiece", os.fspath(sentencepiece)
 
 
-def refuse_settings(config: Any, target: str, activations: Collection[str], more: Dict[str, bool]) -> None:
-    """Refuse by name what a target does not have: rare options of fairseq's transformer, and ``more``.
+def reject_settings(config: Any, target: str, activations: Collection[str], others: Dict[str, bool]) -> None:
+    """Raise UnsupportedError if the model has a setting or an activation function that the target lacks.
 
-    Args:
-        activations: those that it has, by fairseq's names.
-
-    Raises:
-        UnsupportedError: one of them is there.
+    ``others``: setting → whether the model has it, in addition to those that all targets lack.
     """
     decoder = config.decoder
-    refused = {
+    settings = {
         "--adaptive-softmax-cutoff": config.adaptive_softmax_cutoff is not None,
         "--no-token-positional-embeddings": config.no_token_positional_embeddings,
         "--no-cross-attention": config.no_cross_attention,
         "--cross-self-attention": config.cross_self_attention,
         "--decoder-input-dim": decoder.input_dim != decoder.embed_dim,
         "--decoder-output-dim": decoder.output_dim != decoder.embed_dim,
-        "--quant-noise-pq": config.quant_noise.pq > 0,  # a trained layer after the embeddings
+        "--quant-noise-pq": config.quant_noise.pq > 0,  # adds a trained layer after the embeddings
         "--quant-noise-scalar": config.quant_noise.scalar > 0,  # rounds weights and activations
-        **more,
+        **others,
     }
-    for name, there in refused.items():
-        if there:
+    for name, active in settings.items():
+        if active:
             raise UnsupportedError(f"the model has {name}, which {target} lacks")
     if config.activation_fn not in activations:
         known = ", ".join(activations)
-        raise UnsupportedError(f"the activation in {target} must be one of {known}, but is {config.activation_fn}")
+        raise UnsupportedError(f"the activation in {target} must be one of {known}; got {config.activation_fn}")
 
 
 @contextlib.contextmanager
 def new_folder(path: PathLike) -> Iterator[str]:
-    """A folder to write to that appears under ``path`` when the block ends, and not at all if it fails.
+    """A temporary folder that is renamed to ``path`` when the block ends, and removed if the block fails.
 
-    What a killed process has left of an earlier attempt is removed.
+    Temporary folders that killed processes left behind are removed first.
 
     Raises:
-        UserError: something else than an empty folder is there already, or the place cannot be written to.
+        UserError: ``path`` exists and is not an empty folder, or it cannot be written.
     """
     name = os.path.abspath(path)
     if os.path.lexists(name) and (os.path.islink(name) or not os.path.isdir(name) or os.listdir(name)):
@@ -213,9 +225,3 @@ def new_folder(path: PathLike) -> Iterator[str]:
         shutil.rmtree(work, ignore_errors=True)
         if descriptor is not None:
             os.close(descriptor)
-
-
-def write_json(data: Any, path: str) -> None:
-    """Data as indented JSON."""
-    with open(path, "x", encoding="utf-8") as stream:
-        json.dump(data, stream, indent=2, ensure_ascii=False)

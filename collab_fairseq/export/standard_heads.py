@@ -1,12 +1,12 @@
-"""All attention types written exactly as standard heads (:meth:`.AttentionType.head_maps`), which any engine computes.
+"""Conversion of all attention types to equivalent standard heads (:meth:`.AttentionType.head_maps`).
 
-Head i with the shared projections W_Q, W_K (D̃k rows), the mixing vector m_i and the content bias v_i has the scores
+Head i with the shared projections W_Q, W_K (D̃k rows), the mixing vector m_i and the content bias v_i has the logits
 
     [ (X W_Q ⊙ m_i)(Y W_K)ᵀ + 1 (Y v_i)ᵀ ] · scale  =  (X W_Q diag(m_i), 1)(Y W_K, Y v_i)ᵀ · scale
 
-so it is a standard head with the queries W_Q diag(m_i) and a copy of the keys; the content bias takes one more
-dimension, whose query is 1. Groups of heads that share keys or values get copies. Zeros fill heads up to a width and
-layers up to a number of heads. What is given up is the small cache.
+It equals a standard head with the queries X W_Q diag(m_i) and its own copy of the keys; the content bias takes one more
+dimension, in which every query is 1. Groups of heads that share keys or values get copies. Zeros pad heads to a common
+width and layers to a common number of heads. The smaller cache of shared keys is lost.
 """
 
 from typing import Any, Dict, Optional
@@ -26,72 +26,79 @@ from .source import UnsupportedError
 def as_standard(
     layer: IncrementalAttention, heads: int, width: Optional[int] = None, scale: Optional[float] = None
 ) -> IncrementalAttention:
-    """The same attention with standard heads; masks and gates become zeros.
+    """An equivalent layer with standard heads; masked and gated heads get zero weights.
 
     Args:
-        layer: H heads of any kind, in evaluation mode.
-        heads: so many, at least H.
-        width: dimensions of a head, for keys and values; default: what they need.
-        scale: of the scores, the rest going into the queries; default the layer's.
+        layer: H heads of any type, in evaluation mode.
+        heads: number of heads of the result, at least H.
+        width: dimensions of a head, for keys and values; default: as many as the heads need.
+        scale: scale of the logits, the queries absorbing the difference; default: that of the layer.
 
     Raises:
-        UnsupportedError: the heads do not fit into this width.
+        UnsupportedError: ``heads`` or ``width`` is too small.
     """
     query, key, value = layer.head_maps()
     needed = max(query.size(1), value.size(1))
     width = needed if width is None else width
     if layer.num_heads > heads:
-        raise UnsupportedError(f"it has {layer.num_heads} heads, but there is room for {heads}")
+        raise UnsupportedError(f"the number of heads must be at most {heads}; got {layer.num_heads}")
     if needed > width:
-        content = " and its content bias" if query.size(1) > layer.key_dim else ""
-        kind = f"key dim {layer.key_dim}{content}" if query.size(1) > value.size(1) else "values"
-        raise UnsupportedError(f"heads of {needed} dimensions are needed for its {kind}, but they have {width}")
+        reason = "its values"
+        if query.size(1) > value.size(1):
+            content = " and its content bias" if query.size(1) > layer.key_dim else ""
+            reason = f"its key dimension {layer.key_dim}{content}"
+        raise UnsupportedError(f"{reason} must fit into heads of {width} dimensions; needs heads of {needed}")
     scale = layer.scale if scale is None else scale
-    rest = layer.scale / scale
-    made: IncrementalAttention = incremental(StandardAttention)(
-        layer.embed_dim, heads, heads * width, kdim=layer.kdim, vdim=layer.vdim, head_dim=width, scale=scale,
-        cross=layer.cross,
-    )  # fmt: skip
+    sizes = {"kdim": layer.kdim, "vdim": layer.vdim, "head_dim": width}
+    standard_class: Any = incremental(StandardAttention)
+    standard = standard_class(layer.embed_dim, heads, heads * width, **sizes, scale=scale, cross=layer.cross)
     out = affine(layer.out_proj)
     of_heads = out[:, :-1].unflatten(1, (layer.num_heads, -1)).movedim(0, 2)  # (H, dv, E)
     multiplier = layer.multiplier()
     if multiplier is not None:
         of_heads = of_heads * multiplier.double()[:, None, None]
 
-    def fill(tensor: Tensor) -> Tensor:
+    def pad(tensor: Tensor) -> Tensor:
         """(H, w, …) → (heads · width, …)"""
         missing = [0, 0, 0, width - tensor.size(1), 0, heads - tensor.size(0)]
         return nn.functional.pad(tensor, missing).flatten(0, 1)
 
-    parameters = {"out_proj.weight": fill(of_heads).T, "out_proj.bias": out[:, -1]}
-    for name, own in (("q_proj", query * rest), ("k_proj", key), ("v_proj", value)):
-        filled = fill(own)
-        parameters.update({f"{name}.weight": filled[:, :-1], f"{name}.bias": filled[:, -1]})
-    made.to(layer.q_proj.weight.dtype).load_state_dict(parameters)
-    return made.eval()
+    parameters = {"out_proj.weight": pad(of_heads).T, "out_proj.bias": out[:, -1]}
+    for name, projection in (("q_proj", query * (layer.scale / scale)), ("k_proj", key), ("v_proj", value)):
+        padded = pad(projection)
+        parameters[f"{name}.weight"] = padded[:, :-1]
+        parameters[f"{name}.bias"] = padded[:, -1]
+    standard.to(layer.q_proj.weight.dtype).load_state_dict(parameters)
+    return standard.eval()  # type: ignore[no-any-return]
 
 
-def standard_layers(model: Any, config: Any = None) -> Dict[str, Any]:
-    """Place → standard attention, for :func:`~collab_fairseq.modules.sites.swapped`; equally many heads on each side.
+def standard_layers(model: Any, config: Any = None) -> Dict[str, IncrementalAttention]:
+    """``site.layer`` → equivalent standard attention, for :func:`~collab_fairseq.modules.sites.swapped`.
+
+    All layers of the encoder have the same number of heads, and so have all of the decoder.
 
     Args:
-        config: of fairseq's transformer, whose heads they are to be: H, width E / H, scale (E / H)^-0.5. Default: the
-            width that each layer needs, and its own scale.
+        config: settings of fairseq's transformer, which determine the heads: H, width E / H, scale (E / H)^-0.5.
+            Default: every layer has the head width that it needs, and its own scale.
 
     Raises:
-        UnsupportedError: heads of a layer, which is named, do not fit.
+        UnsupportedError: the heads of a layer do not fit; the message names the layer.
     """
     layers = attention_layers(model)
-    made = {}
-    for place, layer in layers.items():
-        side = "encoder" if place.startswith("encoder") else "decoder"
-        heads = max(other.num_heads for name, other in layers.items() if name.startswith("enc") == (side == "encoder"))
-        width = None
-        if config is not None:
-            heads = getattr(config, side).attention_heads
-            width = getattr(config, side).embed_dim // heads
+    standard = {}
+    for layer_id, layer in layers.items():
+        in_encoder = layer_id.startswith("encoder")
+        if config is None:
+            side = [other for name, other in layers.items() if name.startswith("encoder") == in_encoder]
+            heads = max(other.num_heads for other in side)
+            width = scale = None
+        else:
+            sizes = config.encoder if in_encoder else config.decoder
+            heads = sizes.attention_heads
+            width = sizes.embed_dim // heads
+            scale = width**-0.5
         try:
-            made[place] = as_standard(layer, heads, width, None if width is None else width**-0.5)
+            standard[layer_id] = as_standard(layer, heads, width, scale)
         except (UnsupportedError, ReparamError) as error:
-            raise UnsupportedError(f"{place}: {error}") from error
-    return made
+            raise UnsupportedError(f"{layer_id}: {error}") from error
+    return standard

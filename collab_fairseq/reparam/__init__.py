@@ -1,6 +1,6 @@
-"""Trained attention layers and models turned into collaborative ones, without retraining.
+"""Conversion of trained attention layers and models to collaborative heads, without retraining.
 
-Whole models: :func:`.pipeline.convert_model` those of fairseq, :func:`.huggingface.to_collaborative` others.
+To convert whole models, use :func:`.pipeline.convert_model` (fairseq) and :func:`.huggingface.to_collaborative`.
 """
 
 from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, relative_error, standard_heads

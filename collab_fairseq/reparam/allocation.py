@@ -1,9 +1,9 @@
-"""Allocation of a budget of shared dimensions to the layers.
+"""Allocation of a budget of shared dimensions to the layers of a model.
 
-Some layers can do with far fewer dimensions than others. For each layer alone and each key dim of a grid, the
-divergence KL(p ‖ p') of the model's predictions p' from the source's p is measured on calibration text; these
-divergences are taken to add up. From full size on, dimensions are taken away where that costs least divergence per
-dimension saved. On the lower convex hull of every layer's curve this greedy way is the best one (Fox 1966, "Discrete
+Some layers need far fewer dimensions than others. For each layer alone, at several key dimensions, calibration text
+gives the divergence KL(p ‖ p') between the predictions p of the source and p' of the converted model. These
+divergences are assumed to add up. Starting from the full key dimensions, the greedy algorithm removes the dimensions
+that cost the least divergence each. On the lower convex hull of the divergences this is optimal (Fox 1966, "Discrete
 optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
 """
 
@@ -25,14 +25,15 @@ from .fairseq import convert, sources
 
 logger = logging.getLogger(__name__)
 
-#: parts of a layer's key dim at which it is measured
+#: fractions of a layer's key dimension at which its divergence is measured
 GRID = (1 / 8, 3 / 16, 1 / 4, 5 / 16, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
 
-Curve = Dict[int, float]
+#: key dimension → divergence
+DivergenceByRank = Dict[int, float]
 
 
 def parse_budget(text: str) -> float:
-    """The key dim, averaged over the layers, of ``mean:85``."""
+    """The mean key dimension per layer, from ``mean:85``."""
     match = re.fullmatch(r"mean:(\d+\.?\d*)", text)
     if match is None or float(match[1]) < 1:
         raise ReparamError(f"the budget must be mean:KEY_DIM; got {text!r}")
@@ -43,13 +44,13 @@ def parse_budget(text: str) -> float:
 def divergences(
     trained: TrainedModel, variants: Mapping[Any, Mapping[str, torch.nn.Module]], split: str, **text: Any
 ) -> Dict[Any, float]:
-    """KL(p ‖ p') per target token, in bits, of the model's predictions with other attention layers from its own.
+    """KL(p ‖ p') of each variant's predictions p' from the model's predictions p, in bits per target token.
 
     The decoder reads the reference.
 
     Args:
-        variants: name of a variant → ``site.layer`` → the layer that takes the place there.
-        split, text: of :func:`collab_fairseq.translation.batches`.
+        variants: name of the variant → ``site.layer`` → replacement of that layer.
+        split, text: see :func:`collab_fairseq.translation.batches`.
     """
     totals = dict.fromkeys(variants, 0.0)
     tokens = 0
@@ -63,19 +64,19 @@ def divergences(
     for sample in batches(trained, split, **text):
         source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
         encoded = model.encoder(**source)
-        reference = predict(sample, encoded)
+        expected = predict(sample, encoded)
         for name, layers in variants.items():
             with swapped(model, layers):
                 changed = any(layer_id.startswith("encoder") for layer_id in layers)
-                other = predict(sample, model.encoder(**source) if changed else encoded)
-            totals[name] += float((reference.exp() * (reference - other)).sum(dtype=torch.float64))
-        tokens += len(reference)
+                predicted = predict(sample, model.encoder(**source) if changed else encoded)
+            totals[name] += float((expected.exp() * (expected - predicted)).sum(dtype=torch.float64))
+        tokens += len(expected)
     return {name: total / tokens / math.log(2) for name, total in totals.items()}
 
 
-def measure_curves(
+def measure_divergences(
     trained: TrainedModel,
-    names: Sequence[str],
+    layer_ids: Sequence[str],
     split: str,
     calibrations: Optional[Mapping[str, Calibration]] = None,
     *,
@@ -83,34 +84,35 @@ def measure_curves(
     sentences: Optional[int] = 100,
     max_tokens: int = 4000,
     **options: Any,
-) -> Dict[str, Curve]:
-    """For each layer: key dim → divergence of the predictions where that layer alone has so many dimensions.
+) -> Dict[str, DivergenceByRank]:
+    """For each layer, the divergence of the predictions when only that layer is converted, by its key dimension.
 
     Args:
-        names: of the layers. split, sentences, max_tokens: the text.
-        calibrations, options: of :func:`.fit_layers`. grid: parts of a layer's key dim.
+        split, sentences, max_tokens: the text, see :func:`collab_fairseq.translation.batches`.
+        calibrations, options: see :func:`.fit_layers`.
+        grid: fractions of a layer's key dimension.
     """
-    origin = sources(trained, names)
-    curves: Dict[str, Curve] = {name: {origin[name].heads.rank: 0.0} for name in names}
+    ranks = {layer_id: scores.heads.rank for layer_id, scores in sources(trained, layer_ids).items()}
+    by_layer: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
     for number, part in enumerate(sorted(grid)):
-        dims = {name: max(1, round(part * origin[name].heads.rank)) for name in names}
-        state, _ = convert(trained, dims, calibrations, progress=lambda *_: None, **options)
-        model = with_state(trained, state).model
-        variants = {name: {name: layer} for name, layer in attention_layers(model).items() if name in dims}
+        key_dims = {layer_id: max(1, round(part * rank)) for layer_id, rank in ranks.items()}
+        state, _ = convert(trained, key_dims, calibrations, progress=lambda *_: None, **options)
+        converted_layers = attention_layers(with_state(trained, state).model)
+        variants = {layer_id: {layer_id: converted_layers[layer_id]} for layer_id in layer_ids}
         measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
-        for name, value in measured.items():
-            curves[name][dims[name]] = value
-        logger.info("divergences at %.3g of the key dim (%d of %d)", part, number + 1, len(grid))
-    return curves
+        for layer_id, value in measured.items():
+            by_layer[layer_id][key_dims[layer_id]] = value
+        logger.info("divergences at %.3g of the key dimension (%d of %d)", part, number + 1, len(grid))
+    return by_layer
 
 
-def convex(curve: Curve) -> List[Tuple[int, float]]:
-    """Lower convex hull of a curve, made to fall, from the smallest key dim to the largest."""
-    dims = sorted(curve)
-    # noise can make a larger key dim look worse
-    lowest = numpy.minimum.accumulate([curve[dim] for dim in dims]).tolist()
+def convex(divergence_by_rank: DivergenceByRank) -> List[Tuple[int, float]]:
+    """Lower convex hull, made non-increasing, from the smallest key dimension to the largest."""
+    key_dims = sorted(divergence_by_rank)
+    # measured divergences are noisy and can rise with the key dimension
+    lowest = numpy.minimum.accumulate([divergence_by_rank[dim] for dim in key_dims]).tolist()
     hull: List[Tuple[int, float]] = []
-    for dim, value in zip(dims, lowest, strict=True):
+    for dim, value in zip(key_dims, lowest, strict=True):
         while len(hull) > 1:
             (before, high), (middle, low) = hull[-2:]
             if (value - low) * (middle - before) > (low - high) * (dim - middle):
@@ -120,29 +122,27 @@ def convex(curve: Curve) -> List[Tuple[int, float]]:
     return hull
 
 
-def allocate_ranks(curves: Mapping[str, Curve], budget: float) -> Dict[str, int]:
-    """Key dims of least total divergence whose mean is within the budget.
+def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget: float) -> Dict[str, int]:
+    """Key dimension of each layer, with minimal total divergence and a mean within the budget.
 
-    Dimensions are taken away by 1/32 of the largest key dim at a time, but for a layer's last.
+    A step removes 1/32 of the largest key dimension, or the rest down to a layer's smallest.
 
     Args:
-        curves: layer → key dim → divergence; the largest key dim is where the layer starts.
-
-    Raises:
-        ReparamError: even the smallest key dims are too large.
+        divergences_by_layer: layer → key dimension → divergence; the largest key dimension is the layer's own.
+        budget: mean key dimension.
     """
-    hulls = {name: convex(curve) for name, curve in curves.items()}
+    hulls = {name: convex(divergence_by_rank) for name, divergence_by_rank in divergences_by_layer.items()}
     smallest = {name: hull[0][0] for name, hull in hulls.items()}
-    dims = {name: hull[-1][0] for name, hull in hulls.items()}
-    step = max(1, max(dims.values()) // 32)
+    key_dims = {name: hull[-1][0] for name, hull in hulls.items()}
+    step = max(1, max(key_dims.values()) // 32)
     total = budget * len(hulls)
     if sum(smallest.values()) > total:
         least = sum(smallest.values()) / len(hulls)
-        raise ReparamError(f"the budget is too small: a mean key dim of {least:g} is the least; got {budget:g}")
-    while sum(dims.values()) > total:
+        raise ReparamError(f"the budget is too small: it must be at least mean:{least:g}; got mean:{budget:g}")
+    while sum(key_dims.values()) > total:
         options = []
         for name, hull in hulls.items():
-            dim = dims[name]
+            dim = key_dims[name]
             if dim == smallest[name]:
                 continue
             lower = max(smallest[name], (dim - 1) // step * step)
@@ -150,19 +150,15 @@ def allocate_ranks(curves: Mapping[str, Curve], budget: float) -> Dict[str, int]
             cost = float(after - before) / (dim - lower)
             options.append((cost, name, lower))
         _, name, lower = min(options)
-        dims[name] = lower
-    return dims
+        key_dims[name] = lower
+    return key_dims
 
 
-def check_budget(trained: TrainedModel, names: Sequence[str], budget: float) -> None:
-    """Reject a budget that is too small or too large before anything is measured.
-
-    Raises:
-        ReparamError: it does not allow the smallest key dims of :data:`GRID`, or more than the layers have.
-    """
-    ranks = {name: scores.heads.rank for name, scores in sources(trained, names).items()}
+def check_budget(trained: TrainedModel, layer_ids: Sequence[str], budget: float) -> None:
+    """Raise an error, before anything is measured, if the budget is too small or too large for these layers."""
+    ranks = {layer_id: scores.heads.rank for layer_id, scores in sources(trained, layer_ids).items()}
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
-        raise ReparamError(f"the budget is too large: the layers' mean key dim is {mean:g}; got {budget:g}")
-    curves = {name: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for name, rank in ranks.items()}
-    allocate_ranks(curves, budget)
+        raise ReparamError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")
+    limits = {layer_id: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for layer_id, rank in ranks.items()}
+    allocate_ranks(limits, budget)

@@ -1,20 +1,20 @@
-"""Statistics of a layer's queries and keys, so that scores are fitted where they matter.
+"""Calibration: statistics of a layer's queries and keys that weight the fit of its scores.
 
-Replacing the score forms T_i of the heads by others with a difference Δ_i changes the score of query x and key y by
-``x Δ_i yᵀ`` (times the scale). To second order this moves the attention p of head i at query x by
+Changing the bilinear form T_i of head i by Δ_i changes the score of query x and key y by ``x Δ_i yᵀ`` (times the
+scale). To second order, this changes the attention p of head i at query x by
 
     KL(p ‖ p') ≈ ½ (x − μ) Δ_i Cov_p(y) Δ_iᵀ (x − μ)ᵀ        Cov_p(y): covariance of the keys, weighted by p
 
-The content bias takes up what μ gets, exactly (:func:`.fit_scores`), and what is the same for all keys a softmax does
-not see. The mean over queries and heads, with the covariances taken for independent of the queries but for their size
-w = tr Cov_p(y), is up to a factor
+The content bias absorbs the change at the mean query μ exactly (:func:`.fit_scores`). A change that is equal for all
+keys cancels in the softmax. Assume that the covariances depend on the queries only through their size
+w = tr Cov_p(y). Then the mean over queries and heads is, up to a factor,
 
     Σ_i ‖ C_x^½ Δ_i C_y^½ ‖²       C_x = E[w (x − μ)ᵀ (x − μ)] / E[w]       μ = E[w x] / E[w]       C_y = E[Cov_p(y)]
 
-the Frobenius norm that :func:`.decompose` minimises, of heads whose factors are multiplied by the two roots. A query
-whose attention lies on one key has w = 0: no small change of the scores moves it. Kronecker products in place of means
-over pairs are those of Martens & Grosse (2015), "K-FAC", https://arxiv.org/abs/1503.05671; weighting a low-rank fit by
-the covariance of its inputs is known for single matrices (Wang et al. 2024, "SVD-LLM",
+which is the Frobenius norm that :func:`.decompose` minimises, for heads whose factors are multiplied by the two roots.
+A query that attends to a single key has w = 0: small changes of the scores do not affect it. Approximating means over
+pairs by Kronecker products follows Martens & Grosse (2015), "K-FAC", https://arxiv.org/abs/1503.05671. For single
+matrices, weighting a low-rank fit by the covariance of the inputs is known (Wang et al. 2024, "SVD-LLM",
 https://arxiv.org/abs/2403.07378).
 """
 
@@ -30,10 +30,13 @@ from collab_fairseq.attention.masks import combine
 class Calibration(NamedTuple):
     """Statistics of one layer, in float64. Dq, Dk: widths of queries and keys.
 
+    All tensors are zero if every query attends to a single key.
+
     Attributes:
-        queries: how many query positions were seen.
-        query_mean: μ, (Dq). query_covariance: C_x, (Dq, Dq).
-        key_covariance: C_y, (Dk, Dk), averaged over queries and heads. All three are zero where no attention is spread.
+        queries: number of query positions.
+        query_mean: μ, (Dq).
+        query_covariance: C_x, (Dq, Dq).
+        key_covariance: C_y, (Dk, Dk), averaged over queries and heads.
     """
 
     queries: int
@@ -43,10 +46,10 @@ class Calibration(NamedTuple):
 
 
 class Calibrator:
-    """Gathers the statistics of one layer batch by batch, in float64 and constant memory.
+    """Accumulates the statistics of one layer batch by batch, in float64 and constant memory.
 
     Args:
-        scores: of the layer, for its attention; None: as if it were even, whatever the keys.
+        scores: scores of the layer, which determine its attention; None: uniform attention.
     """
 
     def __init__(self, scores: Optional[ScoreWeights] = None) -> None:
@@ -63,19 +66,20 @@ class Calibrator:
         attn_mask: Optional[Tensor] = None,
         query_padding_mask: Optional[Tensor] = None,
     ) -> None:
-        """Count the inputs of one call of the layer. N: sentences, T, S: query and key positions, H: heads.
+        """Add the inputs of one call of the layer. N: sentences, T, S: query and key positions, H: heads.
 
-        Keys count by the attention of each head, ``softmax(scores + mask)``. Queries that see no key do not count.
+        Keys are weighted by the attention of each head, ``softmax(scores + mask)``. Queries without keys are ignored.
 
         Args:
-            query: (N, T, Dq). key: (N, S, Dk).
-            key_padding_mask: (N, S), boolean (True: padding, not seen) or additive.
-            attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: not seen) or additive.
-            query_padding_mask: (N, T), boolean, True: padding, does not count.
+            query: (N, T, Dq).
+            key: (N, S, Dk).
+            key_padding_mask: (N, S), boolean (True: hidden) or additive.
+            attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: hidden) or additive.
+            query_padding_mask: (N, T), boolean (True: ignored).
 
         Raises:
-            ReparamError: NaN or infinity in what counts.
-            ValueError: masks that do not fit (:func:`collab_fairseq.attention.masks.combine`).
+            ReparamError: unmasked inputs are NaN or infinite.
+            ValueError: masks do not fit (:func:`collab_fairseq.attention.masks.combine`).
         """
         (rows, query_len, _), key_len = query.shape, key.size(1)
         counted = torch.ones(rows, query_len, dtype=torch.bool, device=query.device)
@@ -103,7 +107,7 @@ class Calibrator:
         self._queries += int(counted.sum())
 
     def result(self) -> Calibration:
-        """The statistics so far; ReparamError: no query was counted."""
+        """The statistics of all batches so far."""
         if self._queries == 0:
             raise ReparamError("calibration needs at least one query position that is not masked; got none")
         mean, square, spread = (s / self._queries for s in self._sums)
@@ -115,10 +119,9 @@ class Calibrator:
 
 
 def _moments(x: Tensor, y: Tensor, attention: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """Sums over queries of w x, w xᵀ x and Cov_p(y), the latter, with trace w, being averaged over heads.
+    """Sums over queries of w x, w xᵀ x and Cov_p(y), where Cov_p(y) and its trace w are averaged over heads.
 
-    Args:
-        x: (N, T, Dq). y: (N, S, Dk). attention: p, (N, H, T, S); zero for queries that do not count.
+    Shapes: x (N, T, Dq), y (N, S, Dk), attention p (N, H, T, S), which is zero for ignored queries.
     """
     heads = attention.size(1)
     attention = attention.expand(x.size(0), -1, x.size(1), -1)
@@ -136,7 +139,7 @@ def _moments(x: Tensor, y: Tensor, attention: Tensor) -> Tuple[Tensor, Tensor, T
 
 
 def _roots(covariance: Tensor, ridge: float) -> Tuple[Tensor, Tensor]:
-    """(C + ridge · tr(C)/D)^½ and its inverse, by eigenvalues in float64; identities where nothing varies."""
+    """(C + ridge · tr(C)/D)^½ and its inverse; identities if C is zero."""
     level = covariance.diagonal().mean()
     if not bool(level > 0):
         identity = torch.eye(covariance.size(0), dtype=covariance.dtype, device=covariance.device)
@@ -147,7 +150,7 @@ def _roots(covariance: Tensor, ridge: float) -> Tuple[Tensor, Tensor]:
 
 
 class Weighting(NamedTuple):
-    """Symmetric weights of queries, (Dq, Dq), and keys, (Dk, Dk), and their inverses, in float64."""
+    """Symmetric weight matrices of queries, (Dq, Dq), and keys, (Dk, Dk), and their inverses, in float64."""
 
     query: Tensor
     query_inverse: Tensor
@@ -156,15 +159,15 @@ class Weighting(NamedTuple):
 
     @classmethod
     def of(cls, calibration: Calibration, ridge: float) -> "Weighting":
-        """C_x^½ and C_y^½, both with ``ridge`` times their mean variance added to the variance of every direction."""
+        """C_x^½ and C_y^½; ``ridge`` times the mean variance is added to the variance of every direction."""
         return cls(*_roots(calibration.query_covariance, ridge), *_roots(calibration.key_covariance, ridge))
 
     def apply(self, heads: HeadFactors) -> HeadFactors:
-        """Heads in whose Frobenius norm errors count as they matter; in float64."""
+        """Weighted heads, whose Frobenius norm approximates the effect on attention; in float64."""
         query, key, mixing = heads.to(torch.float64)
         return HeadFactors(query @ self.query, key @ self.key, mixing)
 
     def undo(self, heads: HeadFactors) -> HeadFactors:
-        """Heads in float64 that :meth:`apply` turns into these."""
+        """Inverse of :meth:`apply`."""
         query, key, mixing = heads.to(torch.float64)
         return HeadFactors(query @ self.query_inverse, key @ self.key_inverse, mixing)

@@ -1,13 +1,13 @@
-"""Distillation: the collaborative layers of a model learn together to predict what the source model predicts.
+"""Distillation: joint training of all collaborative layers on the predictions of the source model.
 
-For a source text x the source model p draws a translation y; no reference is used. The converted model p' reads both,
-and the scores of its new layers (projections of queries and keys, mixing matrices, content biases) are trained, all
-else being frozen, to bring down
+For a source sentence x, a translation y is sampled from the source model p; no references are used. Training of the
+converted model p' minimises
 
     Σ_t KL( p(· | x, y_<t) ‖ p'(· | x, y_<t) )
 
-whose mean over y is KL(p(y | x) ‖ p'(y | x)), the divergence of whole translations, by the chain rule. The best
-translation alone in place of y is the approximation of Kim & Rush (2016), https://arxiv.org/abs/1606.07947.
+over the score parameters of its new layers (projections of queries and keys, mixing matrices, content biases); all
+other parameters are frozen. By the chain rule, the mean over y is KL(p(y | x) ‖ p'(y | x)), the divergence of the
+translations. Kim & Rush (2016), https://arxiv.org/abs/1606.07947, approximate it with the best translation only.
 """
 
 import itertools
@@ -28,36 +28,31 @@ from .scores import scores_of
 
 logger = logging.getLogger(__name__)
 
-# steps between two points of the curve and two lines in the log
-_STRIDE = 50
-# part of the steps in which the learning rate rises
+# steps between two points of the learning curve
+_LOG_INTERVAL = 50
+# fraction of the steps in which the learning rate rises
 _WARMUP = 0.05
-# sentences that the divergence before and after is measured on
+# number of sentences on which the divergence is measured before and after
 _MEASURED = 200
 
 
 class _Student:
-    """The converted model as it learns. Names of parameters begin with ``site.layer``."""
+    """The converted model and its optimizer. Adam's step is relative to the RMS of each tensor."""
 
     def __init__(self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str]) -> None:
         self.source: Any = trained.model
         self.model: Any = with_state(trained, converted(trained, _balanced(weights))).model.requires_grad_(False)
         self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
-        self.parameters = {
-            f"{layer_id}.{name}": parameter.requires_grad_()
-            for layer_id, layer in self.layers.items()
-            for name, parameter in layer.named_parameters()
-            if name.startswith(SCORE_PARAMETERS)
-        }
         self.pad = trained.task.target_dictionary.pad()
-        sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in self.parameters.values()]
-        # steps as large as the numbers they change; what is zero becomes as large as the others
-        pairs = zip(self.parameters.values(), sizes, strict=True)
-        groups = [{"params": [parameter], "size": size or sum(sizes) / len(sizes)} for parameter, size in pairs]
+        named = [pair for layer in self.layers.values() for pair in layer.named_parameters()]
+        parameters = [parameter.requires_grad_() for name, parameter in named if name.startswith(SCORE_PARAMETERS)]
+        sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in parameters]
+        mean = sum(sizes) / len(sizes)  # for tensors that are zero
+        groups = [{"params": [p], "size": size or mean} for p, size in zip(parameters, sizes, strict=True)]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
 
     def step(self, sample: Mapping[str, Any], rate: float) -> Tuple[float, int]:
-        """An update, its rate relative to the sizes of the parameters; returns the summed KL in nats and its tokens."""
+        """One update with a relative learning rate; returns the summed KL in nats and the number of tokens."""
         counted = sample["target"].ne(self.pad)
         with torch.no_grad():
             features = self.source(**sample["net_input"], features_only=True)[0]
@@ -69,7 +64,7 @@ class _Student:
             predicted = torch.log_softmax(logits.float(), dim=-1)
             p = reference.exp()
             total = float((p * (reference - predicted)).sum(dtype=torch.float64))
-            gradient = predicted.exp_().sub_(p).div_(len(p))  # of the mean KL by the logits: p' − p
+            gradient = predicted.exp_().sub_(p).div_(len(p))  # of the mean KL with respect to the logits: p' − p
         self.optimizer.zero_grad()
         logits.backward(gradient.to(logits.dtype))
         for group in self.optimizer.param_groups:
@@ -82,13 +77,14 @@ def _balanced(weights: Mapping[str, ScoreWeights]) -> Dict[str, ScoreWeights]:
     return {name: scores._replace(heads=scores.heads.balanced()) for name, scores in weights.items()}
 
 
-def _factor(step: int, steps: int) -> float:
-    """Of the learning rate: a rise along a line, then a fall to zero along a cosine."""
-    return min((step + 1) / max(1, round(_WARMUP * steps)), 0.5 * (1 + math.cos(math.pi * step / steps)))
+def _schedule(step: int, steps: int) -> float:
+    """Factor on the learning rate: linear warm-up, then cosine decay to zero."""
+    warmup = (step + 1) / max(1, round(_WARMUP * steps))
+    return min(warmup, 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _shuffled(text: Sequence[Any], steps: int, seed: int) -> Iterator[Any]:
-    """A batch for each step, every pass over the text in another order."""
+    """A batch for each step, in a new random order in every pass over the text."""
     random = torch.Generator().manual_seed(seed)
     passes = (torch.randperm(len(text), generator=random).tolist() for _ in range(0, steps, len(text)))
     return (text[number] for number in itertools.islice(itertools.chain.from_iterable(passes), steps))
@@ -104,19 +100,21 @@ def distill(
     rate: Optional[float] = None,
     seed: int = 1,
 ) -> Tuple[Dict[str, ScoreWeights], Dict[str, Any]]:
-    """Train collaborative scores on the predictions of the source.
+    """Train collaborative scores on the predictions of the source model.
 
     Args:
-        weights: ``site.layer`` → scores to start from. Layers whose key dim is the source's are exact and stay.
-        split: the text with the source's translations (:func:`.text_of` with a seed); its batches come in random
-            order, again and again, one of ``max_tokens`` a step.
-        rate: learning rate of Adam relative to the size of each tensor, after a warm-up of a twentieth of the steps; it
-            falls to zero along a cosine; None: 0.005. seed: of the order of batches.
+        weights: ``site.layer`` → initial scores. Layers with the key dimension of the source are exact and stay as they
+            are.
+        split: text with translations sampled from the source model (:func:`.text_of` with a seed). Each step uses a
+            batch of ``max_tokens``, in random order.
+        rate: Adam's peak learning rate, relative to the RMS of each tensor, with a linear warm-up in 5 % of the steps
+            and cosine decay to zero; None: 0.005.
+        seed: seed of the order of batches.
 
     Returns:
-        Scores of all layers of ``weights``, where the model came no closer those that it started from; and for records
-        ``before`` and ``after``, KL(p ‖ p') in bits per target token on some of the text, ``curve``, of steps and the
-        same on the batches since the point before, and ``cpu_seconds`` of this process.
+        The scores of all layers, or ``weights`` if training did not reduce the divergence; and measurements for
+        records: ``before`` and ``after``, KL(p ‖ p') in bits per target token on the first 200 sentences; ``curve``,
+        pairs of step and training divergence since the last point; ``cpu_seconds``, CPU time of this process.
     """
     rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
@@ -127,20 +125,28 @@ def distill(
         return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
     student = _Student(trained, weights, learning)
     text = list(batches(trained, split, max_tokens=max_tokens))
-    curve, total, tokens, began = [], 0.0, 0, time.process_time()
+    learning_curve, total, tokens = [], 0.0, 0
+    began = time.process_time()
     for step, sample in enumerate(_shuffled(text, steps, seed)):
-        more, counted = student.step(sample, rate * _factor(step, steps))
-        total, tokens = total + more, tokens + counted
-        if (step + 1) % _STRIDE == 0 or step + 1 == steps:
-            curve.append((step + 1, total / tokens / math.log(2)))
-            logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, curve[-1][1])
+        divergence, batch_tokens = student.step(sample, rate * _schedule(step, steps))
+        total += divergence
+        tokens += batch_tokens
+        if (step + 1) % _LOG_INTERVAL == 0 or step + 1 == steps:
+            mean = total / tokens / math.log(2)
+            learning_curve.append((step + 1, mean))
+            logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, mean)
             total, tokens = 0.0, 0
     seconds = time.process_time() - began
     start = attention_layers(with_state(trained, converted(trained, weights)).model)
     variants = {"before": {name: start[name] for name in learning}, "after": student.layers}
     measured = divergences(trained, variants, split, sentences=_MEASURED)
     distilled = dict(weights)
-    if measured["after"] < measured["before"]:  # else so close from the start that steps led away
+    if measured["after"] < measured["before"]:
         distilled.update(_balanced({name: scores_of(layer) for name, layer in student.layers.items()}))
-    divergence = {"before": measured["before"], "after": min(measured.values())}
-    return distilled, {**divergence, "curve": curve, "cpu_seconds": seconds}
+    measurements = {
+        "before": measured["before"],
+        "after": min(measured.values()),
+        "curve": learning_curve,
+        "cpu_seconds": seconds,
+    }
+    return distilled, measurements

@@ -1,7 +1,7 @@
-"""Whole translation models of fairseq: calibrated, fitted and written as ordinary checkpoints.
+"""Calibration and conversion of fairseq's translation models, with ordinary checkpoints as results.
 
-The model's ``attention_shapes`` hold what differs from layer to layer (key dim, scale, biases); fairseq-generate,
--validate and -train build the layers from them.
+The model setting ``attention_shapes`` holds the key dimension, scale and biases of each layer. fairseq-generate,
+-validate and -train build the layers from it.
 """
 
 import contextlib
@@ -21,103 +21,101 @@ from collab_fairseq.translation import TrainedModel, batches
 from .calibrate import Calibration, Calibrator
 from .scores import ScoreFit, fit_layers, scores_of
 
-#: one call of a layer: arguments by name, query positions that are no padding, output
+#: one call of a layer: arguments by name, mask of the query positions that are not padding, output
 Call = Tuple[Dict[str, Any], Tensor, Tensor]
-#: how the names of the parameters of the scores begin, within their layer
+#: prefixes of the names of the score parameters within a layer
 SCORE_PARAMETERS = ("q_proj.", "k_proj.", "mixing", "content_bias")
 
 
 def score_parameters(state: Mapping[str, Any], layer_id: str) -> int:
-    """How many parameters the scores of ``site.layer`` have in a checkpoint."""
+    """Number of parameters of the scores of ``site.layer`` in a checkpoint."""
     prefixes = tuple(parameter_prefix(layer_id) + part for part in SCORE_PARAMETERS)
     return sum(tensor.numel() for name, tensor in state["model"].items() if name.startswith(prefixes))
 
 
 def layer_ids(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
-    """Names of the attention layers at ``sites`` (written as in ``--collaborative-heads``), such as ``cross.3``.
-
-    Raises:
-        ConfigurationError: not the name of a site.
-        ReparamError: the model has no attention there.
-    """
+    """The attention layers (``site.layer``) at ``sites``, which are joined by ``_``."""
     wanted = parse_sites(sites, "--sites")
-    chosen = [layer_id for layer_id in attention_layers(trained.model) if layer_id.split(".")[0] in wanted]
-    if not chosen:
+    selected = [layer_id for layer_id in attention_layers(trained.model) if layer_id.split(".")[0] in wanted]
+    if not selected:
         raise ReparamError(f"the model has no attention at {sites!r}")
-    return chosen
+    return selected
 
 
-def sources(trained: TrainedModel, names: Optional[Sequence[str]] = None) -> Dict[str, ScoreWeights]:
-    """The scores of the model's attention layers, by name; all of them, or those that are named."""
+def sources(trained: TrainedModel, layer_ids: Optional[Sequence[str]] = None) -> Dict[str, ScoreWeights]:
+    """``site.layer`` → scores, for all or only the given attention layers."""
     layers = attention_layers(trained.model)
-    return {name: scores_of(layers[name]) for name in (layers if names is None else names)}
+    return {layer_id: scores_of(layers[layer_id]) for layer_id in (layers if layer_ids is None else layer_ids)}
 
 
 @torch.no_grad()
-def calls(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) -> Iterator[Dict[str, Call]]:
-    """What the named layers are given and give, batch by batch, the decoder reading the reference (teacher forcing).
+def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any) -> Iterator[Dict[str, Call]]:
+    """Inputs and outputs of attention layers, batch by batch, with teacher forcing.
 
     Args:
-        split, text: of :func:`collab_fairseq.translation.batches`.
+        split, text: see :func:`collab_fairseq.translation.batches`.
 
     Yields:
-        Name → arguments as fairseq's layers pass them on, query (T, N, Dq), key and value (S, N, Dk); which of the
-        query positions (N, T) are no padding; output (N, T, Dq). N: sentences, T, S: query and key positions.
+        ``site.layer`` → call. Among its arguments are query (T, N, Dq), key and value (S, N, Dk). The mask has shape
+        (N, T), the output (N, T, Dq). N: sentences, T, S: query and key positions, Dq, Dk: widths.
     """
     layers = attention_layers(trained.model)
-    seen: Dict[str, Call] = {}
-    words: Dict[str, Tensor] = {}
+    batch: Dict[str, Call] = {}
+    not_padding: Dict[str, Tensor] = {}
 
-    def hook(name: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
+    def hook(layer_id: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
         positional = zip(("query", "key", "value", "key_padding_mask"), args, strict=False)
-        side = "src_tokens" if name.startswith("encoder") else "prev_output_tokens"
-        seen[name] = {**dict(positional), **kwargs}, words[side], result[0].transpose(0, 1)
+        side = "src_tokens" if layer_id.startswith("encoder") else "prev_output_tokens"
+        batch[layer_id] = {**dict(positional), **kwargs}, not_padding[side], result[0].transpose(0, 1)
 
     pad = trained.task.target_dictionary.pad()
     with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.callback(layers[name].register_forward_hook(partial(hook, name), with_kwargs=True).remove)
+        for layer_id in layer_ids:
+            handle = layers[layer_id].register_forward_hook(partial(hook, layer_id), with_kwargs=True)
+            stack.callback(handle.remove)
         for sample in batches(trained, split, **text):
             inputs = sample["net_input"]
-            words.update({side: inputs[side].ne(pad) for side in ("src_tokens", "prev_output_tokens")})
+            for side in ("src_tokens", "prev_output_tokens"):
+                not_padding[side] = inputs[side].ne(pad)
             trained.model(**inputs)
-            yield dict(seen)
+            yield dict(batch)
 
 
-def calibrate(trained: TrainedModel, split: str, names: Sequence[str], **text: Any) -> Dict[str, Calibration]:
-    """Statistics of the inputs of the named layers on the text of a split; see :func:`calls`."""
-    calibrators = {name: Calibrator(scores) for name, scores in sources(trained, names).items()}
-    for batch in calls(trained, split, names, **text):
-        for name, (arguments, counted, _) in batch.items():
-            calibrators[name].update(
+def calibrate(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any) -> Dict[str, Calibration]:
+    """Statistics of the inputs of attention layers on the text of a split; see :func:`calls`."""
+    calibrators = {layer_id: Calibrator(scores) for layer_id, scores in sources(trained, layer_ids).items()}
+    for batch in calls(trained, split, layer_ids, **text):
+        for layer_id, (arguments, not_padding, _) in batch.items():
+            calibrators[layer_id].update(
                 arguments["query"].transpose(0, 1),
                 arguments["key"].transpose(0, 1),
                 arguments.get("key_padding_mask"),
                 arguments.get("attn_mask"),
-                query_padding_mask=~counted,
+                query_padding_mask=~not_padding,
             )
-    return {name: calibrator.result() for name, calibrator in calibrators.items()}
+    return {layer_id: calibrator.result() for layer_id, calibrator in calibrators.items()}
 
 
 def output_errors(
-    trained: TrainedModel, converted: TrainedModel, split: str, names: Sequence[str], **text: Any
+    trained: TrainedModel, converted: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any
 ) -> Dict[str, float]:
-    """‖O' − O‖ / ‖O‖ of each layer: its output O (padding left out) and that of the new layer for the same inputs."""
+    """‖O' − O‖ / ‖O‖ of each layer, for the outputs O of the source and O' of the new layer for the same inputs."""
     layers = attention_layers(converted.model)
-    sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
-    for batch in calls(trained, split, names, **text):
-        for name, (arguments, counted, output) in batch.items():
+    squares = {layer_id: torch.zeros(2, dtype=torch.float64) for layer_id in layer_ids}
+    for batch in calls(trained, split, layer_ids, **text):
+        for layer_id, (arguments, not_padding, output) in batch.items():
             with torch.no_grad():
-                new_output = layers[name](**arguments)[0].transpose(0, 1)
+                new_output = layers[layer_id](**arguments)[0].transpose(0, 1)
             for index, values in enumerate((new_output - output, output)):
-                sums[name][index] += values[counted].double().square().sum().cpu()
-    return {name: math.sqrt(gap / whole) if whole > 0 else 0.0 for name, (gap, whole) in sums.items()}
+                squares[layer_id][index] += values[not_padding].double().square().sum().cpu()
+    return {layer_id: math.sqrt(gap / total) if total > 0 else 0.0 for layer_id, (gap, total) in squares.items()}
 
 
 def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
-    """A checkpoint with these scores, by ``site.layer``, as collaborative heads; all else is the source's.
+    """A checkpoint of the source with these scores (``site.layer`` → scores) as collaborative heads.
 
-    Tensors are shared, types kept. fairseq-train starts at epoch 1 from it (:func:`.drop_training_state`).
+    All other tensors are shared with the source. The dtype stays the same. fairseq-train starts from it at epoch 1
+    (:func:`.drop_training_state`).
     """
     state = as_transformer_collab(trained.state)
     model, config = state["model"], model_config(state)
@@ -126,7 +124,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
     for layer_id, scores in weights.items():
         _replace_scores(model, parameter_prefix(layer_id), scores)
         layer, shape = layers[layer_id], shapes.setdefault(layer_id, {})
-        for flag in layer.flags:  # settings of its former attention type
+        for flag in layer.flags:  # settings of the source's attention type
             shape.pop(flag.argument, None)
         if layer.value_heads != (config.get("value_heads") or layer.num_heads):
             shape["value_heads"] = layer.value_heads
@@ -142,7 +140,7 @@ def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dic
 
 
 def _replace_scores(model: Dict[str, Tensor], prefix: str, scores: ScoreWeights) -> None:
-    """Put the scores of a layer, whose parameters start with ``prefix``, into the parameters of a model."""
+    """Replace the score parameters of the layer with this prefix."""
     dtype = model[f"{prefix}q_proj.weight"].dtype
     replaced = tuple(prefix + part for part in SCORE_PARAMETERS)
     for name in [name for name in model if name.startswith(replaced)]:
@@ -160,13 +158,13 @@ def convert(
     """Fit collaborative heads to the attention of a model.
 
     Args:
-        key_dims: of all layers, or ``site.layer`` → key dim of exactly those layers.
-        calibrations: of :func:`calibrate`; None: a plain fit, which loses more.
-        options: of :func:`.fit_layers`, which also says what it raises.
+        key_dims: key dimension of all layers, or ``site.layer`` → key dimension; other layers stay as they are.
+        calibrations: results of :func:`calibrate`; None: an unweighted fit, which loses more quality.
+        options: see :func:`.fit_layers`, also for errors.
 
     Returns:
-        The checkpoint (see :func:`converted`) and the fits, by ``site.layer``.
+        The checkpoint (see :func:`converted`), and ``site.layer`` → fit.
     """
-    names = None if isinstance(key_dims, int) else list(key_dims)
-    fits = fit_layers(sources(trained, names), key_dims, calibrations, **options)
-    return converted(trained, {name: fit.weights for name, fit in fits.items()}), fits
+    layer_ids = None if isinstance(key_dims, int) else list(key_dims)
+    fits = fit_layers(sources(trained, layer_ids), key_dims, calibrations, **options)
+    return converted(trained, {layer_id: fit.weights for layer_id, fit in fits.items()}), fits

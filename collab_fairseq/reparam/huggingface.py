@@ -1,14 +1,7 @@
-"""Trained Hugging Face models turned into collaborative ones: BERT, DistilBERT, ALBERT and Marian.
+"""Conversion of trained Hugging Face models to collaborative heads: BERT, DistilBERT, ALBERT and Marian.
 
->>> from transformers import AutoModelForSequenceClassification
->>> from collab_fairseq.reparam.huggingface import from_pretrained, to_collaborative
->>> model = AutoModelForSequenceClassification.from_pretrained("my-bert")  # doctest: +SKIP
->>> smaller = to_collaborative(model, 384, calibration=batches)  # doctest: +SKIP
->>> smaller.save_pretrained("my-bert-384")  # doctest: +SKIP
->>> smaller = from_pretrained("my-bert-384")  # doctest: +SKIP
-
-Importing this also lets ``AutoConfig`` and ``AutoModelFor…`` load such models (:mod:`collab_fairseq.huggingface`). It
-needs the extra ``huggingface``.
+After this module has been imported, ``AutoConfig`` and ``AutoModelFor…`` load converted models, too
+(:mod:`collab_fairseq.huggingface`). It needs the extra ``huggingface``.
 """
 
 import copy
@@ -42,16 +35,16 @@ Batches = Iterable[Mapping[str, Any]]
 
 
 def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) -> Optional[Tensor]:
-    """Positions of a batch that are padding, (N, T), as far as it says: of the decoder, or else of the only text."""
+    """Mask of the padding in a batch, (N, T), if the batch marks it. N: sentences, T: positions."""
     mask = batch.get("decoder_attention_mask" if decoder else "attention_mask")
     if isinstance(mask, Tensor):
-        return mask.flatten(0, -2) == 0  # with multiple choice it is (N, choices, T)
+        return mask.flatten(0, -2) == 0  # (N, choices, T) for multiple choice
     if decoder and isinstance(batch.get("decoder_input_ids"), Tensor):
         padding = batch["decoder_input_ids"] == model.config.pad_token_id
-        padding[:, 0] = False  # Marian begins with the padding token
+        padding[:, 0] = False  # Marian's decoder input starts with the padding token
         return padding
     if decoder and isinstance(batch.get("labels"), Tensor):
-        return batch["labels"] == -100  # the decoder reads the labels one position later
+        return batch["labels"] == -100  # decoder inputs are the labels shifted by one position
     return None
 
 
@@ -59,24 +52,24 @@ def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) ->
 def calibrate(
     model: PreTrainedModel, batches: Batches, layers: Optional[Iterable[str]] = None
 ) -> Dict[str, Calibration]:
-    """What the queries and keys of every attention layer look like on some text, without its padding.
+    """Statistics of the queries and keys of attention layers on some text, without padding.
 
-    The model runs in evaluation mode. A layer that is used several times (ALBERT) is calibrated over all its uses.
+    The model runs in evaluation mode. For layers that are applied repeatedly (ALBERT), all applications count.
 
     Args:
-        batches: keyword arguments of the model, as a tokenizer or a data collator makes them, with ``attention_mask``
-            (and ``decoder_attention_mask``, or ``labels`` with -100 for padding, where there is a decoder).
+        batches: dictionaries of arguments of the model, as from a tokenizer or data collator, with ``attention_mask``
+            and, if the model has a decoder, ``decoder_attention_mask``, or ``labels`` with -100 for padding.
         layers: names of layers; default: all.
 
     Raises:
-        ReparamError: no batches, not dictionaries, or a layer that was never used.
+        ReparamError: no batches, batches that are not dictionaries, or a layer that was not used.
     """
     sources = score_weights(model)
     calibrators = {name: Calibrator(scores) for name, scores in sources if layers is None or name in layers}
     wanted = {name: layer for name, layer in attention_layers(model) if name in calibrators}
     batch: Dict[str, Any] = {}
 
-    def watch(name: str) -> Any:
+    def make_hook(name: str) -> Any:
         decoder = model.config.is_encoder_decoder and name.startswith("decoder.")
 
         def hook(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
@@ -91,7 +84,7 @@ def calibrate(
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in wanted.items()]
+    handles = [layer.register_forward_pre_hook(make_hook(name), with_kwargs=True) for name, layer in wanted.items()]
     training = model.training
     model.eval()
     try:
@@ -113,20 +106,19 @@ def to_collaborative(
     calibration: Union[Batches, Mapping[str, Calibration], None] = None,
     **options: Any,
 ) -> CollaborativeModel:
-    """A new model with collaborative heads; ``model`` stays as it is.
+    """A new model with collaborative heads; ``model`` does not change.
 
-    At the layers' own key dim it computes the same. It has the class, config, weights, dtype, device and mode of
-    ``model``; hooks are not copied.
+    At the key dimension of the source, it computes the same function. Class, config, other weights, dtype, device and
+    training mode are those of ``model``. Hooks are not copied.
 
     Args:
-        model: BERT, DistilBERT, ALBERT or Marian, standard or collaborative, with any head of transformers.
-        key_dim: D̃k of all layers, or layer name (:func:`.attention_layers`) → D̃k; layers not named stay as they are.
-        calibration: batches (:func:`calibrate`), or what :func:`calibrate` made of them. Without it all entries of the
-            heads' matrices count alike, and quality at smaller key dims is lower.
-        options: of :func:`.fit_layers`, such as ``seed``, ``sweeps``, ``progress``.
+        model: BERT, DistilBERT, ALBERT or Marian with any task head, standard or already collaborative.
+        key_dim: D̃k of all layers, or layer name (:func:`.attention_layers`) → D̃k; other layers stay as they are.
+        calibration: batches for :func:`calibrate`, or its result. Default: an unweighted fit, which loses more quality.
+        options: see :func:`.fit_layers`, such as ``seed``, ``sweeps``, ``progress``.
 
     Raises:
-        ReparamError: a model that cannot be converted and why; unknown layers; see :func:`.fit_layers`.
+        ReparamError: the model cannot be converted, a layer is unknown, or see :func:`.fit_layers`.
     """
     sources = dict(score_weights(model))
     if not isinstance(key_dim, int):
@@ -140,15 +132,13 @@ def to_collaborative(
     elif calibration is not None:
         calibration = calibrate(model, calibration, list(sources))
     fits = fit_layers(sources, key_dim, calibration, **options)
+    return _with_scores(model, {name: fit.weights for name, fit in fits.items()})
+
+
+def _with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> CollaborativeModel:
+    """A new model with the weights of ``model``, and these scores in the fitted layers."""
     shapes = dict(getattr(model.config, "attention_shapes", None) or {})
-    shapes.update({name: Shape.of(fit.weights)._asdict() for name, fit in fits.items()})
-    return _rebuilt(model, shapes, {name: fit.weights for name, fit in fits.items()})
-
-
-def _rebuilt(
-    model: PreTrainedModel, shapes: Dict[str, Dict[str, Any]], fitted: Mapping[str, ScoreWeights]
-) -> CollaborativeModel:
-    """A new model of these shapes with the weights of ``model``, but those of the layers that were fitted."""
+    shapes.update({name: Shape.of(weights)._asdict() for name, weights in fitted.items()})
     model_class: Any = type(model)
     new_class = collaborative_class(model_class)
     config_class: Any = new_class.config_class
@@ -171,7 +161,7 @@ def _rebuilt(
     try:
         collaborative.load_state_dict({key: tensor.detach().clone() for key, tensor in state.items()}, assign=True)
     except RuntimeError as error:
-        raise ReparamError(f"{type(model).__name__} does not match its own config: {error}") from error
+        raise ReparamError(f"the {type(model).__name__} does not match its config: {error}") from error
     collaborative.tie_weights()
     collaborative.to(model.device)
     if getattr(model, "generation_config", None) is not None:

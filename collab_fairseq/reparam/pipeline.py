@@ -1,7 +1,4 @@
-"""A whole conversion, from a checkpoint of fairseq to one with collaborative heads: :func:`convert_model`.
-
-Its stages: calibration on text, allocation of the ranks where a budget is given, fit, distillation, evaluation.
-"""
+"""Conversion of a checkpoint: calibration, allocation of ranks, fit, distillation, evaluation."""
 
 import logging
 import os
@@ -29,25 +26,15 @@ from .text import text_of
 
 logger = logging.getLogger(__name__)
 
-# sentences of the calibration text on which allocation and the errors of outputs are measured
+# number of sentences of the calibration text for allocation and output errors
 _MEASURED = 100
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is converted.
+    """Settings of a conversion: the options of ``collab reparam``, described by its ``--help``.
 
-    Attributes:
-        key_dim: D̃k of every converted layer; or else budget: ``mean:N``, their mean, spread over the layers.
-        sites: which attention, written as in ``--collaborative-heads``.
-        calibration: ``SPLIT:N`` or ``SOURCE`` (:func:`.text_of`); None: a plain fit.
-        data: data-bin; None: the one that the checkpoint names.
-        distill: steps of training the new layers together on the source's predictions (:func:`.distill`); None: none.
-        distill_text: ``SPLIT:N`` or ``SOURCE``, only the source side being read; None: that of ``calibration``.
-        distill_rate: learning rate; None: that of :func:`.distill`.
-        evaluate: measure loss on ``valid`` and BLEU of every test split, before and after.
-        references: test split → file of raw references, for ``evaluate``.
-        seed: of random starts and batches. max_tokens: per batch.
+    ``references`` maps test splits to files of raw references.
     """
 
     key_dim: Optional[int] = None
@@ -68,14 +55,14 @@ class Settings:
         for name in ("key_dim", "distill", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ReparamError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+                raise ReparamError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
         if (self.key_dim is None) == (self.budget is None):
-            raise ReparamError("either a key dim or a budget is needed, and not both")
+            raise ReparamError("expected either a key dimension or a budget")
         for name in ("budget", "distill"):
             if getattr(self, name) and not self.calibration:
-                raise ReparamError(f"--{name} needs text: give it with --calibration, such as --calibration train:400")
+                raise ReparamError(f"--{name} needs --calibration, such as --calibration train:400")
         if self.distill_rate is not None and not self.distill_rate > 0:
-            raise ReparamError(f"--distill-rate must be above 0, got {self.distill_rate:g}")
+            raise ReparamError(f"--distill-rate must be above 0; got {self.distill_rate:g}")
         if (self.distill_text or self.distill_rate) and not self.distill:
             raise ReparamError("--distill-text and --distill-rate need --distill")
         if self.references and not self.evaluate:
@@ -83,13 +70,13 @@ class Settings:
 
 
 class FittedModel(NamedTuple):
-    """What :func:`fit_model` found.
+    """Result of :func:`fit_model`.
 
     Attributes:
-        weights: ``site.layer`` → scores of the collaborative heads, distilled or as they were fitted.
+        weights: ``site.layer`` → scores of the collaborative heads, after distillation if any.
         fits: ``site.layer`` → fit before distillation.
-        distillation: what :func:`.distill` says for records; None: not distilled.
-        cpu_seconds: of this process.
+        distillation: measurements of :func:`.distill`; None: not distilled.
+        cpu_seconds: CPU time of this process.
     """
 
     weights: Dict[str, ScoreWeights]
@@ -102,45 +89,39 @@ def fit_model(
     trained: TrainedModel,
     key_dims: Mapping[str, int],
     calibrations: Optional[Mapping[str, Calibration]] = None,
-    *,
-    distill_split: Optional[str] = None,
-    distill_steps: int = 0,
-    distill_rate: Optional[float] = None,
+    distillation: Optional[Mapping[str, Any]] = None,
     seed: int = 1,
 ) -> FittedModel:
-    """Fit collaborative heads to the attention of a model and, if text for it is given, distill them.
+    """Fit collaborative heads to the attention of a model and, optionally, distill them.
 
     Args:
-        key_dims: ``site.layer`` → key dim. calibrations: of :func:`.fairseq.calibrate`; None: a plain fit.
-        distill_split, distill_steps, distill_rate: see :func:`.distill`. seed: of random starts and batches.
+        key_dims: ``site.layer`` → key dimension.
+        calibrations: results of :func:`.fairseq.calibrate`; None: an unweighted fit.
+        distillation: ``split``, ``steps`` and ``rate`` of :func:`.distill`; None: no distillation.
+        seed: seed of random starts and batches.
     """
     origin = fairseq.sources(trained, list(key_dims))
     began = time.process_time()
     fits = fit_layers(origin, key_dims, calibrations, seed=seed)
     weights = {layer_id: fit.weights for layer_id, fit in fits.items()}
     seconds = time.process_time() - began
-    if distill_split is None:
+    if distillation is None:
         return FittedModel(weights, fits, None, seconds)
-    weights, distillation = distill(trained, weights, distill_split, distill_steps, rate=distill_rate, seed=seed)
-    return FittedModel(weights, fits, distillation, seconds + distillation["cpu_seconds"])
+    weights, measurements = distill(trained, weights, seed=seed, **distillation)
+    return FittedModel(weights, fits, measurements, seconds + measurements["cpu_seconds"])
 
 
 def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) -> Record:
     """Convert a trained translation model of fairseq, as `collab reparam` does.
 
     Args:
-        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``. output: the new checkpoint, written
-            atomically.
+        checkpoint: checkpoint of fairseq's ``transformer`` or of ``transformer_collab``.
+        output: the new checkpoint, written atomically.
 
     Returns:
-        A record of kind ``conversion`` for :func:`table`. Its parts: ``output`` (file and checksum), ``layers`` (a
-        list), ``parameters`` (of the model), ``divergences`` (that the budget was spread by), ``distillation``
-        (divergences before, after and on the way), ``seconds`` (of all but the evaluation) and ``evaluation`` (by
-        name).
-
-    Raises:
-        ReparamError: a model that the settings do not fit. UserError: ``output`` cannot be written. CheckpointError,
-        TranslationError, ConfigurationError: see :func:`.load_model`.
+        A ``conversion`` record with the parts ``output`` (file and checksum), ``layers`` (a list), ``parameters`` (of
+        the model), ``divergences`` (for the budget), ``distillation`` (measurements of :func:`.distill`), ``seconds``
+        (without the evaluation) and ``evaluation`` (loss and BLEU, before and after).
     """
     check_targets(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
@@ -160,36 +141,28 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     if settings.evaluate:
         translation.test_splits(trained, settings.references)
 
-    text = calibrations = curves = distill_split = distill_text = None
+    text = calibrations = divergences = distillation = distill_text = None
     key_dims: Any = dict.fromkeys(layer_ids, settings.key_dim)
     sample: Dict[str, Any] = {"max_tokens": settings.max_tokens}
     if settings.calibration:
         split, text = text_of(settings.calibration, trained, settings.max_tokens)
         logger.info("calibrating on %s", text["text"])
-        calibrations = fairseq.calibrate(trained, split, layer_ids, **{**sample, "sentences": text["sentences"]})
+        calibrations = fairseq.calibrate(trained, split, layer_ids, sentences=text["sentences"], **sample)
         sample["sentences"] = min(_MEASURED, text["sentences"])
         if budget:
-            curves = allocation.measure_curves(trained, layer_ids, split, calibrations, seed=settings.seed, **sample)
-            key_dims = allocation.allocate_ranks(curves, budget)
+            divergences = allocation.measure_divergences(
+                trained, layer_ids, split, calibrations, seed=settings.seed, **sample
+            )
+            key_dims = allocation.allocate_ranks(divergences, budget)
     else:
-        logger.warning(
-            "no --calibration: the fit counts all inputs alike and loses more than one to which text shows the queries "
-            "and keys that occur; a few hundred sentences do, such as --calibration train:400"
-        )
+        logger.warning("no --calibration: the fit is unweighted and loses more quality; try --calibration train:400")
     if settings.distill and settings.calibration:
         flag = settings.distill_text or settings.calibration
         distill_split, distill_text = text_of(
             flag, trained, settings.max_tokens, option="--distill-text", seed=settings.seed
         )
-    fitted = fit_model(
-        trained,
-        key_dims,
-        calibrations,
-        distill_split=distill_split,
-        distill_steps=settings.distill or 0,
-        distill_rate=settings.distill_rate,
-        seed=settings.seed,
-    )
+        distillation = {"split": distill_split, "steps": settings.distill, "rate": settings.distill_rate}
+    fitted = fit_model(trained, key_dims, calibrations, distillation, seed=settings.seed)
     state = fairseq.converted(trained, fitted.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
@@ -198,17 +171,14 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     errors: Dict[str, float] = {}
     evaluation: Dict[str, Any] = {}
     if text or settings.evaluate:
-        model = translation.with_state(trained, state)
+        converted = translation.with_state(trained, state)
     if text:
-        errors = fairseq.output_errors(trained, model, split, layer_ids, **sample)
+        errors = fairseq.output_errors(trained, converted, split, layer_ids, **sample)
     if settings.evaluate:
-        logger.info("evaluating on valid and the test splits")
-        before = translation.evaluate(trained, settings.references, max_tokens=settings.max_tokens)
-        after = translation.evaluate(model, settings.references, max_tokens=settings.max_tokens)
-        evaluation = _compare(before, after)
+        evaluation = _evaluate(trained, converted, settings)
 
     recorded = asdict(settings)
-    del recorded["data"], recorded["device"]  # a folder of this machine; the record's hardware has the device
+    del recorded["data"], recorded["device"]  # the record's hardware has the device
     recorded["checkpoint"] = file_setting(checkpoint)
     recorded["calibration"] = text
     recorded["distill_text"] = distill_text
@@ -227,7 +197,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         "before": checkpoints.num_parameters(trained.state),
         "after": checkpoints.num_parameters(state),
     }
-    record.parts["divergences"] = curves
+    record.parts["divergences"] = divergences
     record.parts["distillation"] = fitted.distillation
     record.parts["seconds"] = seconds
     record.parts["evaluation"] = evaluation
@@ -235,9 +205,9 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
 
 
 def _layers(
-    trained: TrainedModel, fitted: FittedModel, state: Mapping[str, Any], errors: Mapping[str, float]
+    trained: TrainedModel, fitted: FittedModel, state: Mapping[str, Any], output_errors: Mapping[str, float]
 ) -> List[Dict[str, Any]]:
-    """What the record says of each layer; ``state``: of the new checkpoint, ``errors``: of its outputs."""
+    """The record's entry for each layer; ``state``: the new checkpoint."""
     rows = []
     for layer_id, source in fairseq.sources(trained, list(fitted.weights)).items():
         fit, weights = fitted.fits[layer_id], fitted.weights[layer_id]
@@ -246,21 +216,26 @@ def _layers(
             "key_dim": {"before": source.heads.rank, "after": weights.heads.rank},
             "relative_error": relative_error(source.heads, weights.heads),
             "weighted_error": fit.weighted_error,
-            "output_error": errors.get(layer_id),
+            "output_error": output_errors.get(layer_id),
             "parameters": {
                 "before": fairseq.score_parameters(trained.state, layer_id),
                 "after": fairseq.score_parameters(state, layer_id),
             },
-            "start": fit.found.start,
-            "sweeps": fit.found.sweeps,
-            "seconds": fit.found.seconds,
+            "start": fit.decomposition.start,
+            "sweeps": fit.decomposition.sweeps,
+            "seconds": fit.decomposition.seconds,
         }
         rows.append(row)
     return rows
 
 
-def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, Any]:
-    """Two results of :func:`collab_fairseq.translation.evaluate`, by name: loss on ``valid``, BLEU of each split."""
+def _evaluate(trained: TrainedModel, converted: TrainedModel, settings: Settings) -> Dict[str, Any]:
+    """Loss on ``valid`` and BLEU on each test split, before and after."""
+    logger.info("evaluating on valid and the test splits")
+    before, after = (
+        translation.evaluate(model, settings.references, max_tokens=settings.max_tokens)
+        for model in (trained, converted)
+    )
     results: Dict[str, Any] = {"valid loss": {"before": before["valid"]["loss"], "after": after["valid"]["loss"]}}
     for split, scored in before["bleu"].items():
         results[f"BLEU {split}"] = {
@@ -273,13 +248,13 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, A
 
 
 def table(parts: Mapping[str, Any]) -> str:
-    """The record of :func:`convert_model` for people, in Markdown: a line per layer, sums, evaluation."""
-    rows = [["layer", "key dim", "error", "output error", "parameters", "seconds"]]
+    """The parts of a conversion record in Markdown: a row per layer, totals, evaluation."""
+    rows = [["layer", "key dimension", "error", "output error", "parameters", "seconds"]]
     for layer in parts["layers"]:
-        dims, sizes, output_error = layer["key_dim"], layer["parameters"], layer["output_error"]
+        key_dim, sizes, output_error = layer["key_dim"], layer["parameters"], layer["output_error"]
         row = [
             layer["layer"],
-            f"{dims['before']} → {dims['after']}",
+            f"{key_dim['before']} → {key_dim['after']}",
             f"{layer['relative_error']:.4f}",
             "–" if output_error is None else f"{output_error:.4f}",
             f"{sizes['before']:,} → {sizes['after']:,}",
@@ -288,11 +263,16 @@ def table(parts: Mapping[str, Any]) -> str:
         rows.append(row)
     sizes = parts["parameters"]
     rows.append(["model", "", "", "", f"{sizes['before']:,} → {sizes['after']:,}", f"{parts['seconds']:.1f}"])
-    text = pages.table(rows, numbers=True) + "\n"
-    text += "\nerror: of the products Wq Wkᵀ of all heads; output error: of the layers' output on text; both relative\n"
+    lines = [
+        pages.table(rows, numbers=True),
+        "",
+        "error: relative error of the products Wq Wkᵀ of all heads; output error: relative error of the layer's output",
+    ]
+    if parts["evaluation"]:
+        lines.append("")
     for name, values in parts["evaluation"].items():
         digits = 4 if name == "valid loss" else 2
         before, after = values["before"], values["after"]
-        change = round(after - before, digits) + 0.0  # no minus sign before zero
-        text += f"\n{name}: {before:.{digits}f} → {after:.{digits}f} ({change:+.{digits}f})"
-    return text + "\n" * bool(parts["evaluation"])
+        change = round(after - before, digits) + 0.0  # turns -0.0 into 0.0
+        lines.append(f"{name}: {before:.{digits}f} → {after:.{digits}f} ({change:+.{digits}f})")
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Attention scores of a trained layer from fewer shared dimensions: inputs and results of the fit."""
+"""Fit of collaborative heads to the attention scores of a trained layer."""
 
 import logging
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 class ScoreFit(NamedTuple):
-    """What :func:`fit_scores` found.
+    """Result of :func:`fit_scores`.
 
     Attributes:
-        weights: of the collaborative heads, in the precision and on the device of the source.
-        error: ‖T − T'‖ / ‖T‖ over all heads, of the weights as they are returned.
-        weighted_error: the same where differences count as they matter on the calibration text; None without one.
-        found: the decomposition, of weighted heads where there is a calibration.
+        weights: weights of the collaborative heads, with the dtype and device of the source.
+        error: relative error ‖T − T'‖ / ‖T‖ of ``weights``, over all heads.
+        weighted_error: relative error of the heads weighted by the calibration; None without calibration.
+        decomposition: decomposition of the (weighted) heads.
     """
 
     weights: ScoreWeights
     error: float
     weighted_error: Optional[float]
-    found: Decomposition
+    decomposition: Decomposition
 
 
 @torch.no_grad()
@@ -40,22 +40,22 @@ def fit_scores(
     ridge: float = 1e-2,
     **options: Any,
 ) -> ScoreFit:
-    """Fit collaborative heads with ``key_dim`` shared dimensions, at most the source's, to the scores of a layer.
+    """Fit collaborative heads with ``key_dim`` shared dimensions to the scores of a layer.
 
-    Without calibration all entries of the heads' matrices count alike, which is the paper's aim but not a good one:
-    what matters is what they do to the layer's inputs. With calibration the fit is weighted by the covariances of the
-    inputs where attention is spread (:mod:`.calibrate`), and the content biases take up what it leaves at their mean
-    query μ, exactly::
+    Without calibration, all entries of the heads' matrices have equal weight, as in the paper. With calibration, the
+    covariances of the layer's inputs weight the fit (:mod:`.calibrate`), and the content biases absorb the residual at
+    the mean query μ exactly::
 
         v_i' = v_i + (b ⊙ w_i) Qᵀ + μ (T_i − T_i')
 
-    Query biases become content biases either way (w_i, Q: of the source). At the key dim of the source nothing is
-    fitted and its weights are returned as they are.
+    Query biases always become content biases (w_i, Q: factors of the source). At the key dimension of the source, its
+    weights are returned unchanged.
 
     Args:
-        calibration: of the layer's inputs.
-        ridge: part of the mean variance that is added to the variance of every direction of the inputs.
-        options: of :func:`.decompose`, which also says what it raises.
+        key_dim: number of shared dimensions, at most the source's.
+        calibration: statistics of the layer's inputs.
+        ridge: fraction of the mean variance that is added to the variance of every direction of the inputs.
+        options: see :func:`.decompose`, also for errors.
     """
     heads, weighting = source.heads, None
     if calibration is not None:
@@ -63,21 +63,23 @@ def fit_scores(
             width = getattr(heads, name).size(1)
             calibrated_width = getattr(calibration, f"{name}_covariance").size(0)
             if calibrated_width != width:
-                raise ReparamError(f"{name} inputs of the calibration must be {width} wide; got {calibrated_width}")
+                raise ReparamError(f"the calibration's {name} inputs must have width {width}; got {calibrated_width}")
         calibration = Calibration(calibration.queries, *(t.to(heads.query.device) for t in calibration[1:]))
         weighting = Weighting.of(calibration, ridge)
-    found = decompose(heads if weighting is None else weighting.apply(heads), key_dim, **options)
+    decomposition = decompose(weighting.apply(heads) if weighting else heads, key_dim, **options)
     weights = source
     if key_dim < heads.rank:
-        fit = found.heads if weighting is None else weighting.undo(found.heads).balanced()
+        fit = decomposition.heads
+        if weighting:
+            fit = weighting.undo(fit).balanced()
         fit = fit.to(heads.query.dtype)
         weights = ScoreWeights(fit, source.scale, None, _content_bias(source, fit, calibration))
-    weighted_error = None if weighting is None else found.error
-    return ScoreFit(weights, relative_error(heads, weights.heads), weighted_error, found)
+    weighted_error = decomposition.error if weighting else None
+    return ScoreFit(weights, relative_error(heads, weights.heads), weighted_error, decomposition)
 
 
 def _content_bias(source: ScoreWeights, fit: HeadFactors, calibration: Optional[Calibration]) -> Optional[Tensor]:
-    """v', (H, Dk), for the factors as they were rounded; None where there is nothing to add."""
+    """v', (H, Dk), for the factors after rounding; None if the source has no biases and there is no calibration."""
     wide = source.to(torch.float64)
     heads, rounded = wide.heads, fit.to(torch.float64)
     parts = [] if wide.content_bias is None else [wide.content_bias]
@@ -97,54 +99,47 @@ def fit_layers(
     progress: Optional[Callable[[str, ScoreFit], None]] = None,
     **options: Any,
 ) -> Dict[str, ScoreFit]:
-    """:func:`fit_scores` for every layer of a model, by name, one after the other.
+    """:func:`fit_scores` for every layer of a model.
 
     Args:
-        sources: name → scores of that layer.
-        key_dims: of all layers, or name → key dim.
-        calibrations: name → statistics of that layer; None: none for any layer.
-        progress: called with name and fit after each layer; default: a line in the log.
-        options: of :func:`fit_scores`.
+        sources: name of a layer → its scores.
+        key_dims: key dimension of all layers, or name → key dimension.
+        calibrations: name → statistics of that layer; None: no calibration.
+        progress: called with name and fit after each layer; default: log the fit.
+        options: see :func:`fit_scores`.
 
     Raises:
-        ReparamError: layers without a key dim or calibration.
+        ReparamError: a layer has no key dimension or calibration.
     """
     if isinstance(key_dims, int):
         key_dims = dict.fromkeys(sources, key_dims)
-    for what, by_name in (("a key dim", key_dims), ("calibration", calibrations)):
+    for item, by_name in (("key dimension", key_dims), ("calibration", calibrations)):
         missing = [name for name in sources if by_name is not None and name not in by_name]
         if missing:
-            raise ReparamError(f"every layer needs {what}; there is none for {', '.join(missing)}")
+            raise ReparamError(f"every layer needs a {item}; there is none for {', '.join(missing)}")
     fits: Dict[str, ScoreFit] = {}
     for name, source in sources.items():
-        calibration = calibrations[name] if calibrations else None
-        fit = fit_scores(source, key_dims[name], calibration, **options)
+        fit = fit_scores(source, key_dims[name], calibrations[name] if calibrations else None, **options)
         fits[name] = fit
         if progress is not None:
             progress(name, fit)
             continue
-        logger.info(
-            "%s (%d of %d): key dim %d to %d, relative error %.4f, %.1f s",
-            name,
-            len(fits),
-            len(sources),
-            source.heads.rank,
-            key_dims[name],
-            fit.error,
-            fit.found.seconds,
-        )
+        position = f"{name} ({len(fits)} of {len(sources)})"
+        ranks = (source.heads.rank, key_dims[name])
+        measured = (fit.error, fit.decomposition.seconds)
+        logger.info("%s: key dimension %d to %d, relative error %.4f, %.1f s", position, *ranks, *measured)
     return fits
 
 
 def scores_of(layer: AttentionLayer) -> ScoreWeights:
-    """The scores of a layer of :mod:`collab_fairseq.attention`; ReparamError: it cannot be converted."""
+    """The scores of a layer of :mod:`collab_fairseq.attention`."""
     if not isinstance(layer, AttentionLayer):
-        raise ReparamError(f"{type(layer).__name__} cannot be converted; expected an AttentionLayer of this project")
+        raise ReparamError(f"the layer must be an AttentionLayer of this project; got {type(layer).__name__}")
     return layer.score_weights()
 
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:
-    """A collaborative layer with these scores and the values, output and dropout of ``layer``."""
+    """A collaborative layer with these scores, and the values, output projection and dropout of ``layer``."""
     collaborative = CollaborativeAttention(
         layer.embed_dim,
         layer.num_heads,

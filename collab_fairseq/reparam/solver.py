@@ -1,20 +1,20 @@
-"""Few shared dimensions for many heads: rank-R CP decomposition of the stacked heads, from their factors alone.
+"""Rank-R CP decomposition of the stacked heads of a layer, computed from their factors.
 
 Given heads ``T_i = P diag(w_i) Qᵀ`` (:class:`.HeadFactors` of rank K), find A (Dq, R), B (Dk, R), M (H, R) with R < K
-that make ``Σ_i ‖T_i − A diag(m_i) Bᵀ‖²`` small. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362,
-re-parametrise trained layers so, by alternating least squares (ALS) on the dense (H, Dq, Dk) tensor; for ALS see Kolda
-and Bader (2009), "Tensor Decompositions and Applications", https://doi.org/10.1137/07070111X.
+that minimise ``Σ_i ‖T_i − A diag(m_i) Bᵀ‖²``. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362,
+re-parametrise trained layers this way, by alternating least squares (ALS) on the dense (H, Dq, Dk) tensor. For ALS, see
+Kolda and Bader (2009), "Tensor Decompositions and Applications", https://doi.org/10.1137/07070111X.
 
-That tensor is a CP decomposition itself. With ``q = QᵀB`` and ``p = PᵀA``, both (K, R), all that a sweep needs is
+The tensor already is a CP decomposition. With ``q = QᵀB`` and ``p = PᵀA``, both (K, R), a sweep only needs
 
     A ← P [(WᵀM) ⊙ q] (BᵀB ⊙ MᵀM)⁻¹      M ← W [p ⊙ q] (AᵀA ⊙ BᵀB)⁻¹      B ← Q [(WᵀM) ⊙ p] (AᵀA ⊙ MᵀM)⁻¹
     error² = ‖T‖² − 2 ⟨Q [(WᵀM) ⊙ p], B⟩ + ⟨B (AᵀA ⊙ MᵀM), B⟩
 
-in O(K · D · R) operations instead of O(H · D² · R), and in the memory of a few matrices. All of it is float64: with
-TF32 or bfloat16 products, which float32 may mean, ALS diverges. Every solve is damped towards
-the factor it replaces (a proximal term), columns are balanced, and sweeps start ahead of where the last one ended, as
-in Nesterov's gradient method, with a restart where the error rises: Mitchell, Ye, De Sterck (2020), "Nesterov
-acceleration of alternating least squares for canonical tensor decomposition", https://arxiv.org/abs/1810.05846.
+in O(K · D · R) operations instead of O(H · D² · R), and the memory of a few matrices. All computation is in float64:
+ALS diverges with TF32 or bfloat16 products, which PyTorch may use for float32. A proximal term damps every solve
+towards the factor it replaces, and columns are balanced. Sweeps extrapolate as in Nesterov's gradient method and
+restart when the error rises: Mitchell, Ye, De Sterck (2020), "Nesterov acceleration of alternating least squares for
+canonical tensor decomposition", https://arxiv.org/abs/1810.05846.
 """
 
 import math
@@ -26,20 +26,20 @@ from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors, ReparamError, checked, relative_error
 
-# β, how far ahead a sweep starts: at first, growth with every success, at most, and what a restart does to "at most"
+# extrapolation β: initial value, growth after a successful sweep, maximum, and factor on the maximum after a restart
 _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
 # weight λ of the proximal term, relative to the mean diagonal of the Gram matrix
 _DAMPING = 1e-6
-# a rise of the squared relative error that may be rounding
+# increase of the squared relative error that may be rounding
 _NOISE = 4 * torch.finfo(torch.float64).eps
-# sweeps over which progress is measured, and after which the better of several starts is kept
+# number of sweeps over which progress is measured, and after which only the best start continues
 _WINDOW, _RACE = 10, 20
 
 
 def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
-    """The R strongest singular components of all heads: the best fit whose dimensions serve one head each.
+    """The R strongest singular components of all heads: the best fit in which each dimension serves one head.
 
-    Every head is decomposed on its own, ``T_i = U diag(σ) Vᵀ``, from QR decompositions of its factors.
+    Every head is decomposed separately, ``T_i = U diag(σ) Vᵀ``, from QR decompositions of its factors.
     """
     queries, keys, strengths, owners = [], [], [], []
     for head, weights in enumerate(source.mixing):
@@ -55,35 +55,36 @@ def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
         owners.append(torch.full_like(used[: values.numel()], head))
     strength, owner = torch.cat(strengths), torch.cat(owners)
     kept = strength.argsort(descending=True, stable=True)[:rank]
-    found = kept.numel()  # fewer than R where the heads together need fewer: the rest stays zero
+    used_rank = kept.numel()  # less than R if the heads have fewer components in total; the others stay zero
     mixing = torch.zeros_like(source.mixing[:, :rank])
-    mixing[owner[kept], torch.arange(found, device=kept.device)] = strength[kept]
-    query, key = (torch.nn.functional.pad(torch.cat(f)[kept], (0, 0, 0, rank - found)) for f in (queries, keys))
+    mixing[owner[kept], torch.arange(used_rank, device=kept.device)] = strength[kept]
+    padding = (0, 0, 0, rank - used_rank)
+    query, key = (torch.nn.functional.pad(torch.cat(f)[kept], padding) for f in (queries, keys))
     return HeadFactors(query, key, mixing)
 
 
 def random_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
-    """Standard normal factors, the same on every device."""
+    """Standard normal factors, identical on every device."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (rank, source.query.size(1)), (rank, source.key.size(1)), (source.num_heads, rank)
     drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     return HeadFactors(*drawn).to(torch.float64, source.query.device)
 
 
-#: name → start, a function of the source in float64, R and the seed
+#: name → function of the source in float64, R and the seed
 STARTS: Dict[str, Callable[[HeadFactors, int, int], HeadFactors]] = {"energy": energy_start, "random": random_start}
 
 
 class Decomposition(NamedTuple):
-    """What :func:`decompose` found.
+    """Result of :func:`decompose`.
 
     Attributes:
-        heads: of rank R, balanced, in the precision and on the device of the source.
-        error: ‖T − T'‖ / ‖T‖, of the heads as they are returned, in float64.
-        trace: relative error after every sweep from the start that was kept, as ALS sees it: the least so far, down to
-            about 1e-8, which rounding hides; empty where nothing was fitted.
-        start: the start that was kept, a name of :data:`.STARTS`; ``exact`` where nothing was fitted.
-        sweeps: from all starts together. seconds: wall time.
+        heads: the approximation, of rank R, balanced, with the dtype and device of the source.
+        error: relative error ‖T − T'‖ / ‖T‖ of ``heads``, in float64.
+        trace: lowest relative error so far after each sweep from ``start``, up to about 1e-8; empty without a fit.
+        start: the best start, a name of :data:`.STARTS`; ``exact`` without a fit.
+        sweeps: total number of sweeps from all starts.
+        seconds: wall time.
     """
 
     heads: HeadFactors
@@ -103,17 +104,19 @@ def decompose(
     seed: int = 0,
     starts: Sequence[str] = ("energy", "random"),
 ) -> Decomposition:
-    """Approximate heads by heads with fewer dimensions, shared by all of them.
+    """Approximate heads by heads with fewer dimensions, which all heads share.
 
-    The energy start is the better one for trained heads, the random one where heads share most of what they do; both
-    run for a few sweeps, the better continues. The same seed gives the same result on the same device.
+    The energy start suits trained heads; the random start suits heads that share most of their dimensions. Both run for
+    a few sweeps, then only the better one continues. The same seed gives the same result on the same device.
 
     Args:
-        source: H heads of rank K. rank: R, from 1 to K. At R = K the source itself is returned.
-        sweeps: at most, from the start that is kept.
-        tolerance: stop where the relative error falls by less than this per sweep, over ten sweeps. From the energy
-            start the first sweeps gain little even where later ones gain much: 1e-6, as in the paper, ends too early.
-        seed: of the random start. starts: names of :data:`.STARTS`.
+        source: H heads of rank K.
+        rank: R, from 1 to K. At R = K, the source itself is returned.
+        sweeps: maximum number of sweeps from the best start.
+        tolerance: stop if the relative error falls by less than this per sweep, on average over ten sweeps. After the
+            energy start, progress can be slow at first; the paper's 1e-6 stops too early.
+        seed: seed of the random start.
+        starts: names of :data:`.STARTS`.
 
     Raises:
         ReparamError: sizes that do not fit, NaN or infinity, or an unknown start.
@@ -121,7 +124,7 @@ def decompose(
     checked(source, "source")
     if not 1 <= rank <= source.rank:
         raise ReparamError(
-            f"the shared key dim must be between 1 and {source.rank}, the key dim of the source; got {rank}"
+            f"the shared key dimension must be between 1 and {source.rank}, that of the source; got {rank}"
         )
     if not starts or set(starts) - set(STARTS):
         raise ReparamError(f"starts must be among {', '.join(STARTS)}; got {', '.join(starts) or 'none'}")
@@ -131,8 +134,8 @@ def decompose(
     with torch.no_grad():
         norm = math.sqrt(max(0.0, source.inner(source)))
         if rank == source.rank or norm == 0:
-            found = HeadFactors(source.query[:rank], source.key[:rank], source.mixing[:, :rank])
-            return Decomposition(found, relative_error(source, found), [], "exact", 0, time.perf_counter() - began)
+            heads = HeadFactors(source.query[:rank], source.key[:rank], source.mixing[:, :rank])
+            return Decomposition(heads, relative_error(source, heads), [], "exact", 0, time.perf_counter() - began)
         work = source.to(torch.float64).balanced()
         work = work._replace(mixing=work.mixing / norm)
         runs: List[Descent] = []
@@ -141,18 +144,14 @@ def decompose(
             runs[-1].descend(min(_RACE, sweeps) if len(starts) > 1 else sweeps, tolerance)
         best = min(runs, key=lambda run: run.error)
         best.descend(sweeps, tolerance)
-        found = best.heads._replace(mixing=best.heads.mixing * norm).balanced().to(source.query.dtype)
-        error = relative_error(source, found)
-    swept = sum(len(run.trace) for run in runs)
-    return Decomposition(found, error, best.trace, best.start, swept, time.perf_counter() - began)
+        heads = best.heads._replace(mixing=best.heads.mixing * norm).balanced().to(source.query.dtype)
+        error = relative_error(source, heads)
+    total_sweeps = sum(len(run.trace) for run in runs)
+    return Decomposition(heads, error, best.trace, best.start, total_sweeps, time.perf_counter() - began)
 
 
 class Descent:
-    """ALS from one start.
-
-    Args:
-        source: heads of Frobenius norm 1. start: heads of rank R. name: of the start.
-    """
+    """ALS from one start (heads of rank R, with a name), for a source of Frobenius norm 1."""
 
     def __init__(self, source: HeadFactors, start: HeadFactors, name: str) -> None:
         self.source = source
@@ -163,22 +162,22 @@ class Descent:
         self._ahead, self._most, self._ended = 0.0, _MOST, False
 
     def descend(self, sweeps: int, tolerance: float) -> None:
-        """Sweep until ``sweeps`` sweeps were made from this start; for the rest see :func:`decompose`."""
+        """Sweep until the total is ``sweeps`` or progress is below ``tolerance`` (see :func:`decompose`)."""
         while len(self.trace) < sweeps and self.error > 0 and not self._ended:
             if len(self.trace) > _WINDOW and self.trace[-1 - _WINDOW] - self.trace[-1] < _WINDOW * tolerance:
                 break
             self._sweep()
 
     def _sweep(self) -> None:
-        """One sweep from a point ahead; a rise of the error is taken back, and the next sweep starts where we are."""
+        """One extrapolated sweep. It is undone if the error rises; the next sweep then starts without extrapolation."""
         pairs = zip(self.heads, self._before, strict=True)
         ahead = HeadFactors(*(now + self._ahead * (now - then) for now, then in pairs))
-        found, error = als_sweep(self.source, ahead, _DAMPING)
+        heads, error = als_sweep(self.source, ahead, _DAMPING)
         if error**2 <= self.error**2 + _NOISE:
-            self._before, self.heads, self.error = self.heads, found.balanced(), error
+            self._before, self.heads, self.error = self.heads, heads.balanced(), error
             self._ahead = min(self._most, max(_FIRST, self._ahead * _GROWTH))
         else:
-            self._ended = self._ahead == 0  # only rounding can do this
+            self._ended = self._ahead == 0  # without extrapolation, only rounding can raise the error
             self._ahead, self._most = 0.0, max(_FIRST, self._most * _LOWER)
         self.trace.append(min([self.error, *self.trace[-1:]]))
 
@@ -187,7 +186,9 @@ def als_sweep(source: HeadFactors, start: HeadFactors, damping: float) -> Tuple[
     """Solve for A, M and B in turn, each with the other two fixed.
 
     Args:
-        source: heads of Frobenius norm 1, rank K. start: heads of rank R. damping: λ, see the top of the module.
+        source: heads of Frobenius norm 1, rank K.
+        start: heads of rank R.
+        damping: weight λ of the proximal term, relative to the mean diagonal of the Gram matrix.
 
     Returns:
         The new heads and their relative error.
@@ -212,10 +213,9 @@ def als_sweep(source: HeadFactors, start: HeadFactors, damping: float) -> Tuple[
 
 
 def _solve(gram: Tensor, right: Tensor, before: Tensor, damping: float) -> Tensor:
-    """X that minimises the least-squares error plus λ‖X − before‖²: (G + λI)⁻¹ (right + λ before).
+    """Minimise the least-squares error plus λ‖X − before‖²: X = (G + λI)⁻¹ (right + λ before).
 
-    Args:
-        gram: G, (R, R). right, before: (R, ·). damping: λ relative to the mean diagonal of G.
+    Shapes: gram G (R, R); right, before (R, ·). ``damping`` is λ relative to the mean diagonal of G.
     """
     amount = max(damping * float(gram.diagonal().mean()), torch.finfo(gram.dtype).tiny)
     while True:
@@ -223,6 +223,6 @@ def _solve(gram: Tensor, right: Tensor, before: Tensor, damping: float) -> Tenso
         damped.diagonal().add_(amount)
         factor, failed = torch.linalg.cholesky_ex(damped)
         if not bool(failed):
-            # the inverse and a product cost little more than half of two triangular solves, and λ bounds what it errs
+            # the inverse and a product take little more than half the time of two triangular solves; λ bounds the error
             return torch.cholesky_inverse(factor) @ (right + amount * before)
         amount *= 10

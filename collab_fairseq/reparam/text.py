@@ -1,4 +1,4 @@
-"""Text for calibration and distillation: a split of the data-bin or a text file, with the model's translations."""
+"""Text for calibration and distillation: a split of the data-bin, or a text file that the model translates."""
 
 import logging
 import os
@@ -13,24 +13,23 @@ from collab_fairseq.translation.text import dataset
 
 logger = logging.getLogger(__name__)
 
-_SENTENCES = 400
+_DEFAULT_SENTENCES = 400
 
 
 def text_of(
     flag: str, trained: TrainedModel, max_tokens: int, *, option: str = "--calibration", seed: Optional[int] = None
 ) -> Tuple[str, Dict[str, Any]]:
-    """Find or read the text; sources without a translation are translated by the model.
+    """Find a split, or read a text file and add its translation by the model as a split.
 
     Args:
-        flag: the value of ``option``: ``SPLIT:N`` or ``SOURCE``.
-        seed: if given, only the source side is read, and the model draws the translations.
+        flag: value of ``option``: ``SPLIT:N`` or ``SOURCE``.
+        max_tokens: tokens per batch.
+        option: name of the option, for errors and the name of the new split.
+        seed: read only the source side, and sample the translations from the model with this seed.
 
     Returns:
-        The name of the split, in the model's tokens, and the setting of a record: ``text``, a description, and
-        ``sentences``, the number of sentences from the start of the split.
-
-    Raises:
-        TranslationError: no such file or split. UserError: a file that cannot be read.
+        The name of the split, and a description for records: ``text``, in words, and ``sentences``, the number of
+        sentences from the start of the split.
     """
     name = option.lstrip("-")
     if os.path.isfile(flag):
@@ -40,13 +39,14 @@ def text_of(
         split, _, number = flag.partition(":")
         splits = translation.splits(trained)
         if split not in splits:
+            known = ", ".join(splits) or "none"
             raise TranslationError(
-                f"{option} must be SPLIT:N or SOURCE; there is no file {flag}, and the data-bin has no split "
-                f"{split!r}: it has {', '.join(splits) or 'none'}"
+                f"{option} must be SPLIT:N or SOURCE; got {flag}, which is neither a file nor a split of the data-bin "
+                f"({known})"
             )
         if number and not (number.isdigit() and int(number) > 0):
-            raise TranslationError(f"{option} {flag}: the number of sentences must be at least 1")
-        sentences = int(number) if number else _SENTENCES
+            raise TranslationError(f"the number of sentences in {option} must be at least 1; got {flag}")
+        sentences = int(number) if number else _DEFAULT_SENTENCES
         description = f"the first {sentences} sentences of {split}"
         if seed is None:
             return split, {"text": description, "sentences": sentences}
@@ -59,9 +59,9 @@ def text_of(
 def _translated(
     trained: TrainedModel, sources: Sequence[str], name: str, max_tokens: int, seed: Optional[int]
 ) -> List[str]:
-    """The model's translations, drawn with a seed or else greedy; like the sources in the model's tokens."""
+    """Translations in the model's tokens, sampled with the seed or else greedy."""
     translation.add_text(trained, f"{name} source", sources)
-    # a drawn translation might never end
+    # a sampled translation might never end
     search: Dict[str, Any] = {} if seed is None else {"sampling": True, "max_len_a": 2, "max_len_b": 10}
     search.update(beam=1, max_tokens=max_tokens, remove_bpe=None, unkpen=float("inf"))
     logger.info("translating %d sentences for %s", len(sources), name)
@@ -71,7 +71,7 @@ def _translated(
 
 
 def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:
-    """The first sentences of a split, in the model's tokens, without those longer than its positions."""
+    """The first sentences of a split, in the model's tokens, except those longer than the model's maximum."""
     data = dataset(trained, split)
     longest: int = trained.model.max_positions()[0]  # type: ignore[operator]
     first = (data.src[number] for number in range(min(sentences, len(data.src))))

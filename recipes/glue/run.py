@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Table 2 of the paper: fine-tune on GLUE, make the heads collaborative at several key dims, fine-tune each again.
+"""Table 2 of the paper: fine-tune on GLUE, convert to collaborative heads at several key dimensions, fine-tune again.
 
     run.py --model google-bert/bert-base-uncased
-    run.py --rehearse bert     # a small model on a generated task, in minutes on one CPU core, without the internet
+    run.py --rehearse bert     # a small model on a synthetic task, in minutes on one CPU core, without internet access
 
-The same command continues an interrupted run at the last epoch that was finished. OUTPUT: per task the models and
-record.json; table.md.
+The same command resumes an interrupted run from the last finished epoch. OUTPUT contains the models and record.json of
+each task, and table.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 try:
     import torch
@@ -39,90 +39,125 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Study:
-    """One task, one model, one seed: stages, each a model and a part of the record."""
+    """One task, one model, one seed. Each stage results in a model and a part of the record.
+
+    Stages: ``standard`` is fine-tuned, ``converted/384`` is its conversion, ``tuned/384`` is fine-tuned again.
+    """
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name, self.task, self.args = name, TASKS[name], args
-        self.cpu = args.device == "cpu" or not torch.cuda.is_available()
+        self.epochs = args.epochs or self.task.epochs
+        self.device = "cpu" if args.device == "cpu" or not torch.cuda.is_available() else "cuda"
         self.tokenizer = AutoTokenizer.from_pretrained(args.model)
-        self.splits = {split: read(args.data / name / f"{split}.jsonl") for split in ("train", *self.task.validation)}
+        data = args.data / name
+        self.splits = {split: read(data / f"{split}.jsonl") for split in ("train", *self.task.validation)}
         config = transformers.AutoConfig.from_pretrained(args.model)
-        (args.output / name).mkdir(parents=True, exist_ok=True)
-        settings = {
-            **{key: getattr(args, key) for key in ("seed", "lr", "batch_size", "max_length", "calibration")},
-            "task": name, "epochs": args.epochs or self.task.epochs, "transformers": transformers.__version__,
-            "model": {"name": Path(args.model).name, "type": config.model_type, "width": config.hidden_size},
-            "data": {file.name: sha256(file) for file in sorted((args.data / name).glob("*.jsonl"))},
-        }  # fmt: skip
+        folder = args.output / name
+        folder.mkdir(parents=True, exist_ok=True)
+        model_name = Path(args.model).name
+        settings = {key: getattr(args, key) for key in ("seed", "lr", "batch_size", "max_length", "calibration")}
+        settings.update(
+            task=name,
+            epochs=self.epochs,
+            transformers=transformers.__version__,
+            model={"name": model_name, "type": config.model_type, "width": config.hidden_size},
+            data={file.name: sha256(file) for file in sorted(data.glob("*.jsonl"))},
+        )
         self.record = Record(
-            "study", f"glue-{Path(args.model).name}-{name}-s{args.seed}",
-            shlex.join(["recipes/glue/run.py", *sys.argv[1:]]), settings,
-            args.output / name / "record.json", device="cpu" if self.cpu else "gpu", threads=torch.get_num_threads(),
-        )  # fmt: skip
-
-    def batch(self, examples: List[Dict[str, Any]]) -> Any:
-        """What the model reads."""
-        texts = [[example[field] for example in examples] for field in self.task.fields]
-        options = {"truncation": True, "max_length": self.args.max_length, "padding": True, "return_tensors": "pt"}
-        number = torch.float if self.task.labels == 1 else torch.long
-        labels = torch.tensor([example["label"] for example in examples], dtype=number)
-        return {**self.tokenizer(*texts, **options), "labels": labels}
+            "study",
+            f"glue-{model_name}-{name}-s{args.seed}",
+            shlex.join(["recipes/glue/run.py", *sys.argv[1:]]),
+            settings,
+            folder / "record.json",
+            device="cpu" if self.device == "cpu" else "gpu",
+            threads=torch.get_num_threads(),
+        )
 
     def stage(self, name: str) -> None:
-        """`standard`: fine-tuned; `converted/16`: that one made collaborative; `tuned/16`: fine-tuned again."""
-        done = name in self.record.parts
-        found = self.record.part(name, lambda: self.run(name))
-        logger.info("%s/%s: %.2f%s", self.name, name, found["score"], ", done before" if done else "")
+        """Run a stage, unless the record has it."""
+        finished = name in self.record.parts
+        result = self.record.part(name, lambda: self.run(name))
+        logger.info("%s/%s: %.2f%s", self.name, name, result["score"], ", done before" if finished else "")
         shutil.rmtree(self.folder(name) / "checkpoints", ignore_errors=True)
 
     def folder(self, stage: str) -> Path:
         return Path(self.args.output, self.name, stage)
 
     def run(self, name: str) -> Dict[str, Any]:
+        """The record's part for a stage."""
         kind, _, key_dim = name.partition("/")
-        args, folder, found = self.args, self.folder(name), {}
-        transformers.set_seed(args.seed)
+        result: Dict[str, Any] = {}
+        transformers.set_seed(self.args.seed)
         if kind == "standard":
-            model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=self.task.labels)
+            model = AutoModelForSequenceClassification.from_pretrained(self.args.model, num_labels=self.task.labels)
             hf.check_convertible(model)
-        elif kind == "tuned":
-            model = hf.from_pretrained(self.folder(f"converted/{key_dim}"))
+        elif kind == "converted":
+            model, result["errors"] = self.convert(int(key_dim))
         else:
-            source = AutoModelForSequenceClassification.from_pretrained(self.folder("standard"))
-            train, errors = self.splits["train"], found.setdefault("errors", {})
-            chosen = train[:: max(1, len(train) // args.calibration)][: args.calibration] if args.calibration else []
-            batches = [self.batch(chosen[i : i + args.batch_size]) for i in range(0, len(chosen), args.batch_size)]
-            model = hf.to_collaborative(
-                source.to("cpu" if self.cpu else "cuda"), int(key_dim), calibration=batches or None, seed=args.seed,
-                progress=lambda layer, fit: errors.update({layer: fit.error}),
-            )  # fmt: skip
-        options = transformers.TrainingArguments(
-            output_dir=str(folder / "checkpoints"), learning_rate=args.lr, weight_decay=0.0, seed=args.seed,
-            num_train_epochs=args.epochs or self.task.epochs, per_device_train_batch_size=args.batch_size,
-            per_device_eval_batch_size=4 * args.batch_size, save_strategy="epoch", save_total_limit=1, use_cpu=self.cpu,
-            dataloader_pin_memory=not self.cpu, report_to="none", remove_unused_columns=False,
-            disable_tqdm=not sys.stderr.isatty(),
-        )  # fmt: skip
-        trainer = Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
+            model = hf.from_pretrained(self.folder(f"converted/{key_dim}"))
+        trainer = self.trainer(model, self.folder(name) / "checkpoints")
         if kind != "converted":
-            last = last_whole(folder / "checkpoints")
-            if last:
-                logger.info("%s/%s: resuming from %s", self.name, name, last.name)
-            trainer.train(resume_from_checkpoint=str(last) if last else None)
-        predicted = {split: trainer.predict(self.splits[split]) for split in self.task.validation}
-        metrics = {split: self.task.measure(done.predictions, done.label_ids) for split, done in predicted.items()}
-        values = [value for split in metrics.values() for value in split.values()]
-        model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+            checkpoint = latest_complete(self.folder(name) / "checkpoints")
+            if checkpoint:
+                logger.info("%s/%s: resuming from %s", self.name, name, checkpoint.name)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        metrics = {}
+        for split in self.task.validation:
+            output = trainer.predict(self.splits[split])
+            metrics[split] = self.task.measure(output.predictions, output.label_ids)
+        model.save_pretrained(self.folder(name))
+        self.tokenizer.save_pretrained(self.folder(name))
+        values = [value for of_split in metrics.values() for value in of_split.values()]
         score = 100 * sum(values) / len(values)
-        return {**found, "parameters": model.num_parameters(), "metrics": metrics, "score": score}
+        return {**result, "parameters": model.num_parameters(), "metrics": metrics, "score": score}
+
+    def convert(self, key_dim: int) -> Tuple[Any, Dict[str, float]]:
+        """The fine-tuned model with collaborative heads, and the relative error of each layer."""
+        source = AutoModelForSequenceClassification.from_pretrained(self.folder("standard")).to(self.device)
+        train, sentences, batch_size = self.splits["train"], self.args.calibration, self.args.batch_size
+        batches = None
+        if sentences:
+            sample = train[:: max(1, len(train) // sentences)][:sentences]
+            batches = [self.batch(sample[start : start + batch_size]) for start in range(0, len(sample), batch_size)]
+        errors: Dict[str, float] = {}
+        options = {"seed": self.args.seed, "progress": lambda layer, fit: errors.update({layer: fit.error})}
+        return hf.to_collaborative(source, key_dim, calibration=batches, **options), errors
+
+    def batch(self, examples: List[Dict[str, Any]]) -> Any:
+        """Inputs and labels of the model."""
+        texts = [[example[field] for example in examples] for field in self.task.fields]
+        max_length = self.args.max_length
+        inputs = self.tokenizer(*texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+        dtype = torch.float if self.task.labels == 1 else torch.long
+        return {**inputs, "labels": torch.tensor([example["label"] for example in examples], dtype=dtype)}
+
+    def trainer(self, model: Any, checkpoints: Path) -> Trainer:
+        """transformers' Trainer with the settings of the paper."""
+        args = self.args
+        options = transformers.TrainingArguments(
+            output_dir=str(checkpoints),
+            learning_rate=args.lr,
+            weight_decay=0.0,
+            seed=args.seed,
+            num_train_epochs=self.epochs,
+            per_device_train_batch_size=args.batch_size,
+            per_device_eval_batch_size=4 * args.batch_size,
+            save_strategy="epoch",
+            save_total_limit=1,
+            use_cpu=self.device == "cpu",
+            dataloader_pin_memory=self.device != "cpu",
+            report_to="none",
+            remove_unused_columns=False,
+            disable_tqdm=not sys.stderr.isatty(),
+        )
+        return Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
 
 
-def last_whole(folder: Path) -> Optional[Path]:
-    """The newest checkpoint of a Trainer that was written to its end, which is trainer_state.json."""
+def latest_complete(folder: Path) -> Optional[Path]:
+    """The latest checkpoint that the Trainer wrote completely; it writes trainer_state.json last."""
     states = folder.glob("checkpoint-*/trainer_state.json")
-    whole = [state.parent for state in states if state.read_text(encoding="utf-8").endswith("}\n")]
-    return max(whole, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
+    complete = [state.parent for state in states if state.read_text(encoding="utf-8").endswith("}\n")]
+    return max(complete, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
 
 
 def numbers(text: str) -> List[int]:
@@ -131,54 +166,63 @@ def numbers(text: str) -> List[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", help="BERT, DistilBERT or ALBERT: a name of the Hugging Face hub, or a folder")
-    what.add_argument("--rehearse", choices=("bert", "distilbert", "albert"), help="without the internet")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", help="BERT, DistilBERT or ALBERT: a name of the Hugging Face hub, or a folder")
+    text = "rehearse with a small random model, without internet access"
+    source.add_argument("--rehearse", choices=("bert", "distilbert", "albert"), help=text)
     add = parser.add_argument
-    add("--tasks", default=",".join(GLUE), help="(default: %(default)s)")
-    add("--key-dims", type=numbers, help="separated by commas (default: those of the paper; 8,2 in the rehearsal)")
-    add("--data", type=Path, default=ROOT / "data/glue", help="missing tasks are fetched to it")
+    add("--tasks", default=",".join(GLUE), help="tasks, separated by commas (default: %(default)s)")
+    text = "key dimensions, separated by commas (default: those of the paper; 8,2 in the rehearsal)"
+    add("--key-dims", type=numbers, help=text)
+    add("--data", type=Path, default=ROOT / "data/glue", help="folder of the tasks; missing tasks are downloaded to it")
     add("--output", type=Path, help="(default: runs/glue/<model>/seed<N>)")
-    add("--seed", type=int, default=1)
-    add("--epochs", type=float, help="of either fine-tuning (default: 3; SST-2 and RTE 10)")
-    add("--lr", type=float, help="(default: 2e-5; 1e-3 in the rehearsal)")
+    add("--seed", type=int, default=1, help="(default: %(default)s)")
+    add("--epochs", type=float, help="epochs of each fine-tuning (default: 3; SST-2 and RTE 10)")
+    add("--lr", type=float, help="learning rate (default: 2e-5; 1e-3 in the rehearsal)")
     add("--batch-size", type=int, default=32, help="(default: %(default)s)")
-    add("--max-length", type=int, default=128, help="tokens of an example (default: %(default)s)")
-    add("--calibration", type=int, default=256, help="sentences; 0: none (default: %(default)s)")
-    add("--sentences", type=int, default=4000, help="of the rehearsal (default: %(default)s)")
-    add("--device", choices=("auto", "cpu"), default="auto")
+    add("--max-length", type=int, default=128, help="maximum number of tokens of an example (default: %(default)s)")
+    add("--calibration", type=int, default=256, help="calibration sentences; 0: none (default: %(default)s)")
+    add("--sentences", type=int, default=4000, help="training sentences of the rehearsal (default: %(default)s)")
+    add("--device", choices=("auto", "cpu"), default="auto", help="(default: %(default)s)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="glue: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     transformers.logging.disable_progress_bar()
-    name = args.model or f"rehearsal-{args.rehearse}"
-    kind = re.search("distilbert|albert|bert", name.lower())
-    if not (args.key_dims or kind):
-        parser.error(f"the paper has no key dims for {name}; name them with --key-dims")
-    paper = [8, 2] if args.rehearse else [dim for dim in PAPER[kind[0], 768] if dim] if kind else []
-    key_dims = args.key_dims or paper
-    unknown = set(args.tasks.split(",")) - set(TASKS)
+    unknown = sorted(set(args.tasks.split(",")) - set(TASKS))
     if unknown:
-        parser.error(f"--tasks must be among {', '.join(GLUE)}, but has {', '.join(sorted(unknown))}")
-    args.lr = args.lr or (1e-3 if args.rehearse else 2e-5)
+        parser.error(f"--tasks must be among {', '.join(GLUE)}; got {', '.join(unknown)}")
+    name = args.model or f"rehearsal-{args.rehearse}"
     args.output = (args.output or ROOT / "runs/glue" / Path(name).name / f"seed{args.seed}").absolute()
     if args.rehearse:
         torch.set_num_threads(1)
-        made = args.output / f"input-{args.rehearse}-{args.sentences}"
-        args.model, args.data, args.tasks = str(made / args.rehearse), made / "data", "toy"
-        rehearsal(made, args.rehearse, args.sentences, args.seed)
+        args.key_dims = args.key_dims or [8, 2]
+        args.lr = args.lr or 1e-3
+        inputs = args.output / f"input-{args.rehearse}-{args.sentences}"
+        args.model, args.data, args.tasks = str(inputs / args.rehearse), inputs / "data", "toy"
+        rehearsal(inputs, args.rehearse, args.sentences, args.seed)
+    else:
+        args.key_dims = args.key_dims or paper_key_dims(name)
+        args.lr = args.lr or 2e-5
+    if not args.key_dims:
+        parser.error(f"--key-dims is required: the paper has no key dimensions for {name}")
     records = []
-    with contextlib.redirect_stdout(sys.stderr):  # of the Trainer
+    with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints to standard output
         for task in args.tasks.split(","):
             fetch(task, args.data)
             study = Study(task, args)
             study.stage("standard")
-            for key_dim in key_dims:
+            for key_dim in args.key_dims:
                 study.stage(f"converted/{key_dim}")
                 study.stage(f"tuned/{key_dim}")
             records.append(study.record.content)
     write_text(table(records), args.output / "table.md")
     sys.stdout.write(table(records))
+
+
+def paper_key_dims(model: str) -> List[int]:
+    """The key dimensions of the paper for a model of this name, if any."""
+    match = re.search("distilbert|albert|bert", model.lower())
+    return [key_dim for key_dim in PAPER[match[0], 768] if key_dim] if match else []
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Tables and figures from the records of run.sh: the same records give the same files.
+"""Tables and figures from the records of run.sh.
 
     report.py RECORD... [--table FILE [--marker NAME]] [--time FILE.svg] [--quality FILE.svg]
 
-Records are NAME.json of run.sh, of one model or several. --time draws the CPU time of the decomposition against the
-rank (Figure 4 of the paper), --quality the validation loss against the rank with and without fine-tuning (Figure 5).
-Without files the table is printed; with --marker it replaces the text between <!-- NAME --> and <!-- /NAME --> in its
-file.
+RECORD is NAME.json of run.sh, for one model or several. --time plots CPU time of the decomposition against the rank
+(Figure 4 of the paper), --quality validation loss against the rank, with and without fine-tuning (Figure 5). Without
+these options, the table is printed.
 """
 
 import argparse
@@ -39,8 +38,8 @@ METHODS = {
 def results(record: Dict[str, Any]) -> pandas.DataFrame:
     """A row for each model of a study, in the order of its table.
 
-    Columns: kind (source, conversion or finetuned), method, part (of the key dim), loss, increase (over the source, or
-    over the fine-tuned source), seconds, and a column for the BLEU of each test split.
+    Columns: kind (source, conversion or finetuned), method, part (fraction of the key dimension), loss, increase (over
+    the source, or the fine-tuned source), seconds, and BLEU on each test split.
     """
     rows = []
     for name, result in record["parts"].items():
@@ -49,7 +48,7 @@ def results(record: Dict[str, Any]) -> pandas.DataFrame:
             continue
         method = result.get("method", "source")
         part = Fraction(result.get("part", 1))
-        if kind == "finetuned" and not model.endswith("-full"):  # tiny-calibrated-3of4
+        if kind == "finetuned" and not model.endswith("-full"):  # such as tiny-calibrated-3of4
             _, method, suffix = model.rsplit("-", 2)
             part = Fraction(suffix.replace("of", "/"))
         row = {
@@ -73,21 +72,24 @@ def results(record: Dict[str, Any]) -> pandas.DataFrame:
 
 
 def study(record: Dict[str, Any]) -> str:
-    """The text and the table of one model."""
+    """Text and table of one model in Markdown."""
     settings, source = record["settings"], record["parts"]["source"]
     model, full, splits = settings["model"], source["full"], list(source["bleu"])
     sizes = model["sizes"]
     columns = {"loss": 4, "increase": 4, "seconds": 1, **dict.fromkeys(splits, 2)}
-    rows = [["model", "key dim", "validation loss", "increase", "CPU seconds", *(f"sacreBLEU {s}" for s in splits)]]
-    for (kind, part, method), seeds in results(record).groupby(["kind", "part", "method"], sort=False):
-        cells = [spread(seeds[column], digits) for column, digits in columns.items()]
+    bleu = [f"sacreBLEU {split}" for split in splits]
+    rows = [["model", "key dim", "validation loss", "increase", "CPU seconds", *bleu]]
+    for (kind, part, method), runs in results(record).groupby(["kind", "part", "method"], sort=False):
+        cells = [spread(runs[column], digits) for column, digits in columns.items()]
         rows.append([METHODS[method] + ", fine-tuned" * (kind == "finetuned"), f"R = {part}", *cells])
     updates = [part["updates"] for name, part in record["parts"].items() if name.startswith("finetuned/")]
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
-    gaps = [abs(full["bleu"][split]["score"] - source["bleu"][split]["score"]) for split in splits]
+    bleu_gaps = [abs(full["bleu"][split]["score"] - source["bleu"][split]["score"]) for split in splits]
+    loss_gap = abs(full["valid"]["loss"] - source["valid"]["loss"])
+    seeds = ", ".join(map(str, settings["seeds"]))
     about = [
         f"{model['updates']:,} updates; calibrated on {settings['sentences']} sentences.",
-        f"Mean and standard deviation over the seeds {', '.join(map(str, settings['seeds']))} of the decomposition,",
+        f"Mean and standard deviation over the seeds {seeds} of the decomposition,",
         "where they make a difference. CPU seconds of the whole model, calibration and allocation not counted.",
     ]
     if any("/distilled-" in name for name in record["parts"]):
@@ -97,25 +99,22 @@ def study(record: Dict[str, Any]) -> str:
         )
     if updates:
         about.append(f"Fine-tuned for {updates[0]} updates; the increase is that over the fine-tuned source.")
-    at_full = [
-        f"sacreBLEU: `{signature}`. At full rank the loss differs by",
-        f"{abs(full['valid']['loss'] - source['valid']['loss']):.0e} and BLEU by {max(gaps, default=0):.2f}.",
-    ]
-    title = (
-        f"### {record['name']}: {sizes['encoder_layers']}+{sizes['decoder_layers']} layers, width "
-        f"{sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads"
-    )
-    return "\n\n".join([title, " ".join(about), pages.table(rows, numbers=True), " ".join(at_full)]) + "\n\n"
+    differences = f"the loss differs by {loss_gap:.0e} and BLEU by {max(bleu_gaps, default=0):.2f}"
+    at_full = f"sacreBLEU: `{signature}`. At full rank {differences}."
+    layers = f"{sizes['encoder_layers']}+{sizes['decoder_layers']} layers"
+    widths = f"width {sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads"
+    title = f"### {record['name']}: {layers}, {widths}"
+    return "\n\n".join([title, " ".join(about), pages.table(rows, numbers=True), at_full]) + "\n\n"
 
 
 def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
-    """Figure 5 of the paper (``loss``), or 4 (``seconds``): one panel for each model."""
+    """Figure 5 of the paper (``column`` is loss) or Figure 4 (seconds), with one panel for each model."""
     quantity = "Validation loss" if column == "loss" else "CPU seconds of the conversion"
     description = "Mean and standard deviation over the seeds of the decomposition. Lower is better."
     with drawing(path, 3.9, f"{quantity} against the key dimension after conversion", description) as figure:
         for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
             frame = results(record)
-            shown = frame[(frame["method"] != "source") & (frame["method"] != "authors")].dropna(subset=column)
+            shown = frame[~frame["method"].isin(["source", "authors"])].dropna(subset=column)
             for number, ((kind, method), of_method) in enumerate(shown.groupby(["kind", "method"], sort=False)):
                 values = of_method.groupby("part")[column]
                 label = METHODS[method] + ", fine-tuned" * (kind == "finetuned")
@@ -142,10 +141,10 @@ def write(
     time: Optional[Path] = None,
     quality: Optional[Path] = None,
 ) -> None:
-    """Table and figures of studies, as the options of this script say."""
+    """Write or print the table, and draw the figures; the parameters are the options of this script."""
     studies = [load(path, "study") for path in records]
     if not all("source" in record["parts"] for record in studies):
-        raise UserError("expected records of recipes/reparam, got another study's")
+        raise UserError("expected records of recipes/reparam; got a record of another study")
     if table:
         pages.publish("".join(map(study, studies)), str(table), marker)
     for path, column in ((time, "seconds"), (quality, "loss")):
@@ -160,7 +159,8 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     for name in ("table", "time", "quality"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE")
-    parser.add_argument("--marker", metavar="NAME", help="only the part of the page --table between these is written")
+    text = "replace only the text between <!-- NAME --> and <!-- /NAME --> in the --table file"
+    parser.add_argument("--marker", metavar="NAME", help=text)
     write(**vars(parser.parse_args()))
 
 

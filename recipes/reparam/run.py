@@ -1,9 +1,10 @@
-"""What it costs a trained translation model to get collaborative heads, with and without fine-tuning."""
+"""Conversion study of a trained translation model, with and without fine-tuning of the converted models."""
 
 import argparse
 import importlib.util
 import logging
 import os
+import shlex
 from pathlib import Path
 
 import report
@@ -16,28 +17,25 @@ from runner.trained import build_parser, open_folder, train_on
 
 logger = logging.getLogger("recipe")
 
-ABOUT = """Convert a trained fairseq transformer at several key dims: the paper's method (TensorLy) and ours, plain,
-with calibration text, with the rank spread over the layers, and distilled without labels; three seeds; loss, BLEU and
-time. Then fine-tune converted models, and the unchanged one for comparison. Needs the extras reparam (for the paper's
-method) and plots of this project. The same command continues an interrupted run; what is finished is skipped."""
-ENDING = """OUTPUT: NAME.json (the record); made from it table.md, time.svg, quality.svg (Figures 4 and 5 of the paper);
-converted and fine-tuned checkpoints. Several models in one table and figure:
+EPILOG = """After the conversions, converted models are fine-tuned, and the source for comparison. Requires the extras
+reparam (for TensorLy) and plots of this project. The same command resumes an interrupted run and skips finished parts.
+OUTPUT contains the record NAME.json; table.md, time.svg and quality.svg, made from it (Figures 4 and 5 of the paper);
+converted and fine-tuned checkpoints. For one table or figure of several models:
   python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --table table.md --time time.svg"""
-TRAINING = [
-    "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0", "--lr", "0.0005",
-    "--warmup-updates", "30", "--lr-scheduler", "polynomial_decay", "--label-smoothing", "0.1",
-    "--criterion", "label_smoothed_cross_entropy",
-    "--max-tokens", "2048", "--cpu", "--distributed-world-size", "1", "--save-interval-updates", "50",
-    "--log-interval", "25",
-]  # fmt: skip
+TRAINING = shlex.split("""
+    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.0005
+    --lr-scheduler polynomial_decay --warmup-updates 30
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 2048
+    --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
+""")
 
 
 def main() -> None:
-    parser = build_parser("reparam", description=ABOUT, epilog=ENDING)
+    parser = build_parser("reparam", description=study.__doc__, epilog=EPILOG)
     add = parser.add_argument
-    text = "length of each fine-tuning, its rate falling to zero (default: %(default)s; 0: none)"
+    text = "updates of each fine-tuning run, with a learning rate that decays to zero; 0: none (default: %(default)s)"
     add("--finetune-updates", metavar="R", type=number, default=300, help=text)
-    text = "which converted models are fine-tuned: calibrated or distilled (default: %(default)s)"
+    text = "converted models to fine-tune: calibrated or distilled (default: %(default)s)"
     add("--finetune-method", metavar="METHOD", default="calibrated", help=text)
     study.add_options(parser)
     args = parser.parse_args()
@@ -52,16 +50,15 @@ def main() -> None:
 
 
 def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
-    """All conversions, all fine-tuning, the tables and figures."""
-    name = args.name
-    studied = study.Study(args, output)
-    studied.convert()
+    """Make all conversions and fine-tuning runs, then the table and the figures."""
+    conversions = study.Study(args, output)
+    conversions.convert()
     if args.finetune_updates:
-        for checkpoint in (output / f"{name}-full.pt", *sorted(output.glob(f"{name}-{args.finetune_method}-*.pt"))):
+        converted = sorted(output.glob(f"{args.name}-{args.finetune_method}-*.pt"))
+        for checkpoint in (output / f"{args.name}-full.pt", *converted):
             logger.info("fine-tuning %s for %d updates", checkpoint.stem, args.finetune_updates)
             folder = output / "finetuned" / checkpoint.stem
-            studied.finetuned(train_on(args, checkpoint, folder, args.finetune_updates, TRAINING))
-    report.write(
-        [output / f"{name}.json"], output / "table.md", time=output / "time.svg", quality=output / "quality.svg"
-    )
-    logger.info("results: %s/%s.json, table.md, time.svg, quality.svg", output, name)
+            conversions.finetuned(train_on(args, checkpoint, folder, args.finetune_updates, TRAINING))
+    record = output / f"{args.name}.json"
+    report.write([record], output / "table.md", time=output / "time.svg", quality=output / "quality.svg")
+    logger.info("results: %s, table.md, time.svg, quality.svg", record)

@@ -1,18 +1,18 @@
-"""What conversion costs a trained translation model: our fits compared with the paper's method, in one process.
+"""Conversion study: the quality of a converted translation model with the paper's method and with ours.
 
-For each rank (a part of the key dim of the source) and each seed of the decomposition:
+Methods, for each rank (a fraction of the source's key dimension) and each seed of the decomposition:
   paper        TensorLy's parafac on the dense tensor of every layer, random start, tolerance 1e-6, at most 100
-               iterations; the query biases become content biases and the scores keep the source's scale
+               iterations; query biases become content biases, and the scores keep the source's scale
   authors      the same factors with the scale of the authors' code, (rank / heads)^-1/2
-  plain        our solver, all inputs counting alike
+  plain        our solver, unweighted
   calibrated   our solver, weighted by the covariances of --sentences sentences of train
-  allocated    the same with the rank spread over the layers by the divergence of the predictions on 100 of them
+  allocated    like calibrated, with ranks allocated to the layers by the divergence of the predictions on 100 sentences
   distilled    the allocated model after --distill steps on the source's predictions for its own translations of
                --unlabelled sentences of train (at --distill-ranks)
 
-For each the loss on valid; at --bleu-ranks also sacreBLEU of every test split (beam 5). CPU seconds are those of
-this process on --threads threads. The checkpoints of `calibrated` and `distilled` of the first seed stay in OUTPUT as
-NAME-calibrated-1of2.pt and so on, the unchanged model with collaborative heads as NAME-full.pt.
+Each model is evaluated by its loss on valid and, at --bleu-ranks, by sacreBLEU on every test split (beam 5). CPU
+seconds are those of this process on --threads threads. OUTPUT keeps the checkpoints of `calibrated` and `distilled` for
+the first seed, such as NAME-calibrated-1of2.pt, and the model converted at its full key dimension, NAME-full.pt.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from collab_fairseq.cli.options import command
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, relative_error
-from collab_fairseq.reparam.allocation import allocate_ranks, measure_curves
+from collab_fairseq.reparam.allocation import allocate_ranks, measure_divergences
 from collab_fairseq.reparam.fairseq import calibrate, converted, layer_ids, output_errors, sources
 from collab_fairseq.reparam.pipeline import FittedModel, fit_model
 from collab_fairseq.reparam.text import text_of
@@ -40,31 +40,31 @@ from collab_fairseq.reparam.text import text_of
 logger = logging.getLogger("recipe")
 
 METHODS = ("paper", "authors", "plain", "calibrated", "allocated", "distilled")
-KEPT = ("calibrated", "distilled")  # whose checkpoints stay
-MEASURED = 100  # sentences for allocation
-SIZES = (
-    "encoder_layers", "decoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim",
-    "encoder_attention_heads", "decoder_attention_heads",
-)  # fmt: skip
+KEPT = ("calibrated", "distilled")  # methods whose checkpoints are kept
+MEASURED = 100  # number of sentences for allocation and output errors
+SIZES = [f"{side}_{size}" for side in ("encoder", "decoder") for size in ("layers", "attention_heads")]
+SIZES += ["encoder_embed_dim", "encoder_ffn_embed_dim"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is converted, and how."""
+    """Options of the conversions."""
     add = parser.add_argument
     ranks = [Fraction(3, 4), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)]
-    add("--methods", choices=METHODS, nargs="+", default=METHODS, help="in this order (default: all)")
+    add("--methods", choices=METHODS, nargs="+", default=METHODS, help="methods, in this order (default: all)")
     for name, default, text in (
-        ("--ranks", ranks, "key dims, as parts of the source's"),
-        ("--bleu-ranks", ranks[1:2], "at which BLEU is measured"),
-        ("--distill-ranks", ranks[2:], "at which is distilled"),
+        ("--ranks", ranks, "key dimensions, as fractions of the source's"),
+        ("--bleu-ranks", ranks[1:2], "ranks at which BLEU is measured"),
+        ("--distill-ranks", ranks[2:], "ranks for the method distilled"),
     ):
         help_text = f"{text} (default: {' '.join(map(str, default))})"
         add(name, type=Fraction, nargs="*", default=default, metavar="R", help=help_text)
-    add("--distill", type=int, default=2000, metavar="N", help="steps; 0: none (default: 2000)")
+    add("--distill", type=int, default=2000, metavar="N", help="distillation steps; 0: none (default: 2000)")
     text = "sentences of train to distill on (default: 29000)"
     add("--unlabelled", type=int, default=29000, metavar="N", help=text)
-    add("--sentences", type=int, default=400, metavar="N", help="of train to calibrate on (default: 400)")
-    add("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="of the decomposition (default: 1 2 3)")
+    text = "sentences of train to calibrate on (default: 400)"
+    add("--sentences", type=int, default=400, metavar="N", help=text)
+    text = "seeds of the decomposition (default: 1 2 3)"
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help=text)
 
 
 def slug(part: Fraction) -> str:
@@ -72,7 +72,7 @@ def slug(part: Fraction) -> str:
 
 
 def parafac(heads: HeadFactors, rank: int, seed: int) -> HeadFactors:
-    """The paper's decomposition: TensorLy's on the dense tensor of the heads' products, from a random start."""
+    """The paper's decomposition: TensorLy's parafac on the dense tensor of the heads, from a random start."""
     import tensorly
     from tensorly.decomposition import parafac as decomposition
 
@@ -83,19 +83,19 @@ def parafac(heads: HeadFactors, rank: int, seed: int) -> HeadFactors:
 
 
 def authors_scale(scores: ScoreWeights) -> ScoreWeights:
-    """The same scores with the scale of the authors' code."""
+    """The scores with the scale of the authors' code."""
     return scores._replace(scale=(scores.heads.rank / scores.heads.num_heads) ** -0.5)
 
 
 class Study:
-    """One model. Results are parts of its record, named after what they are."""
+    """The study of one model; all results are parts of one record."""
 
     def __init__(self, args: argparse.Namespace, output: Path) -> None:
         self.args, self.output = args, output
         self.trained = translation.load_model(args.model, args.data)
         self.layer_ids = layer_ids(self.trained)
         self.origin = sources(self.trained, self.layer_ids)
-        translation.test_splits(self.trained, dict(args.reference))  # raises an error for what is missing
+        translation.test_splits(self.trained, dict(args.reference))  # raises an error if a file is missing
         self.record = Record(
             "study",
             args.name,
@@ -108,27 +108,24 @@ class Study:
         self.fit_parafac = functools.cache(self._fit_parafac)  # paper and authors share the factors
 
     def settings(self) -> Dict[str, Any]:
-        """All that the results depend on."""
+        """The record's settings: everything that the results depend on."""
         args, state = self.args, self.trained.state
         config = model_config(state)
-        compared = {"paper", "authors"} & {*args.methods}
+        model = {
+            **checkpoints.file_setting(args.model),
+            "updates": checkpoints.num_updates(state),
+            "parameters": checkpoints.num_parameters(state),
+            "sizes": {name: config[name] for name in SIZES},
+        }
+        files = [file for file in sorted(Path(args.data).iterdir()) if file.suffix != ".log"]
+        uses_tensorly = {"paper", "authors"} & {*args.methods}
         return {
-            "model": {
-                **checkpoints.file_setting(args.model),
-                "updates": checkpoints.num_updates(state),
-                "parameters": checkpoints.num_parameters(state),
-                "sizes": {name: config[name] for name in SIZES},
-            },
-            "data": {f.name: checkpoints.sha256(f) for f in sorted(Path(args.data).iterdir()) if f.suffix != ".log"},
+            "model": model,
+            "data": {file.name: checkpoints.sha256(file) for file in files},
             "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
-            "sentences": args.sentences,
-            "distill": args.distill,
-            "unlabelled": args.unlabelled,
-            "seeds": args.seeds,
-            "distill_ranks": list(map(str, args.distill_ranks)),
-            "ranks": list(map(str, args.ranks)),
-            "bleu_ranks": list(map(str, args.bleu_ranks)),
-            "tensorly": importlib.metadata.version("tensorly") if compared else None,
+            **{name: getattr(args, name) for name in ("sentences", "distill", "unlabelled", "seeds")},
+            **{name: list(map(str, getattr(args, name))) for name in ("distill_ranks", "ranks", "bleu_ranks")},
+            "tensorly": importlib.metadata.version("tensorly") if uses_tensorly else None,
         }
 
     def key_dims(self, part: Fraction) -> Dict[str, int]:
@@ -139,21 +136,25 @@ class Study:
         return calibrate(self.trained, "train", self.layer_ids, sentences=self.args.sentences)
 
     @functools.cached_property
-    def curves(self) -> Any:
-        def measured() -> Dict[str, Any]:
-            return measure_curves(self.trained, self.layer_ids, "train", self.calibrations, sentences=MEASURED)
+    def divergences(self) -> Any:
+        """``site.layer`` → key dimension → divergence."""
 
-        curves = self.record.part("divergences", measured)
-        return {layer_id: {int(dim): value for dim, value in curve.items()} for layer_id, curve in curves.items()}
+        def measure() -> Dict[str, Any]:
+            return measure_divergences(self.trained, self.layer_ids, "train", self.calibrations, sentences=MEASURED)
+
+        divergences = {}
+        for layer_id, divergence_by_rank in self.record.part("divergences", measure).items():
+            divergences[layer_id] = {int(rank): value for rank, value in divergence_by_rank.items()}
+        return divergences
 
     @functools.cached_property
     def unlabelled(self) -> str:
-        """The split of the source's own translations."""
+        """The split with the source model's translations."""
         flag = f"train:{self.args.unlabelled}"
         return text_of(flag, self.trained, 4000, option="unlabelled", seed=self.args.seeds[0])[0]
 
     def _fit_parafac(self, part: Fraction, seed: int) -> FittedModel:
-        """The paper's decomposition of all layers; `authors` has another scale."""
+        """The paper's decomposition of all layers, with the scale of the source."""
         began = time.process_time()
         weights = {}
         for layer_id, rank in self.key_dims(part).items():
@@ -163,7 +164,7 @@ class Study:
         return FittedModel(weights, {}, None, time.process_time() - began)
 
     def fit(self, method: str, part: Fraction, seed: int) -> FittedModel:
-        """The scores that a method makes. Calibration and allocation are the same for all, in no method's time."""
+        """The result of a method. Its time excludes calibration and allocation, which methods share."""
         if method in ("paper", "authors"):
             fitted = self.fit_parafac(part, seed)
             if method == "paper":
@@ -171,18 +172,15 @@ class Study:
             return fitted._replace(weights={name: authors_scale(scores) for name, scores in fitted.weights.items()})
         key_dims = self.key_dims(part)
         if method in ("allocated", "distilled"):
-            key_dims = allocate_ranks(self.curves, sum(key_dims.values()) / len(key_dims))
-        return fit_model(
-            self.trained,
-            key_dims,
-            None if method == "plain" else self.calibrations,
-            distill_split=self.unlabelled if method == "distilled" else None,
-            distill_steps=self.args.distill,
-            seed=seed,
-        )
+            key_dims = allocate_ranks(self.divergences, sum(key_dims.values()) / len(key_dims))
+        calibrations = None if method == "plain" else self.calibrations
+        distillation = None
+        if method == "distilled":
+            distillation = {"split": self.unlabelled, "steps": self.args.distill}
+        return fit_model(self.trained, key_dims, calibrations, distillation, seed=seed)
 
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
-        """One conversion and what it loses."""
+        """The record's part for one conversion."""
         fitted = self.fit(method, part, seed)
         state = converted(self.trained, fitted.weights)
         model = translation.with_state(self.trained, state)
@@ -203,19 +201,19 @@ class Study:
         return result
 
     def scores(self, model: translation.TrainedModel, bleu: bool = True) -> Dict[str, Any]:
-        """Loss on valid, and sacreBLEU of every test split."""
+        """Loss on valid and, if ``bleu``, sacreBLEU on every test split."""
         if bleu:
             return translation.evaluate(model, dict(self.args.reference))
         return {"valid": translation.loss(model, "valid")._asdict()}
 
     def source(self) -> Dict[str, Any]:
-        """The model as it came, and as converted at its full key dim."""
+        """Scores of the source, and of the model converted at its full key dimension."""
         state = converted(self.trained, self.origin)
         checkpoints.save(state, self.output / f"{self.args.name}-full.pt")
         return {**self.scores(self.trained), "full": self.scores(translation.with_state(self.trained, state))}
 
     def convert(self) -> None:
-        """All conversions; those that are in the record are not made again."""
+        """Make all conversions that the record does not have yet."""
         args = self.args
         source = self.record.part("source", self.source)
         for part, method in itertools.product(args.ranks, args.methods):
@@ -228,7 +226,7 @@ class Study:
                 logger.info("%s: loss %+.5f, %.1f CPU seconds", name, gap, result["cpu_seconds"])
 
     def finetuned(self, checkpoint: Path) -> None:
-        """Score a model that was trained further, unless the record has it."""
+        """Score a fine-tuned model, unless the record has it."""
 
         def scored() -> Dict[str, Any]:
             trained = translation.load_model(checkpoint, self.args.data)

@@ -1,4 +1,4 @@
-"""Models with a SentencePiece vocabulary, as training leaves them, that the tests of export and translation share."""
+"""Random models with a SentencePiece vocabulary, for the tests of export and translation."""
 
 from types import SimpleNamespace
 
@@ -17,11 +17,10 @@ SOURCES = [source for source, _ in sentence_pairs(12, 7)]
 
 
 def write_data(folder):
-    """A SentencePiece model and the joint dictionary of its pieces, as data_prep leaves them; returns the data-bin."""
+    """Write a SentencePiece model and the joint dictionary of its pieces as data_prep does; returns the data-bin."""
     data = folder / "data-bin"
     data.mkdir(parents=True)
-    pairs = sentence_pairs(200, 0)
-    text = iter([sentence for pair in pairs for sentence in pair])
+    text = iter([sentence for pair in sentence_pairs(200, 0) for sentence in pair])
     options = {"model_type": "bpe", "vocab_size": 80, "character_coverage": 1.0, "num_threads": 1, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_prefix=folder / "sentencepiece", **options)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
@@ -32,9 +31,9 @@ def write_data(folder):
 
 
 def write_checkpoint(path, data, seed=0, arch="transformer_collab", langs=("src", "tgt"), **flags):
-    """A checkpoint of a random model whose attention, and so its translations, depend on every weight."""
-    vocabulary = len(Dictionary.load(str(data / f"dict.{langs[0]}.txt")))
+    """Save a random model whose translations depend on every weight of its attention."""
     flags = {"share_all_embeddings": False, **SMALL, **flags}
+    vocabulary = len(Dictionary.load(str(data / f"dict.{langs[0]}.txt")))
     model = build(arch, vocabulary=vocabulary, seed=seed, **flags)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -45,7 +44,7 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", langs=("src"
                 parameter.mul_(3)
             elif "content_bias" in name or "output_projection" in name:
                 torch.nn.init.normal_(parameter, generator=random)
-        # sentences end before they are as long as they may be, and padding is as improbable as after training
+        # as after training, translations end before the maximum length, and padding is improbable
         model.decoder.output_projection.weight[2].mul_(1.7)
         model.decoder.output_projection.weight[1] = -5
         norm = model.decoder.layer_norm or model.decoder.layers[-1].final_layer_norm
@@ -62,11 +61,11 @@ def write_checkpoint(path, data, seed=0, arch="transformer_collab", langs=("src"
 
 
 def cases(folder):
-    """Data and a way to a checkpoint of one of ``KINDS``."""
-    data, made = write_data(folder), {}
+    """A data-bin, and a function that returns the checkpoint of one of ``KINDS``."""
+    data, paths = write_data(folder), {}
 
     def checkpoint(kind, **flags):
-        path = made.setdefault((kind, repr(flags)), folder / f"{len(made)}.pt")
+        path = paths.setdefault((kind, repr(flags)), folder / f"{len(paths)}.pt")
         return path if path.exists() else write_checkpoint(path, data, **{**KINDS[kind], **flags})
 
     return SimpleNamespace(data=data, checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Exports to other engines: every shape of attention written as standard heads, and what each engine makes of it."""
+"""Exports to other engines: attention as standard heads, and equal results from every engine."""
 
 import math
 import os
@@ -30,12 +30,12 @@ SEARCH = {"beam": 3, "lenpen": 0.6, "max_length": 60}
 #: name → one of KINDS and flags
 MODELS = {
     "collaborative": ("collaborative", {}),
-    "wide key dim": ("collaborative", {"key_dim": 12}),
+    "wide key dimension": ("collaborative", {"key_dim": 12}),
     "content bias": ("content", {}),
     "content bias, wide": ("content", {"key_dim": 8}),
     "mixed sites": ("mixed", {}),
     "standard": ("standard", {}),
-    "standard, small keys": ("standard", {"key_dim": 8}),
+    "standard, narrow keys": ("standard", {"key_dim": 8}),
     "shared values": ("content", {"value_heads": 1}),
     "grouped keys": ("standard", {"kv_heads": 1}),
     "groups of two": ("standard", {"kv_heads": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}),
@@ -47,11 +47,12 @@ MODELS = {
         "decoder.0": {"collaborative": False, "key_dim": 10, "content_bias": False}}}),
     "tied": ("collaborative", {"share_all_embeddings": True}),
     "quantised": ("collaborative", {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),
+    "pruned": ("collaborative", {}),  # layers with 1 and 2 heads
 }  # fmt: skip
-SHAPES = [*MODELS, "pruned"]
-#: those that fairseq and FSMT can compute: with heads of 8 dimensions
-LARGER = ("wide key dim", "content bias, wide", "groups of two", "pre-norm", "shapes", "quantised")
-FITTING = [name for name in SHAPES if name not in LARGER]
+#: models that fairseq and FSMT cannot compute, whose heads have 8 dimensions
+WIDER = ("wide key dimension", "content bias, wide", "groups of two", "shapes")
+FAIRSEQ = [name for name in MODELS if name not in WIDER]
+FSMT = [name for name in FAIRSEQ if name not in ("pre-norm", "quantised")]
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +61,16 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def source(models):
-    """Reads one of MODELS, or ``pruned``: one whose layers have 1 and 2 heads."""
+def read(models):
+    """Function that reads one of MODELS."""
 
     def read(name):
-        if name != "pruned":
-            kind, flags = MODELS[name]
-            return read_source(models.checkpoint(kind, **flags))
-        path = models.data.parent / "pruned.pt"
-        if not path.exists():
-            state = checkpoints.load(models.checkpoint("collaborative"))
-            checkpoints.save(remove_heads(state, parse_heads("E:1:2 A:2:1 D:1:1")).state, path)
+        kind, flags = MODELS[name]
+        path = models.checkpoint(kind, **flags)
+        if name == "pruned":
+            state = remove_heads(checkpoints.load(path), parse_heads("E:1:2 A:2:1 D:1:1")).state
+            path = models.data.parent / "pruned.pt"
+            checkpoints.save(state, path)
         return read_source(path)
 
     return read
@@ -82,83 +82,75 @@ def logits(model):
         return model(tokens, lengths, target)[0]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_standard_heads_compute_the_same(source, name):
-    """In float64, against the layers' own way, which the tests of attention hold to the reference."""
-    model = source(name).model.double()
+@pytest.mark.parametrize("name", MODELS)
+def test_standard_heads_compute_the_same_in_float64(read, name):
+    model = read(name).model.double()
     expected = logits(model)
-    made = standard_layers(model)
-    assert not any(hasattr(layer, "mixing") for layer in made.values())
-    with swapped(model, made):
+    standard = standard_layers(model)
+    assert not any(hasattr(layer, "mixing") for layer in standard.values())
+    with swapped(model, standard):
         torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
-    wide = 3 + max(x.size(1) for layer in attention_layers(model).values() for x in layer.head_maps())
-    filled = {place: as_standard(layer, 5, wide, 0.2) for place, layer in attention_layers(model).items()}
-    with swapped(model, filled):
+    layers = attention_layers(model)
+    wide = 3 + max(tensor.size(1) for layer in layers.values() for tensor in layer.head_maps())
+    padded = {layer_id: as_standard(layer, 5, wide, 0.2) for layer_id, layer in layers.items()}
+    with swapped(model, padded):
         torch.testing.assert_close(logits(model), expected, atol=1e-11, rtol=0)
-    filled["encoder.0"].q_proj.weight.data.mul_(1.1)
-    with swapped(model, filled):
+        padded["encoder.0"].q_proj.weight.data.mul_(1.1)
         assert float((logits(model) - expected).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize(
     ("target", "kind", "flags", "match"),
     [
-        ("fairseq", "collaborative", {"key_dim": 12}, "heads of 12 .*; take --to folder or ctranslate2$"),
+        ("fairseq", "collaborative", {"key_dim": 12}, "key dimension 12 .*; use --to folder or ctranslate2$"),
         ("fairseq", "collaborative", {"quant_noise_scalar": 0.1}, "--quant-noise-scalar"),
-        ("huggingface", "content", {"key_dim": 8}, "heads of 9 .* its content bias"),
+        ("huggingface", "content", {"key_dim": 8}, "content bias .* 8 dimensions; needs heads of 9"),
         ("huggingface", "collaborative", {"activation_fn": "relu_squared"}, "relu_squared"),
-        ("huggingface", *MODELS["quantised"], "--quant-noise-pq"),
         ("ctranslate2", *MODELS["quantised"], "--quant-noise-pq"),
         ("ctranslate2", "pre-norm", {"encoder_normalize_before": True, "no_decoder_final_norm": True}, "final-norm"),
-        ("ctranslate2", "collaborative", {"decoder_normalize_before": True}, "CTranslate2 lacks"),
-        ("ctranslate2", "collaborative", {"activation_fn": "tanh"}, "tanh"),
     ],
 )
-def test_what_does_not_fit_is_named(models, target, kind, flags, match, tmp_path):
-    if target == "huggingface":
-        pytest.importorskip("transformers")
+def test_rejects_models_that_the_target_cannot_express(models, target, kind, flags, match, tmp_path):
     with pytest.raises(UserError, match=match):
         write(read_source(models.checkpoint(kind, **flags)), target, tmp_path / "out")
     assert not os.listdir(tmp_path)
 
 
-def two_engines(given, folder):
-    """The model as it translates with torch and with CTranslate2."""
+def load_both(source, folder):
+    """The model in PyTorch and in CTranslate2."""
     for target in ("folder", "ctranslate2"):
-        write(given, target, folder / target)
+        write(source, target, folder / target)
     return [collab_fairseq.load(folder / target) for target in ("folder", "ctranslate2")]
 
 
-def same_translations(ours, theirs):
-    """Of a beam of one: in larger ones the engines weigh a </s> in the first place differently."""
+def assert_same_translations(engines, lines=SOURCES, **search):
+    """With beam 1: in larger beams, the engines treat an initial </s> differently."""
+    ours, theirs = (engine.search(lines, beam=1, **search) for engine in engines)
     for (one,), (other,) in zip(ours, theirs, strict=True):
         assert one.target == other.target
         assert other.score == pytest.approx(one.score, abs=1e-4)
+    return [best for (best,) in ours]
 
 
-def test_a_translation_ends_at_the_positions_of_the_decoder(models, tmp_path):
-    """With either engine, whatever length is asked for."""
-    given = read_source(models.checkpoint("collaborative", max_target_positions=9))
-    with torch.no_grad():  # no sentence ends before it has to
-        given.model.decoder.output_projection.weight[2] = -given.model.decoder.output_projection.weight[5]
-    engines = two_engines(given, tmp_path)
-    for asked, longest in ((200, 8), (9, 8), (8, 8), (3, 3)):
-        ours, theirs = (engine.search(SOURCES[:3], beam=1, max_length=asked) for engine in engines)
-        assert {len(best.target) for (best,) in ours} == {longest}
-        same_translations(ours, theirs)
+def test_translations_end_at_the_decoder_positions(models, tmp_path):
+    source = read_source(models.checkpoint("collaborative", max_target_positions=9))
+    with torch.no_grad():  # </s> is never probable
+        source.model.decoder.output_projection.weight[2] = -source.model.decoder.output_projection.weight[5]
+    engines = load_both(source, tmp_path)
+    for max_length, expected in ((200, 8), (9, 8), (8, 8), (3, 3)):
+        found = assert_same_translations(engines, SOURCES[:3], max_length=max_length)
+        assert {len(best.target) for best in found} == {expected}
 
 
-def test_padding_is_never_a_translation(models, tmp_path):
-    """fairseq leaves it out of the search, and so does CTranslate2, which calls it <blank>."""
-    given = read_source(models.checkpoint("collaborative"))
-    write(given, "folder", tmp_path / "before")
-    common = collab_fairseq.load(tmp_path / "before").search(SOURCES, max_length=20)[0][0].target[0]
-    with torch.no_grad():  # now padding is more probable than what begins a translation
-        weight = given.model.decoder.output_projection.weight
-        weight[1] = 1.5 * weight[given.trained.task.target_dictionary.index(common)]
-    ours, theirs = (engine.search(SOURCES, beam=1, max_length=20) for engine in two_engines(given, tmp_path))
-    same_translations(ours, theirs)
-    assert ours[0][0].score < -1
+def test_padding_is_never_translated(models, tmp_path):
+    """fairseq excludes padding from the search, and so does CTranslate2, which calls it <blank>."""
+    source = read_source(models.checkpoint("collaborative"))
+    write(source, "folder", tmp_path / "before")
+    first = collab_fairseq.load(tmp_path / "before").search(SOURCES, max_length=20)[0][0].target[0]
+    with torch.no_grad():  # padding becomes more probable than this token
+        weight = source.model.decoder.output_projection.weight
+        weight[1] = 1.5 * weight[source.trained.task.target_dictionary.index(first)]
+    assert assert_same_translations(load_both(source, tmp_path), max_length=20)[0].score < -1
 
 
 def log_probability(trained, source, target):
@@ -167,87 +159,83 @@ def log_probability(trained, source, target):
     tokens = torch.tensor([[*map(words.index, source), end]])
     prefix = torch.tensor([[end, *map(trained.task.target_dictionary.index, target), end]])
     with torch.no_grad():
-        found = trained.model(tokens, torch.tensor([tokens.size(1)]), prefix[:, :-1])[0].log_softmax(-1)
-    return float(found.gather(2, prefix[:, 1:, None]).sum()), prefix.size(1) - 1
+        output = trained.model(tokens, torch.tensor([tokens.size(1)]), prefix[:, :-1])[0].log_softmax(-1)
+    return float(output.gather(2, prefix[:, 1:, None]).sum()), prefix.size(1) - 1
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name != "quantised"])
-def test_ctranslate2_translates_the_same(source, name, tmp_path):
-    given = source(name)
-    engines = two_engines(given, tmp_path)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "quantised"])
+def test_ctranslate2_translates_the_same(read, name, tmp_path):
+    source = read(name)
+    engines = load_both(source, tmp_path)
     for engine in engines:
         best = [best for (best,) in engine.search(SOURCES, **SEARCH)]
         for one in best:
-            total, length = log_probability(given.trained, one.source, one.target)
+            total, length = log_probability(source.trained, one.source, one.target)
             assert one.score == pytest.approx(total / math.log(2) / length**0.6, abs=1e-4)
         assert len({one.score for one in best}) > 6
-    same_translations(*(engine.search(SOURCES, beam=1, max_length=60) for engine in engines))
+    assert_same_translations(engines, max_length=60)
 
 
-def test_precision_of_ctranslate2(source, tmp_path):
-    given = source("collaborative")
-    sizes, found = {}, {}
+def test_precision_of_ctranslate2(read, tmp_path):
+    sizes, translations = {}, {}
     for name in ("float32", "int8"):
-        write(given, "ctranslate2", tmp_path / name, quantization=name)
+        write(read("collaborative"), "ctranslate2", tmp_path / name, quantization=name)
         sizes[name] = os.path.getsize(tmp_path / name / "model.bin")
-        found[name] = collab_fairseq.load(tmp_path / name, precision=name, threads=1).search(SOURCES, max_length=60)
+        engine = collab_fairseq.load(tmp_path / name, precision=name, threads=1)
+        translations[name] = engine.search(SOURCES, max_length=60)
     assert sizes["int8"] < 0.8 * sizes["float32"]
-    assert found["int8"] != found["float32"]
+    assert translations["int8"] != translations["float32"]
     with pytest.raises(TranslationError, match="int4"):
         collab_fairseq.load(tmp_path / "int8", precision="int4")
-    (tmp_path / "int8" / "model.bin").write_bytes(b"damaged")
-    with pytest.raises(TranslationError, match="CTranslate2 cannot use"):
-        collab_fairseq.load(tmp_path / "int8")
 
 
-def test_a_model_folder_is_exported_again_for_ctranslate2(models, tmp_path, monkeypatch, capfd):
-    given, text = str(models.checkpoint("collaborative")), tmp_path / "text"
+def test_model_folder_exported_to_ctranslate2_serves_without_torch(models, tmp_path, monkeypatch, capfd):
+    path, text = str(models.checkpoint("collaborative")), tmp_path / "text"
     for target in ("folder", "ctranslate2"):
-        assert main.main(["export", given, "--to", target, "--output", str(tmp_path / target)]) == 0
-        given = str(tmp_path / target)
+        assert main.main(["export", path, "--to", target, "--output", str(tmp_path / target)]) == 0
+        path = str(tmp_path / target)
     text.write_text("".join(f"{line}\n" for line in SOURCES))
     capfd.readouterr()
-    argv = ["translate", given, "--max-length", "60", str(text)]
+    argv = ["translate", path, "--max-length", "60", str(text)]
     assert main.main(argv) == 0
-    code = (  # what serves takes no torch along
-        f"import sys, collab_fairseq; collab_fairseq.load({given!r}).translate(['a red dog']); "
-        "sys.exit('torch' in sys.modules)"
+    code = (
+        f"import collab_fairseq, sys; collab_fairseq.load({path!r}).translate(['a']); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert capfd.readouterr().out.splitlines() == collab_fairseq.load(given).translate(SOURCES, max_length=60)
+    assert capfd.readouterr().out.splitlines() == collab_fairseq.load(path).translate(SOURCES, max_length=60)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert main.main(argv) == 1
     assert "): pip install 'collab_fairseq[serve]'" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", [*FITTING, "pre-norm", "quantised"])
-def test_a_plain_transformer_computes_the_same(source, name, tmp_path):
-    given = source(name)
-    write(given, "folder", tmp_path / "folder")
-    write(given, "fairseq", tmp_path / "fairseq")
+@pytest.mark.parametrize("name", FAIRSEQ)
+def test_plain_transformer_computes_the_same(read, name, tmp_path):
+    source = read(name)
+    write(source, "folder", tmp_path / "folder")
+    write(source, "fairseq", tmp_path / "fairseq")
     hub = TransformerModel.from_pretrained(str(tmp_path / "fairseq"))
     assert type(hub.models[0]) is TransformerModel
-    torch.testing.assert_close(logits(hub.models[0]), logits(given.model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(hub.models[0]), logits(source.model), atol=1e-4, rtol=0)
     expected = collab_fairseq.load(tmp_path / "folder").translate(SOURCES, **SEARCH)
     assert collab_fairseq.load(tmp_path / "fairseq").translate(SOURCES, **SEARCH) == expected
     assert hub.translate(SOURCES, beam=3, lenpen=0.6, max_len_a=0, max_len_b=60) == expected
 
 
-@pytest.mark.parametrize("name", FITTING)
-def test_transformers_computes_the_same(source, name, tmp_path):
+@pytest.mark.parametrize("name", FSMT)
+def test_transformers_computes_the_same(read, name, tmp_path):
     transformers = pytest.importorskip("transformers")
-    given = source(name)
-    write(given, "huggingface", tmp_path / "out")
+    source = read(name)
+    write(source, "huggingface", tmp_path / "out")
     model = transformers.FSMTForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
     tokens, _, target = batch()
     rows = [row[row != 1] for row in tokens]  # fairseq pads on the left, FSMT on the right
     right = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
     with torch.no_grad():
-        found = model(input_ids=right, attention_mask=right.ne(1), decoder_input_ids=target, use_cache=False).logits
-    torch.testing.assert_close(found, logits(given.model), atol=1e-4, rtol=0)
+        output = model(input_ids=right, attention_mask=right.ne(1), decoder_input_ids=target, use_cache=False)
+    torch.testing.assert_close(output.logits, logits(source.model), atol=1e-4, rtol=0)
 
 
-def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
+def test_bpe_tokenizer_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     (data := tmp_path / "data-bin").mkdir()
     codes = tmp_path / "codes"
@@ -256,16 +244,17 @@ def test_transformers_splits_text_with_bpe_codes(models, tmp_path):
     for lang in ("en", "de"):
         (data / f"dict.{lang}.txt").write_text("".join(f"{unit} 1\n" for unit in units))
     path = write_checkpoint(tmp_path / "bpe.pt", data, langs=("en", "de"), key_dim=6)
-    given = read_source(path, bpe_codes=codes, moses=True)
+    source = read_source(path, bpe_codes=codes, moses=True)
     for target in ("huggingface", "folder"):
-        write(given, target, tmp_path / target)
+        write(source, target, tmp_path / target)
     theirs = transformers.FSMTTokenizer.from_pretrained(tmp_path / "huggingface")
     tokenizer = collab_fairseq.load(tmp_path / "folder").tokenizer
-    dictionary = given.trained.task.source_dictionary
-    ids = [*map(dictionary.index, tokenizer.split("the red dog.")), dictionary.eos()]
+    tokens = ["t@@", "h@@", "e", "red", "do@@", "g", "."]
+    assert tokenizer.split("the red dog.") == tokens
+    assert tokenizer.join(tokens) == "the red dog."
+    dictionary = source.trained.task.source_dictionary
+    ids = [*map(dictionary.index, tokens), dictionary.eos()]
     assert theirs("the red dog.").input_ids == ids
-    assert tokenizer.split("the red dog.") == ["t@@", "h@@", "e", "red", "do@@", "g", "."]
     assert theirs.decode(ids, skip_special_tokens=True) == "the red dog."
-    assert tokenizer.join(tokenizer.split("the red dog.")) == "the red dog."
-    with pytest.raises(TranslationError, match="give the checkpoint or model folder it was made from"):
+    with pytest.raises(TranslationError, match="export the checkpoint or model folder it was made from"):
         read_source(tmp_path / "huggingface")

@@ -1,4 +1,4 @@
-"""Model folders, and translating with them: fairseq, Python, `collab translate`."""
+"""Model folders, and translation with them: fairseq, Python, `collab translate`."""
 
 import hashlib
 import json
@@ -14,7 +14,6 @@ from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli import main
 from collab_fairseq.export import folder as model_folder
 from collab_fairseq.export.source import read_source
-from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.translation import TranslationError, load_model
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from collab_fairseq.translation.translator import batches
@@ -32,7 +31,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(models):
-    """A collaborative model's folder, as the command line makes it."""
+    """The folder of a collaborative model, exported on the command line."""
     output = models.data.parent / "exported"
     checkpoint = str(models.checkpoint("collaborative"))
     assert main.main(["export", checkpoint, "--to", "folder", "--output", str(output)]) == 0
@@ -44,24 +43,29 @@ def translator(exported):
     return collab_fairseq.load(exported)
 
 
-def translate(*argv, capfdbinary):
-    """`collab translate` in this process: status, lines, messages."""
-    status = main.main(["translate", *map(str, argv)])
-    out, err = capfdbinary.readouterr()
-    return status, out.decode().split("\n")[:-1], err.decode()
+@pytest.fixture
+def translate(capfdbinary):
+    """`collab translate` in this process: exit status, lines, messages."""
+
+    def translate(*argv):
+        status = main.main(["translate", *map(str, argv)])
+        out, err = capfdbinary.readouterr()
+        return status, out.decode().split("\n")[:-1], err.decode()
+
+    return translate
 
 
-def test_a_folder_of_words_translates_as_its_checkpoint(tiny_run, tiny_data, tmp_path):
+def test_folder_of_word_model_translates_like_its_checkpoint(tiny_run, tiny_data, tmp_path):
     trained = load_model(tiny_run / "checkpoint_best.pt", tiny_data)
     expected = translation.translate(trained, "test", beam=3, max_len_a=0, max_len_b=12)
     source = [trained.task.source_dictionary.string(tokens) for tokens in trained.task.dataset("test").src]
     model_folder.export(read_source(tiny_run / "checkpoint_best.pt", tiny_data), tmp_path / "out")
     translator = collab_fairseq.load(tmp_path / "out")
     assert translator.translate(source, beam=3, max_length=12) == expected
-    flags = ["-s", "src", "-t", "tgt", "--beam", "3", "--max-len-a", "0", "--max-len-b", "12", "--cpu"]
+    flags = ["-s", "src", "-t", "tgt", "--beam", "3", "--max-len-a", "0", "--max-len-b", "12", "--cpu", "--user-dir"]
     command = ["fairseq-interactive", tmp_path / "out", "--path", tmp_path / "out" / "model.pt", *flags]
-    user_dir = os.path.dirname(collab_fairseq.__file__)
-    printed = run(*command, "--user-dir", user_dir, input="".join(f"{line}\n" for line in source)).stdout.splitlines()
+    text = "".join(f"{line}\n" for line in source)
+    printed = run(*command, os.path.dirname(collab_fairseq.__file__), input=text).stdout.splitlines()
     assert [line.split("\t")[2] for line in printed if line.startswith("D-")] == expected
     scores = [float(line.split("\t")[1]) for line in printed if line.startswith("H-")]
     best = translator.search(source, beam=3, max_length=12)
@@ -69,13 +73,7 @@ def test_a_folder_of_words_translates_as_its_checkpoint(tiny_run, tiny_data, tmp
     assert len({round(score, 3) for score in scores}) > 10
 
 
-def test_raw_text_is_translated_as_by_fairseq(exported, translator):
-    hub = TransformerCollabModel.from_pretrained(str(exported))
-    expected = hub.translate(SOURCES, beam=3, lenpen=0.6, max_len_a=0, max_len_b=12)
-    assert translator.translate(SOURCES, **SEARCH) == expected
-    assert len(set(expected)) > 3
-    assert translator.tokenizer.join(translator.tokenizer.split("the red  dog")) == "the red dog"
-    # the settings of a checkpoint that is shared name no folder of this machine
+def test_exported_checkpoint_contains_no_path(exported):
     assert str(exported.parent) not in repr(checkpoints.load(exported / "model.pt")["cfg"])
 
 
@@ -85,59 +83,57 @@ def test_order_empty_lines_and_batches(translator):
     assert translator.translate(lines, **SEARCH) == alone
     assert alone[12:14] == ["", ""]
     assert alone[-1] == translator.translate(["a red dog"], **SEARCH)[0] != ""
+    assert len(set(alone)) > 3
     assert translator.translate([]) == []
-    rows = list(batches([5, 0, 9, 2, 5], max_tokens=12))
-    assert rows == [(2,), (0, 4), (3,)]
+    assert list(batches([5, 0, 9, 2, 5], max_tokens=12)) == [(2,), (0, 4), (3,)]
 
 
-def test_the_command_keeps_order_and_names_what_it_leaves_out(exported, translator, tmp_path, capfdbinary, caplog):
+def test_command_keeps_order_and_names_skipped_lines(exported, translator, translate, tmp_path, caplog):
     lines = [*SOURCES[:5], "", *SOURCES[5:]]
     text = [line.encode() for line in lines]
     text[3:3] = [b"a \xff dog", b" ".join([b"the"] * 1100)]
     file = tmp_path / "text"
-    file.write_bytes(b"\xef\xbb\xbf" + b"\n".join(text))  # with a byte order mark, without a last line break
+    file.write_bytes(b"\xef\xbb\xbf" + b"\n".join(text))  # with a byte order mark, without a final line break
     expected = translator.translate(lines, **SEARCH)
     expected[3:3] = ["", ""]
-    status, found, _ = translate(exported, file, *FLAGS, "--buffer", 4, capfdbinary=capfdbinary)
+    status, found, _ = translate(exported, file, *FLAGS, "--buffer", 4)
     assert (status, found) == (1, expected)
-    assert "line 4 was not translated: it is not UTF-8 (byte 3)" in caplog.text
-    assert "line 5 was not translated: it has 1100 tokens, but the model takes at most 1023" in caplog.text
+    assert "line 4 was not translated" in caplog.text
+    assert "line 5 was not translated" in caplog.text
     file.write_text("".join(f"{line}\n" for line in lines))
-    status, found, errors = translate(exported, file, *FLAGS, "--scores", capfdbinary=capfdbinary)
-    assert (status, errors) == (0, "")
     best = translator.search(lines, **SEARCH)
-    assert found == [f"{b[0].score:.4f}\t{b[0].text}" for b in best]
-    status, found, _ = translate(exported, file, *FLAGS, "--nbest", 2, capfdbinary=capfdbinary)
+    scores = [f"{one.score:.4f}\t{one.text}" for (one, *_) in best]
+    assert translate(exported, file, *FLAGS, "--scores") == (0, scores, "")
     best = translator.search(lines, nbest=2, **SEARCH)
-    assert found == [f"{n}\t{t.score:.4f}\t{t.text}" for n, b in enumerate(best, 1) for t in b]
-    assert "6\t0.0000\t" in found
+    rows = [f"{n}\t{one.score:.4f}\t{one.text}" for n, row in enumerate(best, 1) for one in row]
+    assert translate(exported, file, *FLAGS, "--nbest", 2)[:2] == (0, rows)
+    assert "6\t0.0000\t" in rows
 
 
-def test_standard_input_and_an_interruption(exported, translator, monkeypatch, capfdbinary, caplog, tmp_path):
+def test_standard_input_and_interruption(exported, translator, translate, monkeypatch, caplog, tmp_path):
     done = run("collab", "translate", exported, *FLAGS, input="".join(f"{line}\n" for line in SOURCES[:3]))
     expected = translator.translate(SOURCES, **SEARCH)
     assert done.stdout.splitlines() == expected[:3]
     engine, batches_left = type(translator.engine), [None, None]
 
-    def search(self, *given, original=engine.search):
+    def search(self, *arguments, original=engine.search):
         if not batches_left:
             raise KeyboardInterrupt
         batches_left.pop()
-        return original(self, *given)
+        return original(self, *arguments)
 
     monkeypatch.setattr(engine, "search", search)
     (tmp_path / "text").write_text("\n".join(SOURCES))
-    status, found, _ = translate(exported, tmp_path / "text", *FLAGS, "--buffer", 2, capfdbinary=capfdbinary)
-    assert (status, found) == (130, expected[:4])
+    assert translate(exported, tmp_path / "text", *FLAGS, "--buffer", 2)[:2] == (130, expected[:4])
     assert "interrupted; 4 lines are translated" in caplog.text
 
 
-def test_half_precision_keeps_what_is_shared(models, exported, tmp_path):
+def test_half_precision_keeps_shared_embeddings(models, exported, tmp_path):
     tied = models.checkpoint("collaborative", share_all_embeddings=True)
     model_folder.export(read_source(tied), tmp_path / "tied", half=True)
     state = checkpoints.load(tmp_path / "tied" / "model.pt")["model"]
-    tied = [state[name].data_ptr() for name in ("encoder.embed_tokens.weight", "decoder.output_projection.weight")]
-    assert tied[0] == tied[1]
+    embedding, projection = state["encoder.embed_tokens.weight"], state["decoder.output_projection.weight"]
+    assert embedding.data_ptr() == projection.data_ptr()
     model_folder.export(read_source(exported), tmp_path / "half", half=True)
     exact, rounded = (collab_fairseq.load(path).search(SOURCES, **SEARCH) for path in (exported, tmp_path / "half"))
     gaps = [abs(a[0].score - b[0].score) for a, b in zip(exact, rounded, strict=True) if a[0].text == b[0].text]
@@ -148,8 +144,8 @@ def test_half_precision_keeps_what_is_shared(models, exported, tmp_path):
         assert low.search(SOURCES[:1], **SEARCH)[0][0].score == pytest.approx(exact[0][0].score, abs=0.2)
 
 
-def test_an_export_that_fails_leaves_nothing(models, tmp_path, capfdbinary):
-    def rejected(checkpoint, *flags, to="folder", output="out"):
+def test_failed_export_leaves_nothing(models, tmp_path, capfdbinary):
+    def error_of(checkpoint, *flags, to="folder", output="out"):
         before = sorted(os.listdir(tmp_path))
         argv = ["export", str(checkpoint), "--to", to, "--output", str(tmp_path / output), *map(str, flags)]
         assert main.main(argv) == 1
@@ -157,50 +153,52 @@ def test_an_export_that_fails_leaves_nothing(models, tmp_path, capfdbinary):
         (line,) = capfdbinary.readouterr().err.decode().splitlines()
         return line
 
-    good = models.checkpoint("collaborative")
+    checkpoint = models.checkpoint("collaborative")
     other = write_data(tmp_path / "other")
     lines = (other / "dict.src.txt").read_text().replace("▁", "▁x")
     for lang in ("src", "tgt"):
         (other / f"dict.{lang}.txt").write_text(lines)
-    assert "is not the SentencePiece model of the source dictionary" in rejected(good, "--data", other)
-    assert "have no such units" in rejected(good, "--bpe-codes", good)
-    assert "--half does not go with --to ctranslate2" in rejected(good, "--half", to="ctranslate2")
-    fits, before = models.checkpoint("collaborative", key_dim=7), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    assert "is not the SentencePiece model of the source dictionary" in error_of(checkpoint, "--data", other)
+    assert "BPE codes need" in error_of(checkpoint, "--bpe-codes", checkpoint)
+    assert "--half does not go with" in error_of(checkpoint, "--half", to="ctranslate2")
+    narrow, limits = models.checkpoint("collaborative", key_dim=7), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         for target in ("folder", "fairseq", "ctranslate2", *["huggingface"] * bool(find_spec("transformers"))):
-            assert "File too large" in rejected(fits, to=target)
+            assert "File too large" in error_of(narrow, to=target)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     for name in ("taken", "link"):
-        assert "there is already something" in rejected(good, output=name)
-    assert main.main(["export", str(good), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
-
-
-TOO_DEEP = "[" * 99999
+        assert "there is already something" in error_of(checkpoint, output=name)
+    assert main.main(["export", str(checkpoint), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
 
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("dict.tgt.txt", None), ("dict.src.txt", "other 1\n"), ("translation.json", None), ("translation.json", TOO_DEEP)],
+    [
+        ("dict.tgt.txt", None),
+        ("dict.src.txt", "other 1\n"),
+        ("translation.json", None),
+        ("translation.json", 99999 * "["),
+    ],
+    ids=["no dictionary", "other dictionary", "no card", "deeply nested card"],
 )
-def test_incomplete_folders(exported, tmp_path, file, text):
+def test_rejects_incomplete_folder(exported, tmp_path, file, text):
     copy = shutil.copytree(exported, tmp_path / "copy")
     (copy / file).unlink()
     if text is not None:
         (copy / file).write_text(text)
-    with pytest.raises(TranslationError, match=file) as caught:
+    with pytest.raises(TranslationError, match=file):
         collab_fairseq.load(copy)
-    assert caught.value.user_error
 
 
-def test_a_file_without_bpe_codes(tmp_path):
+def test_rejects_file_without_bpe_codes(tmp_path):
     (tmp_path / "bpecodes").write_text("one two three\n")
-    with pytest.raises(TranslationError, match="bpecodes has no BPE codes of subword-nmt"):
+    with pytest.raises(TranslationError, match="bpecodes"):
         Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", moses=False, lowercase=False, longest=9))
 
 
@@ -210,21 +208,20 @@ def test_a_file_without_bpe_codes(tmp_path):
         ("files", "../victim", "files must be .*victim"),
         ("files", "VICTIM", "files must be"),
         ("files", "model.pt", "files must be"),
-        ("source_lang", "x/../../victim", "a language must be a name such as en or zh-CN"),
-        ("subwords", "unigram", "subwords must be one of sentencepiece"),
-        ("engine", "../victim", "the engine must be one of torch"),
-        ("longest", "1024", "the longest sentences must have at least 2 tokens"),
+        ("source_lang", "x/../../victim", "language must be"),
+        ("subwords", "unigram", "subwords must be"),
+        ("engine", "../victim", "engine must be"),
+        ("longest", "1024", "at least 2 tokens"),
     ],
 )
-def test_a_model_card_names_nothing_outside(exported, setting, value, match, tmp_path, capfdbinary):
-    """In every command that reads a folder; a file is one more than those that a model has, VICTIM one outside."""
+def test_card_cannot_name_files_outside_its_folder(exported, setting, value, match, tmp_path, capfdbinary):
+    """In every command that reads a folder. VICTIM is a file outside the folder."""
     folder, victim = shutil.copytree(exported, tmp_path / "in" / "folder"), tmp_path / "in" / "victim"
     victim.write_text("precious")
     (tmp_path / "text").write_text("a dog\n")
     card = json.loads((folder / "translation.json").read_text())
     if setting == "files":
-        more = value.replace("VICTIM", str(victim))
-        value = {**card["files"], more: hashlib.sha256(b"precious").hexdigest()}
+        value = {**card["files"], value.replace("VICTIM", str(victim)): hashlib.sha256(b"precious").hexdigest()}
     (folder / "translation.json").write_text(json.dumps({**card, setting: value}))
     before = content(tmp_path)
     for read in (collab_fairseq.load, read_source):
@@ -237,18 +234,18 @@ def test_a_model_card_names_nothing_outside(exported, setting, value, match, tmp
     assert content(tmp_path) == before
 
 
-def test_a_checkpoint_names_nothing_outside(exported, models, tmp_path):
+def test_checkpoint_cannot_name_files_outside_its_folder(exported, models, tmp_path):
     state = checkpoints.load(models.checkpoint("collaborative"))
     state["cfg"]["task"]["target_lang"] = "/../../victim"
     folder = shutil.copytree(exported, tmp_path / "folder")
     checkpoints.save(state, folder / "model.pt")
     for path in (folder, folder / "model.pt"):
-        with pytest.raises(TranslationError, match=r"a language must be a name such .*/\.\./"):
+        with pytest.raises(TranslationError, match=r"language must be .*/\.\./"):
             read_source(path)
 
 
-def test_a_folder_of_links_is_read_and_never_written_through(exported, translator, tmp_path):
-    """Caches hold files under other names, with links to them."""
+def test_export_reads_but_never_writes_through_links(exported, translator, tmp_path):
+    """Caches store files under other names and link to them."""
     (linked := tmp_path / "linked").mkdir()
     for number, file in enumerate(sorted(exported.iterdir())):
         shutil.copyfile(file, tmp_path / f"blob{number}")
@@ -266,15 +263,15 @@ def test_a_folder_of_links_is_read_and_never_written_through(exported, translato
     [
         (["the"], {"beam": 2, "nbest": 3}, "nbest"),
         ("the", {}, "one string"),
-        (["the", " ".join(["the"] * 1100)], {}, "sentence 2: it has 1100 tokens"),
+        (["the", " ".join(["the"] * 1100)], {}, "sentence 2"),
     ],
 )
-def test_requests_that_cannot_be_met(translator, lines, search, match):
+def test_rejects_impossible_requests(translator, lines, search, match):
     with pytest.raises(TranslationError, match=match):
         translator.translate(lines, **search)
 
 
-def test_moses_and_lower_case(models, tmp_path):
+def test_moses_and_lowercase(models, tmp_path):
     source = read_source(models.checkpoint("collaborative"), moses=True, lowercase=True)
     model_folder.export(source, tmp_path / "out")
     tokenizer = collab_fairseq.load(tmp_path / "out").tokenizer

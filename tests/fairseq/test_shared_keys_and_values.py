@@ -123,7 +123,7 @@ def test_ctranslate2_export_stores_shared_heads_once(kind, groups, one_cache, tm
     tokens, scores, sizes = [], [], []
     for number, output in enumerate([tmp_path / "shared", tmp_path / "copies"]):
         if number:
-            monkeypatch.setattr(ctranslate2, "_leave_out_copies", lambda layer: layer.num_heads)
+            monkeypatch.setattr(ctranslate2, "_remove_copies", lambda layer: layer.num_heads)
         ctranslate2.export(source, output)
         engine = collab_fairseq.load(output).engine
         ranked = [[(0.0, target)] for target in targets]
@@ -137,4 +137,4 @@ def test_ctranslate2_export_stores_shared_heads_once(kind, groups, one_cache, tm
     layer = attention_layers(source.model)["decoder.0"]
     saved = 2 * (layer.num_heads - groups) * layer.head_dim * (layer.embed_dim + 1)  # weights and biases of a layer
     assert sizes[1] - sizes[0] == pytest.approx(6 * 4 * saved, abs=500)  # six layers, float32, and names
-    assert ("One head of keys and values is cached" in (tmp_path / "shared" / "README.md").read_text()) == one_cache
+    assert ("keys and values of one head only" in (tmp_path / "shared" / "README.md").read_text()) == one_cache

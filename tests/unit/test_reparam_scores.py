@@ -1,31 +1,24 @@
-"""Fits of a layer's scores, with and without calibration: objective, biases and scale against whole layers."""
+"""Fits of a layer's scores, with and without calibration, against the attention of whole layers."""
 
 import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention
-from collab_fairseq.reparam import (
-    Calibrator,
-    ReparamError,
-    collaborative_layer,
-    fit_layers,
-    fit_scores,
-    scores_of,
-)
+from collab_fairseq.reparam import Calibrator, ReparamError, collaborative_layer, fit_layers, fit_scores, scores_of
 from tests.common import FLOAT64
 from tests.unit.attention_cases import E, N, S, T, build, coloured
 
 NAMES = ["standard", "collaborative", "collaborative-content", "collaborative-pruned"]
 
 
-def calibrated_on(query, key=None):
+def calibrated_on(query, key):
     calibrator = Calibrator()
-    calibrator.update(query, query if key is None else key)
+    calibrator.update(query, key)
     return calibrator.result()
 
 
 def scores(layer, query, key):
-    """Attention logits (N, H, T, S) up to what a softmax does not see."""
+    """Attention logits (N, H, T, S), without the key bias, which cancels in the softmax."""
     query_bias = 0 if layer.q_proj.bias is None else layer.q_proj.bias
     q, k = query @ layer.q_proj.weight.T + query_bias, key @ layer.k_proj.weight.T
     if isinstance(layer, CollaborativeAttention):
@@ -39,7 +32,7 @@ def scores(layer, query, key):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_full_rank_keeps_the_function_without_the_key_bias(name):
+def test_full_rank_fit_is_exact_and_drops_the_key_bias(name):
     layer = build(name)
     fit = fit_scores(scores_of(layer), layer.key_dim)
     made = collaborative_layer(layer, fit.weights)
@@ -49,13 +42,13 @@ def test_full_rank_keeps_the_function_without_the_key_bias(name):
     assert made.k_proj.bias is None
     assert layer.k_proj.bias is not None
     assert fit.error <= 1e-7
-    assert fit.found.start == "exact"
+    assert fit.decomposition.start == "exact"
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
-    """Brute force: source scores, minus each head's difference Δ_i at (query − mean) and key."""
+def test_fitted_scores_differ_by_the_dense_residual(name, calibrated):
+    """Brute force: source scores minus the residual Δ_i of each head at (query − mean) and key."""
     layer, key_dim = build(name), 3
     query, key = coloured(N, T, E), coloured(N, S, E, seed=1)
     source, calibration = scores_of(layer), calibrated_on(query, key)
@@ -73,19 +66,19 @@ def test_scores_of_a_fit_are_those_of_its_parts(name, calibrated):
     difference = torch.einsum("ntd,hde,nse->nhts", query - mean, dense[0] - dense[1], key) * layer.scale
     torch.testing.assert_close(scores(made, query, key), scores(layer, query, key) - difference, atol=1e-9, rtol=0)
     assert difference.abs().max() > 0.01
-    if calibrated:  # hence it is kept exactly where the query is the mean, for every key
+    if calibrated:  # exact at the mean query, for every key
         gap = scores(made, query, key) - scores(layer, query, key)
         at_mean = scores(made, mean[None, None], key[:1]) - scores(layer, mean[None, None], key[:1])
         assert at_mean.abs().max() < 1e-9 < gap.abs().max()
 
 
-def test_bad_sources_raise_errors():
-    good, narrow = scores_of(build("standard")), calibrated_on(coloured(N, T, E), coloured(N, S, 7))
-    for make, message in (
-        (lambda: fit_scores(good, 3, narrow), "key inputs of the calibration must be 12 wide; got 7"),
-        (lambda: fit_layers({"a": good, "b": good}, {"a": 3}), "every layer needs a key dim; there is none for b"),
-        (lambda: fit_layers({"encoder.3": good}, 13), "the shared key dim must be between 1 and 12.*got 13"),
-        (lambda: scores_of(torch.nn.Linear(2, 2)), "Linear cannot be converted; expected an AttentionLayer"),
+def test_rejects_bad_sources():
+    scores, narrow = scores_of(build("standard")), calibrated_on(coloured(N, T, E), coloured(N, S, 7))
+    for fit, message in (
+        (lambda: fit_scores(scores, 3, narrow), "must have width 12; got 7"),
+        (lambda: fit_layers({"a": scores, "b": scores}, {"a": 3}), "none for b"),
+        (lambda: fit_layers({"encoder.3": scores}, 13), "between 1 and 12.*got 13"),
+        (lambda: scores_of(torch.nn.Linear(2, 2)), "got Linear"),
     ):
         with pytest.raises(ReparamError, match=message):
-            make()
+            fit()

@@ -27,7 +27,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "huggingface": set(),
     "reparam": {"modules", "records", "translation", "huggingface"},
     "heads": {"modules", "records", "translation", "huggingface"},
-    "export": {"modules", "models", "translation"},
+    "export": {"modules", "models", "records", "translation"},
     "bench": {"modules", "training", "search", "models", "records"},
     "__init__": {"translation", "export"},
 }
