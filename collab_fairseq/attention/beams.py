@@ -1,4 +1,4 @@
-"""Which hypotheses of a beam search belong to one sentence; letters as in :mod:`.cache`."""
+"""Reorder the source rows of a beam search; shapes as in :mod:`.cache`."""
 
 from typing import Optional, Tuple
 
@@ -9,25 +9,28 @@ Moved = Optional[Tuple[Tensor, int]]
 
 
 def moved(order: Tensor, beams: int, sentences: int) -> Moved:
-    """Which rows of the source the hypotheses read in a new order. A GPU is waited for.
+    """Find the source rows that the hypotheses read after reordering. Synchronizes with a GPU once.
 
     Args:
-        order: hypotheses (R', ), of ``sentences`` · B. beams: B, hypotheses that have read each row so far.
+        order: (R', ), indices of the ``sentences`` · B former hypotheses.
+        beams: B, consecutive hypotheses that read the same source row so far.
+        sentences: number of source rows so far.
 
     Returns:
-        Rows (R' / B, ) and B where every B neighbours read one row; rows (R', ) and 1 where they do not; None where
-        they do, all sentences are still there, and they are in the same order.
+        Rows to select, (R' / B, ), and B, if groups of B consecutive hypotheses still read the same row; otherwise
+        rows (R', ), one per hypothesis, and 1. None if nothing changes: every group reads the same row as before.
     """
     rows = torch.div(order, beams, rounding_mode="floor")
     if order.size(0) % beams != 0:
         return rows, 1
-    sources = rows.view(-1, beams)
-    together = (sources == sources[:, :1]).all()
-    found = together.int()
-    if sources.size(0) == sentences:
-        own = torch.arange(sentences, device=order.device)
-        found = found + (together & (sources[:, 0] == own).all()).int()
-    number = int(found.item())  # both answers at once
-    if number > 1:
+    groups = rows.view(-1, beams)
+    together = (groups == groups[:, :1]).all()
+    state = together.int()
+    if groups.size(0) == sentences:
+        same_rows = torch.arange(sentences, device=order.device)
+        unchanged = together & (groups[:, 0] == same_rows).all()
+        state = state + unchanged.int()
+    answer = int(state.item())  # 0: separate, 1: together, 2: unchanged; one synchronization for both questions
+    if answer == 2:
         return None
-    return (sources[:, 0], beams) if number > 0 else (rows, 1)
+    return (groups[:, 0], beams) if answer == 1 else (rows, 1)

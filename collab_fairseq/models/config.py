@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # what --restore-file is unless it is given
 #: what ``--attention-from`` takes over
 _INHERITED = (
-    "collaborative_heads", "key_dim", *KEY_DIMS.values(), *(name for name, flag in flags().items() if flag.lasting),
+    "collaborative_heads", "key_dim", *KEY_DIMS.values(), *(name for name, flag in flags().items() if flag.persistent),
     "attention_shapes",
 )  # fmt: skip
 

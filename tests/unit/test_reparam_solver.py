@@ -170,8 +170,8 @@ def changed(**factors: torch.Tensor) -> HeadFactors:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: decompose(changed(key=torch.ones(K - 1, 3)), 4), r"key must have shape \(24, Dk\), but is \[23, 3\]"),
-        (lambda: decompose(changed(key=torch.ones(K, 3).long()), 4), "key must hold floating-point numbers"),
+        (lambda: decompose(changed(key=torch.ones(K - 1, 3)), 4), r"key must have shape \(24, Dk\); got \[23, 3\]"),
+        (lambda: decompose(changed(key=torch.ones(K, 3).long()), 4), "key must be floating-point; got torch.int64"),
         (lambda: decompose(changed(query=normal(K, 3) * math.inf), 4), "query must be finite"),
         (lambda: decompose(standard(), K + 1), "between 1 and 24.*got 25"),
         (lambda: decompose(standard(), 4, starts=["energy", "svd"]), "among energy, random; got energy, svd"),
