@@ -43,11 +43,10 @@ class CollaborativeAttention(AttentionLayer):
         content_bias: add the trainable content score ``Y v_i`` (eq. 13).
         mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or a matrix (H, D̃k).
         mixing_lr_multiplier: c, learning rate of the mixing matrix and the content bias relative to the other
-            parameters, with Adam and similar optimizers. ``mixing`` is stored divided by c, and ``scale`` is multiplied
-            by c. Adam's steps do not depend on the size of gradients, so they are c times larger relative to the stored
-            matrix (equalized learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's
-            ε acts as ε/c, weight decay is not multiplied, and ``mixing`` contributes c² times its share to the squared
-            gradient norm.
+            parameters. ``mixing`` is stored divided by c, and ``scale`` is multiplied by c: steps of Adam, which do not
+            depend on the size of gradients, are then c times larger relative to the stored matrix (equalized learning
+            rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's ε acts as ε/c, weight
+            decay is not multiplied, and the squared gradient norm of ``mixing`` is c² times larger.
         kernel: ``auto`` or a name in :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which raise an
             error with ``head_loop`` and with torch's fused attention (``sdpa``).
         device, dtype: of the parameters.

@@ -17,10 +17,9 @@ INITS = ("default", "authors")
 
 
 class _NoFastPath:
-    """A weight that keeps ``torch.nn.TransformerEncoderLayer`` from computing its ``self_attn`` itself.
+    """A weight that overrides torch functions, so that torch's encoder layers call their ``self_attn``.
 
-    In evaluation, torch's encoder computes standard heads from the weights of the layer (its fast path). It calls the
-    layer instead if a weight overrides torch functions.
+    In evaluation, they otherwise compute standard heads from its weights (the fast path).
     """
 
     @classmethod
@@ -52,9 +51,8 @@ class AttentionLayer(AttentionType, nn.Module):
             :meth:`reset_parameters`.
 
     Attributes:
-        hook: function that replaces the computation of heads in analyses, or None; not saved. It is called as
-            ``hook(compute, query, entry, mask, dropout, need_weights)``; ``compute`` is the original function of the
-            other arguments.
+        hook: None, or a function that analyses call instead of ``_head_outputs``, with the original method as first
+            argument: ``hook(compute, query, entry, mask, dropout, need_weights)``.
 
     Raises:
         ValueError: inconsistent sizes or an unknown option.
@@ -127,10 +125,10 @@ class AttentionLayer(AttentionType, nn.Module):
         The gain of the query, key and value weights is 1/√2 if all inputs are as wide as the layer, otherwise 1. With
         ``init="authors"`` it is also 1 if the key dimension differs from that width.
         """
-        same_width = self.kdim == self.vdim == self.embed_dim
-        if self.init == "authors" and self.key_dim != self.embed_dim:
-            same_width = False
-        gain = 1 / math.sqrt(2) if same_width else 1.0
+        widths = {self.embed_dim, self.kdim, self.vdim}
+        if self.init == "authors":
+            widths.add(self.key_dim)
+        gain = 1 / math.sqrt(2) if len(widths) == 1 else 1.0
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=gain)
         nn.init.xavier_uniform_(self.out_proj.weight)
@@ -173,7 +171,7 @@ class AttentionLayer(AttentionType, nn.Module):
         return queries, self.project(key, value)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """The cache entry from key inputs (N, S, kdim), projected keys (N, S, ·) and projected values (N, S, G·dv)."""
+        """The cache entry from key inputs (N, S, kdim), projected keys (N, S, ·) and values (N, S, G·dv)."""
         raise NotImplementedError
 
     def _head_outputs(
@@ -297,6 +295,5 @@ class AttentionLayer(AttentionType, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        heads = f"heads={self.num_heads}, value_heads={self.value_heads}"
-        dims = f"key_dim={self.key_dim}, head_dim={self.head_dim}"
-        return f"{heads}, {dims}, scale={self.scale:.6g}, dropout={self.dropout}"
+        names = ("num_heads", "value_heads", "key_dim", "head_dim", "scale", "dropout")
+        return ", ".join(f"{name}={getattr(self, name):.6g}" for name in names)

@@ -133,7 +133,7 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"collaborative_heads": "encoder_encoder"}, "each site once"),
         ({"collaborative_heads": "encoder", "decoder_key_dim": 7}, "--decoder-key-dim must be divisible by --dec"),
         ({"cross_key_dim": 0}, "--cross-key-dim must be positive; got 0"),
-        ({"mixing_init": "blocks", "encoder_key_dim": 1}, "--encoder-key-dim must be at least --encoder-attention-heads"),
+        ({"mixing_init": "blocks", "encoder_key_dim": 1}, "--encoder-key-dim must be at least --encoder-att"),
         ({"attention_init": "authors", "mixing_init": "blocks"}, "--mixing-init must be xavier .* got blocks"),
         ({"key_dim": 0}, "--key-dim must be positive; got 0"),
         ({"value_heads": 3}, "encoder attention: --value-heads must divide the 2 heads; got 3"),

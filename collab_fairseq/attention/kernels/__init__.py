@@ -42,13 +42,9 @@ def check_name(name: str, known: Iterable[str]) -> None:
 def attend_standard(
     name: str, query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
 ) -> Attended:
-    """Head outputs and attention weights of standard heads.
+    """Head outputs and attention weights of standard heads, by a kernel in :data:`STANDARD` or ``auto``.
 
-    Args:
-        name: ``auto`` or a name in :data:`STANDARD`.
-        query: (N, H, T, dk), not scaled.
-        scale: factor on the scores.
-        entry, mask, dropout, need_weights, and the results: see :func:`.packed_bmm.attend`.
+    The query (N, H, T, dk) is not scaled. For the other arguments and the results see :func:`.packed_bmm.attend`.
     """
     kernel = choose_standard(name, query, entry, dropout, need_weights)
     return kernel(query * scale, entry, mask, dropout, need_weights)
