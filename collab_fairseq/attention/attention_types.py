@@ -46,7 +46,7 @@ def flags() -> Dict[str, Flag]:
     return {flag.name: flag for attention_type in ATTENTION_TYPES for flag in attention_type.flags}
 
 
-def of_one_layer() -> Dict[str, Any]:
+def per_layer_settings() -> Dict[str, Any]:
     """Settings that a single layer may have in ``attention_shapes``, and their types."""
     return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.per_layer}}
 
@@ -69,7 +69,7 @@ def layer_at(
     Args:
         settings: model settings by flat name: ``encoder_embed_dim``, ``key_dim``, ``kv_heads``, …
         site: one of :data:`SITES`.
-        overrides: settings of this layer alone, see :func:`of_one_layer`.
+        overrides: settings of this layer alone, see :func:`per_layer_settings`.
 
     Raises:
         ValueError: a setting of the layer belongs to another attention type.
@@ -106,13 +106,15 @@ def _type_of(collaborative: bool, *settings: Mapping[str, Any]) -> Type[Attentio
     return types[0]
 
 
-def sized(settings: Mapping[str, Any], site: str, overrides: Optional[Mapping[str, Any]] = None) -> AttentionLayer:
+def uninitialized_layer(
+    settings: Mapping[str, Any], site: str, overrides: Optional[Mapping[str, Any]] = None
+) -> AttentionLayer:
     """A layer with uninitialized parameters, to count them; for arguments and errors see :func:`layer_at`."""
     attention_type, arguments = layer_at(settings, site, overrides)
     for flag in attention_type.flags:
         if not flag.persistent:
             arguments.pop(flag.argument)
-    return without_numbers(attention_type, arguments).to_empty(device="cpu")
+    return on_meta_device(attention_type, arguments).to_empty(device="cpu")
 
 
 @torch.no_grad()
@@ -123,7 +125,7 @@ def kv_cache_per_token(layer: AttentionLayer) -> int:
     return sum(tensor.numel() for tensor in layer.project(key, value) if tensor is not None)
 
 
-def without_numbers(attention_type: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
+def on_meta_device(attention_type: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
     """A layer on torch's meta device. ValueError: inconsistent sizes."""
     with torch.device("meta"):
         return attention_type(**arguments).eval()

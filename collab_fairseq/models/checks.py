@@ -11,8 +11,8 @@ from collab_fairseq.attention.attention_types import (
     flags,
     kernels,
     layer_at,
+    on_meta_device,
     side_of,
-    without_numbers,
 )
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS
 from collab_fairseq.modules.heads import check_heads, parse_heads
@@ -86,14 +86,14 @@ def check_config(cfg: Any) -> None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     for site, (attention_type, arguments) in layers.items():
         try:
-            without_numbers(attention_type, {**arguments, "dropout": cfg.attention_dropout})
+            on_meta_device(attention_type, {**arguments, "dropout": cfg.attention_dropout})
         except (ValueError, RuntimeError) as error:  # RuntimeError: torch has no tensors of this size
             raise ConfigurationError(
                 f"{site} attention: {_in_flags(str(error), attention_type, settings, site)}"
             ) from error
     for name, own in parse_shapes(cfg.attention_shapes).items():
         try:
-            without_numbers(*layer_at(settings, name.partition(".")[0], own))
+            on_meta_device(*layer_at(settings, name.partition(".")[0], own))
         except (ValueError, RuntimeError) as error:
             raise ConfigurationError(f"attention_shapes[{name}]: {error}") from error
     _check_heads(cfg)

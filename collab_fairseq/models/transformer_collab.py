@@ -19,7 +19,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.attention.beams import moved
+from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
@@ -90,7 +90,7 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         rows, before = new_order.size(0), encoder_out["encoder_out"][0].size(1)
         beams = 1
         if "beams" in encoder_out:
-            found = moved(new_order, encoder_out["beams"], before // encoder_out["beams"])
+            found = source_rows(new_order, encoder_out["beams"], before // encoder_out["beams"])
             if found is None:
                 return encoder_out
             beams = found[1]
@@ -132,7 +132,7 @@ class TransformerCollabDecoder(TransformerDecoderBase):
 
     def reorder_incremental_state_scripting(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
         """As in fairseq: hypothesis r becomes what ``new_order[r]`` was. The layers make a GPU wait once."""
-        find = functools.cache(moved)
+        find = functools.cache(source_rows)
         for number in range(len(self.layers)):  # iterating would draw a random number for each layer
             layer = self.layers[number]
             for attention in (layer.self_attn, layer.encoder_attn):

@@ -4,7 +4,7 @@ import reprlib
 from enum import Enum
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
 
-from collab_fairseq.attention.attention_types import SITES, of_one_layer, side_of
+from collab_fairseq.attention.attention_types import SITES, per_layer_settings, side_of
 from fairseq_modern.errors import UserError
 
 __all__ = ["SITES", "ConfigurationError", "check_type", "flat_settings", "parse_shapes", "parse_sites"]
@@ -37,12 +37,12 @@ def parse_sites(flag: str, name_of_flag: str = "--collaborative-heads") -> Froze
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
-    """The config field ``attention_shapes``: layer name → properties of :func:`.of_one_layer`, those that are not None.
+    """The config field ``attention_shapes``: layer name → settings (:func:`.per_layer_settings`) that are not None.
 
     Raises:
         ConfigurationError: a key that is not ``site.layer``, an unknown property or one of another type, by name.
     """
-    parsed, known = {}, of_one_layer()
+    parsed, known = {}, per_layer_settings()
     check_type("attention_shapes", Dict, {} if shapes is None else shapes)
     for name, properties in (shapes or {}).items():
         site, _, layer = str(name).partition(".")

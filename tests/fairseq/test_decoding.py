@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from collab_fairseq.attention.beams import moved
+from collab_fairseq.attention.cache import source_rows
 from tests.common import FLOAT32, Waiting
 from tests.fairseq.models import KINDS, SMALL, batch, build, cached, model_of, step_by_step
 
@@ -181,7 +181,7 @@ def test_rows_of_the_source_that_an_order_reads():
         ([1, 0, 2], 3, 2, ([0], 3)),  # a sentence has left
         ([0, 1], 3, 2, ([0, 0], 1)),
     ):
-        found = moved(torch.tensor(order), beams, sentences)
+        found = source_rows(torch.tensor(order), beams, sentences)
         assert (found if found is None else (found[0].tolist(), found[1])) == expected
 
 
