@@ -110,8 +110,6 @@ class CollaborativeAttention(AttentionLayer):
         dtype: Optional[torch.dtype] = None,
         **options: Any,
     ) -> None:
-        if "mixing_init" in options:  # the name of the flag
-            raise TypeError("the argument must be called mixing; got mixing_init")
         super().__init__(embed_dim, num_heads, key_dim, **options)
         if self.init == "authors" and isinstance(mixing, str) and mixing != "xavier":
             raise ValueError(f"mixing must be xavier with init authors, as in the authors' code; got {mixing}")
@@ -155,7 +153,7 @@ class CollaborativeAttention(AttentionLayer):
 
     def summary(self) -> str:
         content = " and content biases" if self.content_bias is not None else ""
-        shared = f"a shared key dim of {self.key_dim}{content}{self._in_groups()}"
+        shared = f"a shared key dimension of {self.key_dim}{content}{self._in_groups()}"
         return f"{self.num_heads} collaborative heads with {shared}"
 
     def head_maps(self) -> HeadMaps:

@@ -214,9 +214,6 @@ class AttentionLayer(AttentionType, nn.Module):
         Raises:
             ValueError: inconsistent shapes.
         """
-        width = self.key_dim if projected else self.embed_dim
-        if query.dim() != 3 or query.size(2) != width:
-            raise ValueError(f"query must have shape (N, T, {width}); got {list(query.shape)}")
         queries = query if projected else linear(query, self.q_proj)[0]
         query_rows, query_len, _ = query.shape
         rows, key_len = entry.value.size(0), entry.value.size(2)
@@ -274,9 +271,9 @@ class AttentionLayer(AttentionType, nn.Module):
         query, key and value are (N, T, E), (N, S, kdim) and (N, S, vdim). For the other arguments and the results see
         :meth:`attend`.
         """
-        widths = [query.size(-1), key.size(-1), value.size(-1)]
-        fits = query.dim() == 3 and key.dim() == 3 and value.dim() == 3 and query.size(0) == key.size(0)
-        if not fits or key.shape[:2] != value.shape[:2] or widths != [self.embed_dim, self.kdim, self.vdim]:
+        widths = ((query, self.embed_dim), (key, self.kdim), (value, self.vdim))
+        fits = all(x.dim() == 3 and x.size(2) == width for x, width in widths)
+        if not fits or query.size(0) != key.size(0) or key.shape[:2] != value.shape[:2]:
             raise ValueError(
                 f"query, key and value must have shapes (N, T, {self.embed_dim}), (N, S, {self.kdim}) and "
                 f"(N, S, {self.vdim}); got {list(query.shape)}, {list(key.shape)} and {list(value.shape)}"

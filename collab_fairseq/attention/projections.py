@@ -18,7 +18,8 @@ def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     """Apply each layer to the inputs (N, T, E). The outputs (N, T, ·) have the memory order of the inputs."""
     transposed = is_seq_first(inputs)
     stored = inputs.transpose(0, 1) if transposed else inputs
-    outputs = _fused(stored, *layers) if _worth_fusing(stored, *layers) else [layer(stored) for layer in layers]
+    fuse = _worth_fusing(stored, *layers)
+    outputs = _fused(stored, *layers) if fuse else [layer(stored) for layer in layers]
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs
 
 

@@ -56,7 +56,7 @@ class StandardAttention(AttentionLayer):
 
     def summary(self) -> str:
         each = self.key_dim // self.num_heads
-        return f"{self.num_heads} standard heads with a key dim of {self.key_dim}, {each} each{self._in_groups()}"
+        return f"{self.num_heads} standard heads with a key dimension of {self.key_dim}, {each} each{self._in_groups()}"
 
     def head_maps(self) -> HeadMaps:
         return HeadMaps(

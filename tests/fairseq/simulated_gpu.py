@@ -200,11 +200,11 @@ def search(flags: Any, counter: SyncCounter) -> None:
 
 
 def main() -> None:
-    what, *flags = sys.argv[1:]
+    program, *flags = sys.argv[1:]
     simulate_gpu()
     counter = SyncCounter()
     with OnGpu(), counter:
-        {"training": training, "search": search}[what](flags, counter)
+        {"training": training, "search": search}[program](flags, counter)
     json.dump({"waits": counter.waits, "mixed": counter.mixed}, sys.stdout)
 
 

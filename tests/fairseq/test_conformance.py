@@ -36,10 +36,10 @@ PYTEST = """if True:
 @pytest.mark.parametrize("model", ["transformer", "transformer_collab"])
 def test_only_expected_tests_of_fairseq_fail(model, file, tmp_path):
     may_fail, reason = EXPECTED.get(file, ([], ""))
-    original = (FAIRSEQ / file).read_text(encoding="utf-8")
-    replaced = TRANSFORMER.sub(rf'"{model}\1"', original)
     if may_fail == ["not run"]:
         pytest.skip(reason)
+    original = (FAIRSEQ / file).read_text(encoding="utf-8")
+    replaced = TRANSFORMER.sub(rf'"{model}\1"', original)
     if model == "transformer_collab" and replaced == original:
         pytest.skip("does not mention transformer")
     for name in ("tests", "scripts", "examples"):
@@ -48,8 +48,9 @@ def test_only_expected_tests_of_fairseq_fail(model, file, tmp_path):
     (tmp_path / file).write_text(replaced, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="ascii")
     user_dir = "" if model == "transformer" else ROOT / "collab_fairseq"
-    process = {"cwd": tmp_path, "env": {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}, "timeout": 7200, "fresh": True}
-    done = run(sys.executable, "-c", PYTEST, user_dir, file, check=False, **process)
+    env = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", PYTEST, user_dir, file]
+    done = run(*command, check=False, cwd=tmp_path, env=env, timeout=7200, fresh=True)
     results = ElementTree.parse(tmp_path / "results.xml")
     cases = [*results.findall(".//failure/.."), *results.findall(".//error/..")]
     failed = {case.get("name").partition("[")[0] for case in cases}

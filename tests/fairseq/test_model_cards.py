@@ -41,7 +41,7 @@ def test_the_card_has_the_numbers_of_the_record(models, tmp_path):
     card = export(checkpoint, "folder", tmp_path / "one", "--record", TRAINING, "--licence", licence)
     record = json.loads(TRAINING.read_text())
     assert card.startswith("# Translation model, src to tgt\n")
-    assert "- attention of encoder, cross, decoder: 2 collaborative heads with a shared key dim of 6\n" in card
+    assert "- attention of encoder, cross, decoder: 2 collaborative heads with a shared key dimension of 6\n" in card
     assert f"- licence: {licence}\n" in card
     for test, scored in record["parts"]["scores"].items():
         (score,) = (each for each in scored["scores"] if each["metric"] == "sacreBLEU")
@@ -69,7 +69,7 @@ def test_what_a_conversion_changed(models, tmp_path):
 def test_a_card_leaves_out_what_it_does_not_know(models, tmp_path):
     checkpoint = models.checkpoint("mixed", kv_heads=1)
     card = export(checkpoint, "folder", tmp_path / "out")
-    standard = "2 standard heads with a key dim of 6, 3 each, in groups: 1 for keys and 1 for values"
+    standard = "2 standard heads with a key dimension of 6, 3 each, in groups: 1 for keys and 1 for values"
     assert f"- attention of encoder, decoder: {standard}\n- attention of cross: 2 collaborative heads" in card
     assert "- licence: not stated" in card
     assert not re.search("## (Scores|Origin)|SHA-256|None", card)

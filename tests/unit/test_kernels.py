@@ -1,5 +1,7 @@
 """All kernels, compared with the reference; the choice between them, and the inputs that they reject."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,12 +14,8 @@ from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, call,
 #: layers of attention_cases and their kernels
 LAYER_KERNELS = [
     *((name, "auto") for name in cases.LAYERS),
-    *(
-        (name, kernel)
-        for name in ("collaborative-two-values", "collaborative-pruned")
-        for kernel in kernels.COLLABORATIVE
-    ),
-    *((name, kernel) for name in ("standard-narrow", "grouped", "latent") for kernel in kernels.STANDARD),
+    *itertools.product(("collaborative-two-values", "collaborative-pruned"), kernels.COLLABORATIVE),
+    *itertools.product(("standard-narrow", "grouped", "latent"), kernels.STANDARD),
 ]
 FEW_MASKS = ("none", "padding", "additive", "empty-rows", "multiplier-per-token")
 

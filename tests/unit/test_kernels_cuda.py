@@ -20,8 +20,8 @@ def results_and_gradients(kernel, inputs, mask):
     gradients = []
     for result in results:
         direction = torch.randn(result.shape, generator=random).to(result)
-        found = torch.autograd.grad(result, inputs, direction, retain_graph=True, allow_unused=True)
-        gradients += [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+        for_inputs = torch.autograd.grad(result, inputs, direction, retain_graph=True, allow_unused=True)
+        gradients += [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, for_inputs, strict=True)]
     return [*results, *gradients]
 
 
