@@ -1,7 +1,7 @@
 """Collaborative multi-head attention for neural machine translation with fairseq.
 
-`fairseq-train --user-dir "$(collab user-dir)"` imports this package and then every file of `models/`. Importing it
-alone pulls in neither torch nor fairseq, so that `collab --help` is quick and fairseq decides when it is loaded.
+``fairseq-train --user-dir "$(collab user-dir)"`` imports this package and then every file in ``models/``. The package
+itself imports neither torch nor fairseq, so that ``collab --help`` starts quickly.
 """
 
 from typing import TYPE_CHECKING, Optional
@@ -15,23 +15,24 @@ __version__ = "0.1.0"
 def load(
     folder: str, *, device: str = "auto", precision: str = "float32", threads: Optional[int] = None
 ) -> "Translator":
-    """A trained model that translates raw text.
+    """Load a trained model that translates raw text.
 
     >>> translator = collab_fairseq.load("DIR")
     >>> translator.translate(["A man is riding a bike."], beam=4)
     ['Ein Mann fährt Fahrrad.']
 
     Args:
-        folder: made by ``collab export CHECKPOINT --to folder``, or, faster on a CPU, ``--to ctranslate2``.
-        device: ``cpu``, ``cuda``, …, or ``auto``: a GPU if there is one.
-        precision: ``float32``, ``float16`` or ``bfloat16``; of CTranslate2 also ``int8``.
-        threads: of the CPU; default: the engine's.
+        folder: created by ``collab export CHECKPOINT --to folder`` or, for faster translation on a CPU,
+            ``--to ctranslate2``.
+        device: ``cpu``, ``cuda``, …, or ``auto`` for a GPU if available.
+        precision: ``float32``, ``float16`` or ``bfloat16``; with CTranslate2 also ``int8``.
+        threads: number of CPU threads; default: the engine's.
 
     Returns:
-        A :class:`.Translator`; its method ``search`` gives scores and several translations, too.
+        A :class:`.Translator`; its method ``search`` also returns scores and several translations per sentence.
 
     Raises:
-        TranslationError, CheckpointError: the folder is no model's, or damaged.
+        TranslationError, CheckpointError: the folder does not contain a model, or a file is damaged.
     """
     from collab_fairseq.translation.translator import open_folder
 

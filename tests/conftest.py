@@ -1,8 +1,8 @@
-"""Tiers, the server of warm.py, CPU time of tests, and `pytest --record FILE`: what was run, on what, its results."""
+"""Test tiers, GPU tests, CPU time per test, and `pytest --record FILE`, which saves results and circumstances."""
 
 import os
 
-# before torch is imported: tests that run side by side would wait for each other's threads
+# before torch is imported: threads of tests that run in parallel would wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import shlex
@@ -17,20 +17,20 @@ from collab_fairseq.records.record import without_paths
 from tests import warm
 from tests.common import ROOT
 
-SPENT = pytest.StashKey()
+CPU_SECONDS = pytest.StashKey()
 
-# the recipes' default, which `make test PYTHON=...` sets to what the virtual environment was made with
+# the recipes' default, which `make test PYTHON=...` sets to the interpreter of the virtual environment
 os.environ["PYTHON"] = sys.executable
 
 
 def pytest_configure(config):
-    """The processes of a parallel run share one server."""
+    """The processes of a parallel run share one server (tests/warm.py)."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         warm.start()
 
 
 def pytest_collection_modifyitems(items):
-    """The tier of a test is that of its folder, unless it is marked slow; tests for a GPU are skipped without one."""
+    """Mark tests that are not slow as unit or integration tests by folder, and skip GPU tests without a GPU."""
     without_gpu = not torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("slow") is None:
@@ -40,45 +40,45 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slowest", type=int, default=10, metavar="N", help="list the N tests with most CPU time")
-    parser.addoption("--record", metavar="FILE", help="write what was run, on what, and its results to a JSON file")
+    parser.addoption("--record", metavar="FILE", help="write results and circumstances of the tests to a JSON file")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Note the CPU time of each test and fixture; on busy machines a clock shows something else."""
+    """Note the CPU time of each test and fixture, which depends less on other load than wall time."""
     report = yield
     now = warm.seconds()
-    report.user_properties.append(("seconds", now - item.config.stash.get(SPENT, now)))
-    item.config.stash[SPENT] = now
+    report.user_properties.append(("seconds", now - item.config.stash.get(CPU_SECONDS, now)))
+    item.config.stash[CPU_SECONDS] = now
     return report
 
 
-def print_slowest(terminalreporter):
-    spent = [
+def print_slowest(terminalreporter, number=10):
+    times = [
         (seconds, f"{report.when:9}{report.nodeid}")
         for reports in terminalreporter.stats.values()
         for report in reports
-        for name, seconds in getattr(report, "user_properties", ())[-1:]
+        for _, seconds in getattr(report, "user_properties", ())[-1:]
     ]
-    terminalreporter.section(f"CPU time of all tests: {sum(seconds for seconds, _ in spent) / 60:.1f} minutes")
-    for seconds, name in sorted(spent, reverse=True)[: terminalreporter.config.getoption("slowest")]:
+    terminalreporter.section(f"CPU time of all tests: {sum(seconds for seconds, _ in times) / 60:.1f} minutes")
+    for seconds, name in sorted(times, reverse=True)[:number]:
         terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
-    """With --numprocesses this is called in the process that started the others, which knows all results."""
+    """With --numprocesses, pytest calls this in the main process, which has all results."""
     print_slowest(terminalreporter)
     file = config.getoption("--record")
     if not file or hasattr(config, "workerinput"):
         return
-    found = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "error", "skipped", "xfailed")}
+    outcomes = ("passed", "failed", "error", "skipped", "xfailed")
+    reports = {outcome: terminalreporter.stats.get(outcome, []) for outcome in outcomes}
     record = {
         "command": without_paths(f"pytest {shlex.join(sys.argv[1:])}"),
         "status": int(exitstatus),
-        **{kind: len(reports) for kind, reports in found.items()},
-        "failures": sorted(report.nodeid for kind in ("failed", "error") for report in found[kind]),
-        "reasons_to_skip": sorted({str(report.longrepr[2]) for report in found["skipped"]}),
+        **{outcome: len(reports[outcome]) for outcome in outcomes},
+        "failures": sorted(report.nodeid for report in [*reports["failed"], *reports["error"]]),
+        "reasons_to_skip": sorted({str(report.longrepr[2]) for report in reports["skipped"]}),
         **environment.circumstances(str(ROOT), device="gpu" if torch.cuda.is_available() else "cpu"),
     }
     write_json(record, file)

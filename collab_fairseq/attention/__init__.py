@@ -1,4 +1,4 @@
-"""The layer of the paper, in torch alone: collaborative heads, the baselines beside them, and what they share.
+"""Collaborative attention and its baselines as PyTorch modules.
 
 >>> import torch
 >>> from collab_fairseq.attention import CollaborativeAttention

@@ -1,4 +1,4 @@
-"""What an attention type declares for flags, checks, tables, conversion and exports."""
+"""The interface of an attention type: its flags, its description and its conversion to standard heads."""
 
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -8,16 +8,19 @@ from .factors import HeadMaps, ReparamError, ScoreWeights, affine, standard_head
 
 
 class Flag(NamedTuple):
-    """A setting of an attention type: a flag of the whole model and an argument of the layer.
+    """A setting of an attention type: a command-line flag of the model and an argument of the layer.
 
     Attributes:
-        name: of the setting; ``kv_heads`` is the flag ``--kv-heads``. argument: of the layer.
-        help: for the command line.
-        type: of a value. choices: the only values. default: None where the layer has one of its own; such a flag is
-            rejected in a model without attention of its type.
-        own: whether a single layer may have another value (``attention_shapes``).
-        lasting: whether a trained layer depends on it, and not only how training starts.
-        words: for tables, with ``{}`` for the value and ``{s}`` for the s of a plural.
+        name: name of the setting; ``kv_heads`` is the flag ``--kv-heads``.
+        argument: name of the layer's argument.
+        help: help text of the flag.
+        type: type of the value.
+        default: default value. None: the layer has its own default, and the flag is rejected if no layer of the model
+            has this attention type.
+        choices: allowed values; empty: any value of the type.
+        per_layer: whether ``attention_shapes`` may give a single layer another value.
+        persistent: whether a trained layer depends on the setting; False if only its initialization does.
+        label: text for tables; ``{}`` stands for the value and ``{s}`` for the plural s.
     """
 
     name: str
@@ -26,9 +29,9 @@ class Flag(NamedTuple):
     type: Any = int
     default: Any = None
     choices: Tuple[str, ...] = ()
-    own: bool = True
-    lasting: bool = True
-    words: Optional[str] = None
+    per_layer: bool = True
+    persistent: bool = True
+    label: Optional[str] = None
 
     def of(self, settings: Any) -> Any:
         """The value in the settings of a model, a mapping by name."""
@@ -39,16 +42,18 @@ class Flag(NamedTuple):
 def check_groups(name: str, number: int, num_heads: int) -> None:
     """Raise ValueError unless the heads can be divided into this number of equal groups."""
     if number < 1 or num_heads % number != 0:
-        raise ValueError(f"{name} must divide the {num_heads} heads, but is {number}")
+        raise ValueError(f"{name} must divide the {num_heads} heads; got {number}")
 
 
 class AttentionType:
     """Base of :class:`.AttentionLayer`, whose subclasses are the attention types.
 
-    Attributes of the class:
-        type_name: its name. collaborative: whether it is of the heads that ``--collaborative-heads`` names.
-        flags: what may be set. chosen_by: the flag whose value chooses this type; None: it needs none.
-        kernels: names of the ways to compute it.
+    Class attributes:
+        type_name: name of the attention type.
+        collaborative: whether ``--collaborative-heads`` selects it.
+        flags: settings of the attention type.
+        chosen_by: name of the flag that selects this type when set; None if the type needs no flag.
+        kernels: names of its kernels.
     """
 
     type_name: ClassVar[str]
@@ -64,16 +69,16 @@ class AttentionType:
     q_proj: nn.Linear
 
     @classmethod
-    def arguments(cls, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, Any]:
-        """Arguments of a layer that follow from flags; ``own``: those that it has of its own, which take precedence."""
+    def arguments(cls, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Dict[str, Any]:
+        """Layer arguments that follow from the flags. ``overrides``: arguments of this layer, which take precedence."""
         return {flag.argument: flag.of(settings) for flag in cls.flags}
 
     def summary(self) -> str:
-        """The heads in words, for the page of a model."""
+        """A description of the heads for model cards."""
         raise NotImplementedError
 
     def shared(self) -> List[str]:
-        """Which of ``keys`` and ``values`` several heads have in common, so that none can be removed by itself."""
+        """Which of ``keys`` and ``values`` are shared by groups of heads, so that no single head can be removed."""
         return list(self._groups())
 
     def _groups(self) -> Dict[str, int]:
@@ -85,11 +90,7 @@ class AttentionType:
         return f", in groups: {' and '.join(shared)}" if shared else ""
 
     def head_maps(self) -> HeadMaps:
-        """The layer as standard heads, which exports write.
-
-        Raises:
-            ReparamError: standard heads cannot compute the same.
-        """
+        """The equivalent standard heads, for exports. ReparamError: there are none."""
         raise ReparamError(f"{type(self).__name__} has no form as standard heads")
 
     def _head_map(self, projection: nn.Linear, groups: int) -> Tensor:
@@ -98,11 +99,10 @@ class AttentionType:
         return joined.view(groups, -1, joined.size(1)).repeat_interleave(self.num_heads // groups, dim=0)
 
     def score_weights(self) -> ScoreWeights:
-        """The scores in the form of collaborative heads, which conversion begins with; values stay as they are.
-
-        Raises:
-            ReparamError: collaborative heads cannot compute the same.
-        """
-        query, key = (each.detach().flatten(0, 1).to(self.q_proj.weight.dtype) for each in self.head_maps()[:2])
+        """The scores in the form of collaborative heads, for conversion. ReparamError: there is no such form."""
+        dtype = self.q_proj.weight.dtype
+        maps = self.head_maps()
+        query = maps.query.detach().flatten(0, 1).to(dtype)
+        key = maps.key.detach().flatten(0, 1).to(dtype)
         bias = None if self.q_proj.bias is None else query[:, -1]
         return ScoreWeights(standard_heads(query[:, :-1], key[:, :-1], self.num_heads), self.scale, bias)

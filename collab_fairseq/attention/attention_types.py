@@ -1,6 +1,6 @@
-"""The attention types: the one table that flags, checks, records, benchmarks, conversion and exports read.
+"""The table of attention types, which flags, checks, records, benchmarks, conversion and exports read.
 
-A new attention type is a subclass of :class:`.AttentionLayer` in its own file, and a line in :data:`ATTENTION_TYPES`.
+A new attention type is a subclass of :class:`.AttentionLayer` in its own file, and an entry in :data:`ATTENTION_TYPES`.
 """
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
@@ -14,7 +14,7 @@ from .latent import LatentAttention
 from .layer import AttentionLayer
 from .standard import StandardAttention
 
-#: what a layer's heads may be; the first of collaborative and of standard heads is what they are without any flag
+#: all attention types; without further flags, a layer has the first type for collaborative or for standard heads
 ATTENTION_TYPES: List[Type[AttentionLayer]] = [
     CollaborativeAttention,
     StandardAttention,
@@ -24,15 +24,21 @@ ATTENTION_TYPES: List[Type[AttentionLayer]] = [
 
 #: the attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder self-attention
 SITES = ("encoder", "cross", "decoder")
-#: site → the setting of its key dim, where that is not ``key_dim``
+#: site → setting of its key dimension, which takes precedence over ``key_dim``
 KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
 
-#: what any layer may have of its own, where conversion or pruning made it differ: whether its heads collaborate, and
-#: arguments of :class:`.AttentionLayer`; with their types
+#: settings of a single layer, after conversion or pruning, and their types; all but the first are layer arguments
 _OF_ANY_LAYER = {
-    "collaborative": bool, "num_heads": int, "head_dim": int, "key_dim": int, "scale": float,
-    "query_bias": bool, "key_bias": bool, "value_bias": bool, "out_bias": bool,
-}  # fmt: skip
+    "collaborative": bool,
+    "num_heads": int,
+    "head_dim": int,
+    "key_dim": int,
+    "scale": float,
+    "query_bias": bool,
+    "key_bias": bool,
+    "value_bias": bool,
+    "out_bias": bool,
+}
 
 
 def flags() -> Dict[str, Flag]:
@@ -40,9 +46,9 @@ def flags() -> Dict[str, Flag]:
     return {flag.name: flag for attention_type in ATTENTION_TYPES for flag in attention_type.flags}
 
 
-def of_one_layer() -> Dict[str, Any]:
-    """Settings of a single layer (``attention_shapes``) and their types."""
-    return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.own}}
+def per_layer_settings() -> Dict[str, Any]:
+    """Settings that a single layer may have in ``attention_shapes``, and their types."""
+    return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.per_layer}}
 
 
 def kernels(types: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:
@@ -51,61 +57,75 @@ def kernels(types: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:
 
 
 def side_of(site: str) -> str:
-    """The stack of a site, which is what its queries are as wide as: ``encoder`` or ``decoder``."""
+    """The stack of a site, ``encoder`` or ``decoder``, which sets the width of its queries."""
     return "encoder" if site == "encoder" else "decoder"
 
 
 def layer_at(
-    settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None
+    settings: Mapping[str, Any], site: str, overrides: Optional[Mapping[str, Any]] = None
 ) -> Tuple[Type[AttentionLayer], Dict[str, Any]]:
-    """The attention type of a layer, and its arguments as far as parameters depend on them.
+    """The attention type of a layer, and the arguments that determine its parameters.
 
     Args:
-        settings: of a model, by flat names: ``encoder_embed_dim``, ``key_dim``, ``kv_heads``, …
-        site: of :data:`SITES`. own: what this layer has of its own, of :func:`of_one_layer`.
+        settings: model settings by flat name: ``encoder_embed_dim``, ``key_dim``, ``kv_heads``, …
+        site: one of :data:`SITES`.
+        overrides: settings of this layer alone, see :func:`per_layer_settings`.
 
     Raises:
-        ValueError: the layer has a setting that its attention type does not have.
+        ValueError: a setting of the layer belongs to another attention type.
     """
-    own, side = dict(own or {}), side_of(site)
-    collaborative = own.pop("collaborative", site in (settings.get("collaborative_heads") or "none").split("_"))
-    types = [attention_type for attention_type in ATTENTION_TYPES if attention_type.collaborative == collaborative]
-    chosen = [k for given in (own, settings) for k in types if k.chosen_by and given.get(k.chosen_by) is not None]
-    attention_type = (chosen or types)[0]
-    for name in {flag.argument for flag in flags().values()} - {flag.argument for flag in attention_type.flags}:
-        if own.pop(name, None):
-            raise ValueError(f"has {name!r}, but its heads are {attention_type.type_name}")
-    key_dim, source = settings.get(KEY_DIMS[site]), settings["encoder_embed_dim"] if site == "cross" else None
+    overrides = dict(overrides or {})
+    sites = (settings.get("collaborative_heads") or "none").split("_")
+    collaborative = overrides.pop("collaborative", site in sites)
+    attention_type = _type_of(collaborative, overrides, settings)
+    supported = {flag.argument for flag in attention_type.flags}
+    for name in sorted({flag.argument for flag in flags().values()} - supported):
+        if overrides.pop(name, None):
+            raise ValueError(f"{name!r} is not a setting of {attention_type.type_name} heads")
+    key_dim = settings.get(KEY_DIMS[site])
+    source_width = settings["encoder_embed_dim"] if site == "cross" else None
     arguments = {
-        "embed_dim": settings[f"{side}_embed_dim"],
-        "num_heads": settings[f"{side}_attention_heads"],
+        "embed_dim": settings[f"{side_of(site)}_embed_dim"],
+        "num_heads": settings[f"{side_of(site)}_attention_heads"],
         "key_dim": settings.get("key_dim") if key_dim is None else key_dim,
-        "kdim": source,
-        "vdim": source,
+        "kdim": source_width,
+        "vdim": source_width,
         "init": str(settings.get("attention_init") or "default"),
     }
-    return attention_type, {**arguments, **attention_type.arguments(settings, own), **own}
+    return attention_type, {**arguments, **attention_type.arguments(settings, overrides), **overrides}
 
 
-def sized(settings: Mapping[str, Any], site: str, own: Optional[Mapping[str, Any]] = None) -> AttentionLayer:
-    """A layer whose parameters are not initialised, to count them; arguments and errors: see :func:`layer_at`."""
-    attention_type, arguments = layer_at(settings, site, own)
+def _type_of(collaborative: bool, *settings: Mapping[str, Any]) -> Type[AttentionLayer]:
+    """The type whose flag is set in the first settings that set one, or the default type."""
+    types = [attention_type for attention_type in ATTENTION_TYPES if attention_type.collaborative == collaborative]
+    for values in settings:
+        for attention_type in types:
+            flag = attention_type.chosen_by
+            if flag is not None and values.get(flag) is not None:
+                return attention_type
+    return types[0]
+
+
+def uninitialized_layer(
+    settings: Mapping[str, Any], site: str, overrides: Optional[Mapping[str, Any]] = None
+) -> AttentionLayer:
+    """A layer with uninitialized parameters, to count them; for arguments and errors see :func:`layer_at`."""
+    attention_type, arguments = layer_at(settings, site, overrides)
     for flag in attention_type.flags:
-        if not flag.lasting:
+        if not flag.persistent:
             arguments.pop(flag.argument)
-    return without_numbers(attention_type, arguments).to_empty(device="cpu")
+    return on_meta_device(attention_type, arguments).to_empty(device="cpu")
 
 
 @torch.no_grad()
 def kv_cache_per_token(layer: AttentionLayer) -> int:
-    """KV cache per token: the numbers that decoding keeps for each position of a row."""
-    weight = layer.q_proj.weight
-    key = weight.new_empty(1, 1, layer.kdim)
-    entry = layer.project(key, key if layer.vdim == layer.kdim else weight.new_empty(1, 1, layer.vdim))
-    return sum(kept.numel() for kept in entry if kept is not None)
+    """Size of the KV cache: numbers that decoding keeps per position of a row."""
+    key = layer.q_proj.weight.new_empty(1, 1, layer.kdim)
+    value = key if layer.vdim == layer.kdim else key.new_empty(1, 1, layer.vdim)
+    return sum(tensor.numel() for tensor in layer.project(key, value) if tensor is not None)
 
 
-def without_numbers(attention_type: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
-    """A layer on torch's meta device. Raises ValueError for sizes that do not fit."""
+def on_meta_device(attention_type: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
+    """A layer on torch's meta device. ValueError: inconsistent sizes."""
     with torch.device("meta"):
         return attention_type(**arguments).eval()

@@ -1,8 +1,8 @@
-"""Collaborative multi-head attention: heads share one query and one key projection.
+"""Collaborative multi-head attention: heads share one query projection and one key projection.
 
 Cordonnier, Loukas, Jaggi (2020), "Multi-Head Attention: Collaborate Instead of Concatenate",
-https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 13. New here: heads may share values as
-well, in groups as those of grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
+https://arxiv.org/abs/2006.16362, equation 6, with the content bias of equation 13. As an extension, groups of heads may
+also share values, as in grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
 """
 
 import math
@@ -20,7 +20,7 @@ from .mixing import INITIAL_MIXING, initial_mixing
 
 
 class CollaborativeAttention(AttentionLayer):
-    """Attention whose heads re-weigh shared query and key dimensions::
+    """Attention whose heads re-weight shared query and key dimensions::
 
         H_i = softmax( [ (X W_Q ⊙ m_i)(Y W_K)ᵀ + 1 (Y v_i)ᵀ ] · scale ) Y W_V^(i)
         output = [H_1 … H_H] W_O
@@ -29,36 +29,33 @@ class CollaborativeAttention(AttentionLayer):
         Y (N, S, ·) ── k_proj ─→ (N, S, D̃k) ────────────────────────── · ─→ softmax ─┐
         Y (N, S, ·) ── v_proj ─→ (N, H, S, dv) ────────────────────────────────────── · ─→ out_proj ─→ (N, T, E)
 
-    With ``value_heads`` G < H the values are (N, G, S, dv), and head i reads those of group ⌊i·G/H⌋: decoding then
+    With ``value_heads`` G < H, values are (N, G, S, dv), and head i reads the values of group ⌊i·G/H⌋. Decoding then
     caches D̃k + G·dv numbers per position.
 
-    A drop-in replacement of ``torch.nn.MultiheadAttention(batch_first=True)``: called in the same way, it returns the
-    same pair, also as ``self_attn`` and ``multihead_attn`` of torch's own encoder and decoder layers built with
-    ``batch_first=True``. Inputs are always batched, there is no ``bias_kv`` or ``add_zero_attn``, and parameters have
-    other names. With ``mixing="blocks"`` and ``key_dim == embed_dim`` it computes the same function.
+    The layer can replace ``torch.nn.MultiheadAttention(batch_first=True)``: it has the same call and return values, and
+    can be the ``self_attn`` and ``multihead_attn`` of torch's encoder and decoder layers. Inputs must be batched,
+    ``bias_kv`` and ``add_zero_attn`` do not exist, and parameters have different names. With ``mixing="blocks"`` and
+    ``key_dim == embed_dim`` it computes the same function.
 
     Args:
         embed_dim, num_heads: E and H.
         key_dim: D̃k, width of the shared query and key projections; default E.
         content_bias: add the trainable content score ``Y v_i`` (eq. 13).
-        mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or the matrix itself, (H, D̃k).
-        mixing_lr_multiplier: c, the learning rate of the mixing matrix and the content bias under Adam and its like,
-            relative to the other parameters'. ``mixing`` is stored divided by c and ``scale`` multiplied by it: Adam's
-            steps do not depend on the size of gradients, so that they are c times as large for what is c times smaller
-            (equalised learning rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's ε acts
-            as ε/c there, weight decay is not multiplied, and ``mixing`` has c² of its share in the norm of gradients.
-        kernel: ``auto``, or a name of :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives:
-            ``head_loop`` has none and raises an error, as torch's fused attention (``sdpa``) does.
+        mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or a matrix (H, D̃k).
+        mixing_lr_multiplier: c, learning rate of the mixing matrix and the content bias relative to the other
+            parameters. ``mixing`` is stored divided by c, and ``scale`` is multiplied by c: steps of Adam, which do not
+            depend on the size of gradients, are then c times larger relative to the stored matrix (equalized learning
+            rates: Karras et al. 2018, section 4.1, https://arxiv.org/abs/1710.10196). Adam's ε acts as ε/c, weight
+            decay is not multiplied, and the squared gradient norm of ``mixing`` is c² times larger.
+        kernel: ``auto`` or a name in :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which raise an
+            error with ``head_loop`` and with torch's fused attention (``sdpa``).
         device, dtype: of the parameters.
-        options: ``kdim``, ``vdim``, ``head_dim``, ``value_heads``, ``dropout``, ``scale``, ``bias``, ``query_bias``,
-            ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
+        options: ``kdim``, ``vdim``, ``head_dim``, ``value_heads``, ``dropout``, ``scale``, ``init``, ``bias``,
+            ``query_bias``, ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
 
     Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
-    (H, D̃k), ``content_bias`` (H, kdim) or None. A state dict may also say the ``scale`` of the layer that it is from:
-    ``mixing`` and ``content_bias`` are then multiplied by what that is of this layer's.
-
-    Raises:
-        ValueError: sizes that do not fit, an unknown mixing or kernel.
+    (H, D̃k), ``content_bias`` (H, kdim) or None. A state dict may contain the ``scale`` of the layer that it was saved
+    from; ``mixing`` and ``content_bias`` are then multiplied by the ratio of that scale and this layer's.
     """
 
     type_name, collaborative = "collaborative", True
@@ -67,9 +64,9 @@ class CollaborativeAttention(AttentionLayer):
         Flag(
             "value_heads",
             "value_heads",
-            "collaborative heads share values, too, in this many groups of neighbouring heads, so that decoding caches "
-            "fewer numbers (default: every head has values of its own)",
-            words="{} value head{s}",
+            "collaborative heads also share values, in N groups (N divides the number of heads), so that decoding "
+            "caches fewer numbers (default: one group per head)",
+            label="{} value head{s}",
         ),
         Flag(
             "mixing_init",
@@ -77,21 +74,21 @@ class CollaborativeAttention(AttentionLayer):
             "initial mixing matrix of collaborative heads",
             default="xavier",
             choices=tuple(INITIAL_MIXING),
-            own=False,
-            lasting=False,
+            per_layer=False,
+            persistent=False,
         ),
         Flag(
             "mixing_lr_multiplier",
             "mixing_lr_multiplier",
-            "under Adam the mixing matrix learns this many times as fast as the other parameters",
+            "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number",
             type=float,
             default=1.0,
-            own=False,
+            per_layer=False,
         ),
         Flag(
             "attention_content_bias",
             "content_bias",
-            "collaborative heads have a content bias (eq. 13 of the paper)",
+            "add a content bias to collaborative heads (equation 13 of the paper)",
             type=bool,
             default=False,
         ),
@@ -113,34 +110,34 @@ class CollaborativeAttention(AttentionLayer):
         dtype: Optional[torch.dtype] = None,
         **options: Any,
     ) -> None:
-        if "mixing_init" in options:  # the flag's name
-            raise TypeError("the argument is called mixing, got mixing_init")
         super().__init__(embed_dim, num_heads, key_dim, **options)
         if self.init == "authors" and isinstance(mixing, str) and mixing != "xavier":
-            raise ValueError(f"init authors goes with mixing xavier, as in their code, but that is {mixing}")
+            raise ValueError(f"mixing must be xavier with init authors, as in the authors' code; got {mixing}")
         if not 0 < mixing_lr_multiplier < math.inf:
-            raise ValueError(f"mixing_lr_multiplier must be positive, but is {mixing_lr_multiplier}")
+            raise ValueError(f"mixing_lr_multiplier must be positive; got {mixing_lr_multiplier}")
         self.scale *= mixing_lr_multiplier
         self._initial_mixing, self._mixing_lr_multiplier = mixing, mixing_lr_multiplier
         self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
-        # not a parameter that is None: fairseq takes those of several layers for one shared parameter
+        # not registered as a None parameter: fairseq takes those of several layers for one shared parameter
         self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim)) if content_bias else None
         self._finish(kernel, device, dtype)
 
     @classmethod
-    def arguments(cls, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, Any]:
-        given = super().arguments(settings, own)
-        # a scale of the layer's own is that of the mixing matrix as it is stored
-        return {**given, "mixing_lr_multiplier": 1.0} if "scale" in own else given
+    def arguments(cls, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Dict[str, Any]:
+        arguments = super().arguments(settings, overrides)
+        if "scale" in overrides:  # the scale of a single layer already includes the multiplier
+            arguments["mixing_lr_multiplier"] = 1.0
+        return arguments
 
     def reset_parameters(self) -> None:
         """Xavier projections, the chosen mixing matrix, content bias zero."""
         super().reset_parameters()
-        start = self._initial_mixing
-        matrix = initial_mixing(start, self.num_heads, self.key_dim) if isinstance(start, str) else start
+        matrix = self._initial_mixing
+        if isinstance(matrix, str):
+            matrix = initial_mixing(matrix, self.num_heads, self.key_dim)
         if matrix.shape != self.mixing.shape:
-            raise ValueError(f"mixing must have shape {tuple(self.mixing.shape)}, but is {tuple(matrix.shape)}")
-        if not self.mixing.is_meta:  # where there are numbers
+            raise ValueError(f"mixing must have shape {tuple(self.mixing.shape)}; got {tuple(matrix.shape)}")
+        if not self.mixing.is_meta:
             with torch.no_grad():
                 self.mixing.copy_(matrix / self._mixing_lr_multiplier)
         if self.content_bias is not None:
@@ -148,18 +145,19 @@ class CollaborativeAttention(AttentionLayer):
 
     def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *rest: Any) -> None:
         scale = state_dict.pop(prefix + "scale", None)
-        for name in [prefix + "mixing", prefix + "content_bias"] if scale is not None else []:
-            if name in state_dict:
-                state_dict[name] = state_dict[name] * (float(scale) / self.scale)
+        if scale is not None:
+            for name in (prefix + "mixing", prefix + "content_bias"):
+                if name in state_dict:
+                    state_dict[name] = state_dict[name] * (float(scale) / self.scale)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def summary(self) -> str:
         content = " and content biases" if self.content_bias is not None else ""
-        shared = f"a shared key dim of {self.key_dim}{content}{self._in_groups()}"
+        shared = f"a shared key dimension of {self.key_dim}{content}{self._in_groups()}"
         return f"{self.num_heads} collaborative heads with {shared}"
 
     def head_maps(self) -> HeadMaps:
-        """Queries W_Q diag(m_i) and copies of the keys; a content bias takes one more dimension, whose query is 1."""
+        """Queries W_Q diag(m_i) and a copy of the keys per head; a content bias is one more key dimension, query 1."""
         query, key = self.mixing.double()[..., None] * affine(self.q_proj), self._head_map(self.k_proj, 1)
         if self.content_bias is not None:
             one = torch.zeros_like(query[:, :1])
@@ -176,9 +174,8 @@ class CollaborativeAttention(AttentionLayer):
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
         """Shared keys (N, S, D̃k), values (N, G, S, dv), content scores (N, H, S)."""
         content: Optional[Tensor] = None
-        bias = self.content_bias
-        if bias is not None:
-            content = nn.functional.linear(key, bias).transpose(1, 2)
+        if self.content_bias is not None:
+            content = nn.functional.linear(key, self.content_bias).transpose(1, 2)
         return KeyValue(keys, self.split_heads(values, self.value_heads), content)
 
     def _head_outputs(

@@ -1,6 +1,7 @@
 """Grouped-query and multi-query attention: groups of standard heads share keys and values.
 
-Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; one group: Shazeer (2019), https://arxiv.org/abs/1911.02150.
+Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; with one group: Shazeer (2019),
+https://arxiv.org/abs/1911.02150.
 """
 
 from typing import Any, Optional
@@ -14,15 +15,13 @@ class GroupedAttention(StandardAttention):
 
         H_i = softmax( (X W_Q^(i)) (Y W_K^(g))ᵀ · scale ) Y W_V^(g)        output = [H_1 … H_H] W_O
 
-    Decoding caches G·(dk + dv) numbers per position. With G = H it is :class:`.StandardAttention`.
+    Decoding caches G·(dk + dv) numbers per position. With G = H this is :class:`.StandardAttention`.
 
     Args:
-        kv_heads: G, a divisor of H; 1: multi-query attention. The others: see :class:`.StandardAttention`.
+        kv_heads: G, a divisor of H; 1 is multi-query attention. For the other arguments see
+            :class:`.StandardAttention`.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (G·dk, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv).
-
-    Raises:
-        ValueError: sizes that do not fit, an unknown kernel.
     """
 
     type_name, chosen_by = "grouped", "kv_heads"
@@ -30,9 +29,9 @@ class GroupedAttention(StandardAttention):
         Flag(
             "kv_heads",
             "kv_heads",
-            "standard heads share keys and values in this many groups of neighbouring heads: grouped-query attention; "
-            "1: multi-query attention (default: every head has its own)",
-            words="{} key and value head{s}",
+            "standard heads share keys and values in N groups (N divides the number of heads): grouped-query "
+            "attention, or multi-query attention with N = 1 (default: one group per head)",
+            label="{} key and value head{s}",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The mask conventions of ``torch.nn.MultiheadAttention``, turned into one additive mask; and masks of heads."""
+"""Attention masks as in ``torch.nn.MultiheadAttention``, combined into one additive mask; multipliers on heads."""
 
 import math
 from typing import List, NamedTuple, Optional, Tuple
@@ -10,13 +10,13 @@ from .transforms import is_tracing
 
 
 class AttentionMask(NamedTuple):
-    """What hides keys from queries.
+    """The combination of all masks.
 
     Attributes:
-        additive: broadcasts to (N, H, T, S); 0 or a finite number where a key is seen, −inf where it is not. Queries
-            that see no key at all have zeros here, so that no softmax ever meets a row of −inf.
-        hidden: broadcasts to (N, H, T, 1), boolean; True for those queries, for which the outputs of heads are zero.
-            None where there is known to be no such query.
+        additive: broadcasts to (N, H, T, S); finite if the key is visible, −inf if it is hidden. Rows of queries that
+            see no key are zero, so that no softmax meets a row of −inf.
+        hidden: boolean, broadcasts to (N, H, T, 1), True for the queries that see no key; the outputs of their heads
+            must be zero. None if it is known that there are none.
     """
 
     additive: Tensor
@@ -30,70 +30,73 @@ def combine(
     shape: Tuple[int, int, int, int],
     like: Tensor,
 ) -> Optional[AttentionMask]:
-    """One mask for all that hides keys from queries, or None where every key is visible.
+    """Combine all masks into one. Returns None if there is no mask.
 
     Args:
         key_padding_mask: (N, S), boolean (True: padding) or additive.
-        attn_mask: (T, S) or (N·H, T, S) or (N, H, T, S), boolean (True: not visible) or additive.
-        is_causal: without ``attn_mask``: position t sees keys up to t. With ``attn_mask``: only a hint, as in torch.
+        attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: hidden) or additive.
+        is_causal: position t sees keys up to t; only a hint if ``attn_mask`` is given, as in torch.
         shape: (N, H, T, S).
-        like: queries, whose type the mask gets if all are boolean; a mask of numbers is float32 or wider, so that
-            finite fills such as −1e8 survive.
+        like: queries. The mask has their dtype if all masks are boolean, otherwise at least float32, so that finite
+            fill values such as −1e8 are preserved.
 
     Raises:
-        ValueError: a mask of another shape or of an integer type; ``is_causal`` where T ≠ S.
+        ValueError: a mask has an invalid shape or an integer dtype, or ``is_causal`` is used with T ≠ S.
     """
     rows, heads, query_len, key_len = shape
-    of_all = (1, 1, query_len, key_len)
-    # name, mask, the shape that it must have, and the one in which it broadcasts to (N, H, T, S)
-    given: List[Tuple[str, Tensor, Tuple[int, ...], Tuple[int, ...]]] = []
+    masks: List[Tensor] = []
     if attn_mask is not None:
         expected = {2: (query_len, key_len), 3: (rows * heads, query_len, key_len)}.get(attn_mask.dim(), shape)
-        given.append(("attn_mask", attn_mask, expected, of_all if attn_mask.dim() == 2 else shape))
+        _check("attn_mask", attn_mask, expected)
+        masks.append(attn_mask.view((1, 1, query_len, key_len) if attn_mask.dim() == 2 else shape))
     elif is_causal:
         if query_len != key_len:
             raise ValueError(
-                f"is_causal needs as many queries as keys, but there are {query_len} and {key_len}; pass an attn_mask"
+                f"is_causal needs as many queries as keys; got {query_len} and {key_len} (pass an attn_mask instead)"
             )
         future = torch.ones(query_len, key_len, dtype=torch.bool, device=like.device).triu(1)
-        given.append(("is_causal", future, (query_len, key_len), of_all))
+        masks.append(future.view(1, 1, query_len, key_len))
     if key_padding_mask is not None:
-        given.append(("key_padding_mask", key_padding_mask, (rows, key_len), (rows, 1, 1, key_len)))
-    if not given:
+        _check("key_padding_mask", key_padding_mask, (rows, key_len))
+        masks.append(key_padding_mask.view(rows, 1, 1, key_len))
+    if not masks:
         return None
 
     dtype = like.dtype
-    if not all(mask.dtype == torch.bool for _, mask, _, _ in given):
+    if any(mask.dtype != torch.bool for mask in masks):
         dtype = torch.promote_types(dtype, torch.float32)
-    additive: List[Tensor] = []
-    for name, mask, expected, view in given:
-        if mask.shape != expected:
-            raise ValueError(f"{name} must have shape {expected}, but is {list(mask.shape)}")
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
-        elif not mask.is_floating_point():
-            raise ValueError(f"masks must be boolean or floating-point, but got {mask.dtype}")
-        additive.append(mask.to(dtype).view(view))
+    additive = [_additive(mask, dtype) for mask in masks]
     combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
     hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
-    # looking at a value is cheap on a CPU, and saves a copy of all head outputs; a GPU would have to be waited for
+    # on a CPU, reading the result is cheap and saves a copy of all head outputs; a GPU would have to synchronize
     if like.device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
         return AttentionMask(combined, None)
     return AttentionMask(combined.masked_fill(hidden, 0.0), hidden)
 
 
+def _check(name: str, mask: Tensor, expected: Tuple[int, ...]) -> None:
+    if mask.shape != expected:
+        raise ValueError(f"{name} must have shape {expected}; got {list(mask.shape)}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{name} must be boolean or floating-point; got {mask.dtype}")
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
+    return mask.to(dtype)
+
+
 def multiply_heads(outputs: Tensor, multiplier: Tensor) -> Tensor:
-    """The outputs of heads (R, T, H, dv) times a factor of each head, (H), (R, H) or (R, T, H).
+    """Multiply the outputs of heads (R, T, H, dv) by a factor per head, (H), (R, H) or (R, T, H).
 
     Raises:
-        ValueError: a multiplier of another shape.
+        ValueError: the multiplier has another shape.
     """
     rows, query_len, heads, _ = outputs.shape
     shape = list(multiplier.shape)
     if shape not in ([heads], [rows, heads], [rows, query_len, heads]):
-        raise ValueError(
-            f"head_multiplier must have shape ({heads}), ({rows}, {heads}) or ({rows}, {query_len}, {heads}), "
-            f"but is {shape}"
-        )
+        allowed = f"({heads}), ({rows}, {heads}) or ({rows}, {query_len}, {heads})"
+        raise ValueError(f"head_multiplier must have shape {allowed}; got {shape}")
     factor = multiplier.unsqueeze(1) if len(shape) == 2 else multiplier
     return outputs * factor.unsqueeze(-1).to(outputs.dtype)

@@ -1,6 +1,6 @@
-"""Linear layers applied to inputs as these lie in memory, and to the same inputs in one product.
+"""Linear projections that keep the memory order of their inputs and fuse projections of the same input.
 
-fairseq keeps activations as (T, N, E), the layers here see them as (N, T, E): a linear layer would copy such a view.
+fairseq stores activations as (T, N, E); the layers see them as (N, T, E). ``nn.Linear`` would copy the transposed view.
 """
 
 from typing import List, Optional
@@ -10,23 +10,24 @@ from torch import Tensor, nn
 
 
 def is_seq_first(inputs: Tensor) -> bool:
-    """Whether (N, T, …) lies in memory as (T, N, …)."""
+    """Whether (N, T, …) is stored as (T, N, …)."""
     return inputs.stride(0) < inputs.stride(1)
 
 
 def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
-    """What each of the layers makes of the same inputs, (N, T, ·) from (N, T, E), all in the inputs' memory order."""
+    """Apply each layer to the inputs (N, T, E). The outputs (N, T, ·) have the memory order of the inputs."""
     transposed = is_seq_first(inputs)
-    flat = inputs.transpose(0, 1) if transposed else inputs
-    outputs = fused_linear(flat, *layers) if worth_fusing(flat, *layers) else [layer(flat) for layer in layers]
+    stored = inputs.transpose(0, 1) if transposed else inputs
+    fuse = _worth_fusing(stored, *layers)
+    outputs = _fused(stored, *layers) if fuse else [layer(stored) for layer in layers]
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs
 
 
-def worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
-    """Whether one product with the joined weights is faster than a product for each.
+def _worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
+    """Whether one product with the concatenated weights is faster than one product per layer.
 
-    In training the gradient of the inputs is then one product too; in decoding, joining the weights at every step would
-    cost more than it saves. Layers with hooks (quantization noise) or of another class are called as they are.
+    Fusing also fuses the gradient of the inputs in training. In decoding, concatenating at every step would cost more
+    than it saves. Layers with hooks (quantization noise) and subclasses of ``nn.Linear`` are called as they are.
     """
     if len(layers) < 2 or inputs.device.type != "cpu" or not torch.is_grad_enabled():
         return False
@@ -34,8 +35,7 @@ def worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
     return all(plain)
 
 
-def fused_linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
-    """The outputs of the layers as slices of one product."""
+def _fused(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     weight = torch.cat([layer.weight for layer in layers])
     bias: Optional[Tensor] = None
     if any(layer.bias is not None for layer in layers):

@@ -1,4 +1,4 @@
-"""Standard multi-head attention with a free key dim: the baseline of every comparison."""
+"""Standard multi-head attention with a free key dimension: the baseline of every comparison."""
 
 from typing import Any, Optional
 
@@ -12,25 +12,21 @@ from .layer import AttentionLayer
 
 
 class StandardAttention(AttentionLayer):
-    """Standard heads (Vaswani et al. 2017), each with query and key dimensions of its own::
+    """Standard heads (Vaswani et al. 2017), each with its own query and key dimensions::
 
         H_i = softmax( (X W_Q^(i)) (Y W_K^(i))ᵀ · scale ) Y W_V^(i)        output = [H_1 … H_H] W_O
 
-    At ``key_dim == embed_dim`` this is fairseq's and torch's multi-head attention, number for number.
+    With ``key_dim == embed_dim`` this is the multi-head attention of fairseq and torch, with identical results.
 
     Args:
         embed_dim, num_heads: E and H.
-        key_dim: dimensions of all heads together, H · dk; default E. Must be divisible by the number of heads.
-        kernel: ``auto``, or a name of :data:`.kernels.STANDARD`; ``bmm`` for second derivatives, which torch's fused
-            attention (``sdpa``, for long sentences also ``auto``) lacks.
+        key_dim: key dimension summed over heads, H · dk; default E. Must be divisible by the number of heads.
+        kernel: ``auto`` or a name in :data:`.kernels.STANDARD`; ``bmm`` for second derivatives, which torch's fused
+            attention (``sdpa``, and ``auto`` for long sentences) lacks.
         device, dtype: of the parameters.
-        options: see :class:`.CollaborativeAttention` and :class:`.AttentionLayer`. The default scale is (E/H)^-0.5
-            at every key dim, as in the paper's runs.
+        options: see :class:`.AttentionLayer`. The default scale is (E/H)^-0.5 at every key dimension, as in the paper.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (H·dk, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv).
-
-    Raises:
-        ValueError: sizes that do not fit, an unknown kernel.
     """
 
     type_name = "standard"
@@ -50,26 +46,28 @@ class StandardAttention(AttentionLayer):
         super().__init__(embed_dim, num_heads, key_dim, **options)
         if self.key_dim % num_heads != 0:
             raise ValueError(
-                "standard heads split the key dim evenly: key_dim must be divisible by num_heads, "
-                f"but key_dim is {self.key_dim} and num_heads is {num_heads}"
+                f"key_dim must be divisible by num_heads with standard heads; got {self.key_dim} and {num_heads}"
             )
         self._build()
         self._finish(kernel, device, dtype)
 
     def _build(self) -> None:
-        """Make what heads of a subclass have besides the four projections; all sizes are known."""
+        """Create further parameters of a subclass; all sizes are set."""
 
     def summary(self) -> str:
         each = self.key_dim // self.num_heads
-        return f"{self.num_heads} standard heads with a key dim of {self.key_dim}, {each} each{self._in_groups()}"
+        return f"{self.num_heads} standard heads with a key dimension of {self.key_dim}, {each} each{self._in_groups()}"
 
     def head_maps(self) -> HeadMaps:
-        query, key = self._head_map(self.q_proj, self.num_heads), self._head_map(self.k_proj, self.key_heads)
-        return HeadMaps(query, key, self._head_map(self.v_proj, self.value_heads))
+        return HeadMaps(
+            self._head_map(self.q_proj, self.num_heads),
+            self._head_map(self.k_proj, self.key_heads),
+            self._head_map(self.v_proj, self.value_heads),
+        )
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """Keys (N, H, S, dk) and values (N, G, S, dv)."""
-        return KeyValue(self.split_heads(keys, self.key_heads), self.split_heads(values, self.value_heads), None)
+        """Keys (N, G, S, dk) and values (N, G, S, dv)."""
+        return KeyValue(self.split_heads(keys, self.key_heads), self.split_heads(values, self.value_heads))
 
     def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
@@ -79,5 +77,5 @@ class StandardAttention(AttentionLayer):
     def _attend_heads(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Attended:
-        """As :meth:`_head_outputs`, of queries (N, H, T, dk)."""
+        """Like :meth:`_head_outputs`, for queries (N, H, T, dk)."""
         return attend_standard(self.kernel, query, entry, mask, self.scale, dropout, need_weights)

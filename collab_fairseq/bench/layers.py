@@ -12,7 +12,7 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
-from collab_fairseq.attention.beams import moved
+from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.modules.attention import IncrementalAttention
 
 from .implementations import SAME_FUNCTION, Implementation, implementations
@@ -94,7 +94,7 @@ def decode(
     # the order of a search that continues any hypothesis of the same sentence
     chosen = torch.randint(beams, (sentences, beams), generator=random)
     order = (torch.arange(sentences)[:, None] * beams + chosen).flatten().to(options.device)
-    find = functools.cache(moved)  # ours reads the order on the host in the first step only
+    find = functools.cache(source_rows)  # ours reads the order on the host in the first step only
 
     @torch.no_grad()
     def step_of(implementation: Implementation) -> Step:

@@ -23,7 +23,7 @@ _INHERITED = (
     "collaborative_heads",
     "key_dim",
     *KEY_DIMS.values(),
-    *(name for name, flag in flags().items() if flag.lasting),
+    *(name for name, flag in flags().items() if flag.persistent),
     "attention_shapes",
 )
 

@@ -15,8 +15,8 @@ from collab_fairseq.attention.attention_types import (
     flags,
     kernels,
     layer_at,
+    on_meta_device,
     side_of,
-    without_numbers,
 )
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, model_config
 from collab_fairseq.modules.heads import check_heads, parse_heads
@@ -79,14 +79,14 @@ def check_config(cfg: TransformerCollabConfig) -> None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     for site, (attention_type, arguments) in layers.items():
         try:
-            without_numbers(attention_type, {**arguments, "dropout": cfg.attention_dropout})
+            on_meta_device(attention_type, {**arguments, "dropout": cfg.attention_dropout})
         except (ValueError, RuntimeError) as error:  # RuntimeError: too large for PyTorch
             message = _with_flag_names(str(error), attention_type, settings, site)
             raise ConfigurationError(f"{site} attention: {message}") from error
     for layer_id, shape in parse_shapes(cfg.attention_shapes).items():
         site, _, _ = layer_id.partition(".")
         try:
-            without_numbers(*layer_at(settings, site, shape))
+            on_meta_device(*layer_at(settings, site, shape))
         except (ValueError, RuntimeError) as error:
             raise ConfigurationError(f"attention_shapes[{layer_id}]: {error}") from error
     _check_heads(cfg)

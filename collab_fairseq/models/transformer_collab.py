@@ -19,7 +19,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
-from collab_fairseq.attention.beams import moved
+from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
@@ -92,7 +92,7 @@ class TransformerCollabEncoder(TransformerEncoderBase):
         rows, previous_rows = new_order.size(0), encoder_out["encoder_out"][0].size(1)
         beams = 1
         if "beams" in encoder_out:
-            moved_rows = moved(new_order, encoder_out["beams"], previous_rows // encoder_out["beams"])
+            moved_rows = source_rows(new_order, encoder_out["beams"], previous_rows // encoder_out["beams"])
             if moved_rows is None:
                 return encoder_out
             beams = moved_rows[1]
@@ -134,7 +134,7 @@ class TransformerCollabDecoder(TransformerDecoderBase):
 
     def reorder_incremental_state_scripting(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
         """As in fairseq: hypothesis r becomes the old hypothesis ``new_order[r]``. Synchronises a GPU once."""
-        find = functools.cache(moved)
+        find = functools.cache(source_rows)
         for number in range(len(self.layers)):  # with LayerDrop, iteration would draw random numbers
             layer = self.layers[number]
             for attention in (layer.self_attn, layer.encoder_attn):

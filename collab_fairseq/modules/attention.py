@@ -13,8 +13,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from collab_fairseq.attention.attention_types import layer_at
-from collab_fairseq.attention.beams import Moved, moved
-from collab_fairseq.attention.cache import Cache, KeyValue
+from collab_fairseq.attention.cache import Cache, KeyValue, SourceRows, source_rows
 
 from .gates import HeadGates
 from .heads import parse_heads
@@ -134,12 +133,12 @@ class IncrementalAttention(FairseqIncrementalState):
         self,
         incremental_state: Dict[str, Any],
         new_order: Tensor,
-        find: Callable[[Tensor, int, int], Moved] = moved,
+        find: Callable[[Tensor, int, int], SourceRows] = source_rows,
     ) -> Dict[str, Any]:
         """Reorder the cache for beam search: hypothesis r becomes the old hypothesis ``new_order[r]``, (R', ).
 
         Args:
-            find: :func:`.moved`, or a version that caches its result for all layers.
+            find: :func:`.source_rows`, or a version that caches its result for all layers.
         """
         past: Optional[Cache] = self.get_incremental_state(incremental_state, "attn_state")
         if past is not None:

@@ -4,7 +4,7 @@ import reprlib
 from enum import Enum
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
 
-from collab_fairseq.attention.attention_types import SITES, of_one_layer
+from collab_fairseq.attention.attention_types import SITES, per_layer_settings
 from fairseq_modern.errors import UserError
 
 _LARGEST = 2**63 - 1  # largest integer that PyTorch accepts
@@ -33,13 +33,13 @@ def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str,
     """Check the setting ``attention_shapes``, and drop properties that are None.
 
     Args:
-        shapes: layer ID (``cross.3``) → properties from :func:`.of_one_layer`.
+        shapes: layer ID (``cross.3``) → properties from :func:`.per_layer_settings`.
     """
     if shapes is None:
         return {}
     check_type("attention_shapes", Dict, shapes)
     parsed = {}
-    property_types = of_one_layer()
+    property_types = per_layer_settings()
     for layer_id, properties in shapes.items():
         site, _, layer = str(layer_id).partition(".")
         if site not in SITES or not layer.isdecimal():

@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.attention_types import sized
+from collab_fairseq.attention.attention_types import uninitialized_layer
 
 from .attention import IncrementalAttention
 from .fairseq_compat import model_config
@@ -80,7 +80,7 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             prefix = parameter_prefix(layer_id)
             if not any(name.startswith(prefix) for name in parameters):
                 break
-            layer = sized(settings, site, shapes.get(layer_id))
+            layer = uninitialized_layer(settings, site, shapes.get(layer_id))
             tensors = {}
             for name, expected in layer.state_dict().items():
                 tensor = parameters.get(prefix + name)

@@ -38,7 +38,7 @@ def load_run(path: PathLike) -> TrainingRecord:
         model.update(dict.fromkeys(attention_types.KEY_DIMS.values()))
         named = {
             "key_dim": "key_dim",
-            **{f.argument: f.name for f in attention_types.CollaborativeAttention.flags if f.own},
+            **{f.argument: f.name for f in attention_types.CollaborativeAttention.flags if f.per_layer},
         }
         alike = [{flag: shape.get(field) for field, flag in named.items()} for shape in shapes]
         if all(flags == alike[0] for flags in alike):
@@ -73,8 +73,8 @@ def heads(run: TrainingRecord) -> str:
     if "recipe.training_module" in run.get("files", {}):
         words += ", trained with another --user-dir"
     for field, flag in attention_types.flags().items():
-        number = lookup(run, f"config.model.{field}") if flag.words else None
-        words += "" if number is None else f", {str(flag.words).format(number, s='s' * (number != 1))}"
+        number = lookup(run, f"config.model.{field}") if flag.label else None
+        words += "" if number is None else f", {str(flag.label).format(number, s='s' * (number != 1))}"
     return f"{words}, as published" if "published" in run else words
 
 
@@ -105,7 +105,7 @@ def cache(run: TrainingRecord) -> Optional[int]:
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    return attention_types.kv_cache_per_token(attention_types.sized(model, "decoder"))
+    return attention_types.kv_cache_per_token(attention_types.uninitialized_layer(model, "decoder"))
 
 
 def losses(run: TrainingRecord) -> Dict[str, float]:

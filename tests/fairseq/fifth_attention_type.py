@@ -9,12 +9,12 @@ from collab_fairseq.attention.factors import HeadMaps, affine
 
 class SlicedAttention(StandardAttention):
     type_name, chosen_by = "sliced", "shared_key_dim"
-    flags = (Flag("shared_key_dim", "shared_key_dim", "width of the one key", words="slices of {} key dimensions"),)
+    flags = (Flag("shared_key_dim", "shared_key_dim", "width of the one key", label="slices of {} key dimensions"),)
 
     def __init__(self, *sizes, shared_key_dim, **options):
         super().__init__(*sizes, **options)
         if not self.key_dim // self.num_heads <= shared_key_dim <= self.key_dim:
-            raise ValueError(f"shared_key_dim must be from that of a head to key_dim, but is {shared_key_dim}")
+            raise ValueError(f"shared_key_dim must be between that of a head and key_dim; got {shared_key_dim}")
         self.k_proj = nn.Linear(self.kdim, shared_key_dim)
         self.reset_parameters()
 

@@ -1,10 +1,10 @@
-"""A simulated GPU: what a training step and a beam search would make the host wait for on a real one.
+"""A simulated GPU that counts the synchronizations of a training step or a step of beam search.
 
-    python -m tests.fairseq.simulated_gpu WHAT FLAGS...        prints what was counted, as JSON
+    python -m tests.fairseq.simulated_gpu {training,search} FLAGS...        prints the counts as JSON
 
-Tensors have no memory (torch's meta device), and say that they are on `cuda`. Whatever asks for a value of
-one would wait for the GPU to finish all that was launched: it is counted with the line that asks, and answered with a
-value that lets the program run on. So is an operation on tensors of both the host and the GPU.
+Tensors are on torch's meta device and report `cuda`. Reading a value would wait for all launched kernels: it is counted
+with the line of code that reads, and returns a value with which the program can continue. Operations that mix tensors
+of host and GPU are counted, too.
 """
 
 import collections
@@ -23,14 +23,14 @@ from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 GPU = torch.device("cuda", 0)
-#: programs that may ask
+#: packages whose lines are reported
 PACKAGES = ("collab_fairseq", "fairseq_modern", "fairseq")
-#: kernels that torch has for real devices only; all work in place
+#: in-place kernels that torch does not have for the meta device
 WITHOUT_META = {"_fused_adamw_", "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"}
 
 
-def asker() -> str:
-    """The innermost line of one of the packages."""
+def caller() -> str:
+    """The innermost line in one of the packages."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -41,7 +41,7 @@ def asker() -> str:
 
 
 class OnGpu(TorchFunctionMode):
-    """Tensors without memory say that they are on the GPU; what is asked for there has no memory."""
+    """Meta tensors report that they are on the GPU; tensors for the GPU are created on the meta device."""
 
     @staticmethod
     def place(device: Any) -> Any:
@@ -64,36 +64,30 @@ class OnGpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Host(TorchDispatchMode):
-    """Counts, by the line that asks, what the host waits for (``waits``) and operations on both sides (``mixed``).
-
-    ``launches`` are all operations on the GPU, but for views and new memory.
-    """
+class SyncCounter(TorchDispatchMode):
+    """Count synchronizations (``waits``) and operations on tensors of both devices (``mixed``) by line of code."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Dict[str, int] = collections.Counter()
         self.mixed: Dict[str, int] = collections.Counter()
-        self.launches = 0
 
     def clear(self) -> None:
-        self.launches = 0
         self.waits.clear()
         self.mixed.clear()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        name, on_gpu = function.overloadpacket.__name__, [x.is_meta for x in tensors]
-        if not any(on_gpu):
+        name = function.overloadpacket.__name__
+        if not any(x.is_meta for x in tensors):
             return function(*args, **kwargs)
-        self.launches += not (function.is_view or "empty" in name or name == "detach")
         moves = name in ("copy_", "_to_copy")
-        if not moves and any(x.dim() for x, there in zip(tensors, on_gpu, strict=True) if not there):
-            self.mixed[f"{name}: {asker()}"] += 1
+        if not moves and any(x.dim() > 0 and not x.is_meta for x in tensors):
+            self.mixed[f"{name}: {caller()}"] += 1
         to_host = name == "_to_copy" and torch.device(kwargs.get("device") or "meta").type == "cpu"
         to_host |= name == "copy_" and not tensors[0].is_meta
-        # one value for all that a mask shows is filled in; else the places are counted first
+        # indexing by a mask counts its entries first, except for assigning one value
         by_mask = name == "index" or (name == "index_put_" and args[2].numel() > 1)
         by_mask = by_mask and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
         answers = {
@@ -104,7 +98,7 @@ class Host(TorchDispatchMode):
             "masked_select": lambda x, mask: x.new_empty(0),
         }
         if name in answers or to_host or by_mask:
-            self.waits[f"{name}: {asker()}"] += 1
+            self.waits[f"{name}: {caller()}"] += 1
         if name in answers:
             return answers[name](*args)
         if to_host:
@@ -115,14 +109,14 @@ class Host(TorchDispatchMode):
 
     @staticmethod
     def scalar(x: torch.Tensor) -> Any:
-        """1.0; of whole numbers 2, with which beams stay with their sentences; True, unless gradients overflow then."""
+        """1.0; integers: 2, for which beams stay with their sentences; booleans: True, except for gradient overflow."""
         if x.dtype == torch.bool:
-            return "dynamic_loss_scaler" not in asker()
+            return "dynamic_loss_scaler" not in caller()
         return 1.0 if x.is_floating_point() else 2
 
 
-def pretend() -> None:
-    """Let torch say that there is a GPU."""
+def simulate_gpu() -> None:
+    """Make torch report a GPU."""
     cuda: Any = torch.cuda
     properties = SimpleNamespace(major=9, minor=0, total_memory=80 << 30, name="a GPU")
     values = {"is_available": True, "is_bf16_supported": True, "is_current_stream_capturing": False}
@@ -134,7 +128,7 @@ def pretend() -> None:
 
 
 def batch(task: Any, rows: int, length: int, padding: int) -> Dict[str, Any]:
-    """Sentences of one length, as fairseq collates them, on the host; some are padded."""
+    """Sentences of one length, two of them with padding, collated by fairseq, on the host."""
     from collab_fairseq.bench.models import make_batch
 
     lengths = [length] * (rows - 2) + [length - padding] * 2
@@ -142,7 +136,7 @@ def batch(task: Any, rows: int, length: int, padding: int) -> Dict[str, Any]:
 
 
 def prepare(flags: Any) -> Any:
-    """fairseq's settings of flags, a task with 32,768 vocabulary entries, and the model without memory."""
+    """fairseq's settings for these flags, a task with 32,768 vocabulary entries, and the model on the meta device."""
     from fairseq import models, options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.tasks import FairseqTask
@@ -166,8 +160,8 @@ def prepare(flags: Any) -> Any:
         return cfg, task, models.build_model(cfg.model, task)
 
 
-def training(flags: Any, host: Host) -> None:
-    """Three updates by fairseq's trainer; the last one is counted."""
+def training(flags: Any, counter: SyncCounter) -> None:
+    """Count the last of three updates by fairseq's trainer."""
     from fairseq.criterions import build_criterion
     from fairseq.trainer import Trainer
 
@@ -176,16 +170,16 @@ def training(flags: Any, host: Host) -> None:
     cfg, task, model = prepare([*update, *loss, *flags])
     trainer = Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
     for _ in range(3):
-        host.clear()
+        counter.clear()
         trainer.train_step([batch(task, 32, 30, 7)])
 
 
-class Enough(Exception):
-    """A search has taken as many steps as were wanted."""
+class LastStep(Exception):
+    """The search has taken the required number of steps."""
 
 
-def search(flags: Any, host: Host) -> None:
-    """Six steps of the search of fairseq-generate, in which no hypothesis ends; the last one is counted."""
+def search(flags: Any, counter: SyncCounter) -> None:
+    """Count the last of six steps of the search of fairseq-generate, in which no hypothesis ends."""
     from fairseq import utils
 
     cfg, task, model = prepare(flags)
@@ -196,22 +190,22 @@ def search(flags: Any, host: Host) -> None:
 
     def decode_and_count(*args: Any, **options: Any) -> Any:
         if next(steps, None) is None:
-            raise Enough
-        host.clear()
+            raise LastStep
+        counter.clear()
         return decode(*args, **options)
 
     model.decoder.forward = decode_and_count
-    with contextlib.suppress(Enough):
+    with contextlib.suppress(LastStep):
         task.build_generator([model], Namespace(beam=4)).generate([model], sample)
 
 
 def main() -> None:
-    what, *flags = sys.argv[1:]
-    pretend()
-    host = Host()
-    with OnGpu(), host:
-        {"training": training, "search": search}[what](flags, host)
-    json.dump({"waits": host.waits, "mixed": host.mixed, "launches": host.launches}, sys.stdout)
+    program, *flags = sys.argv[1:]
+    simulate_gpu()
+    counter = SyncCounter()
+    with OnGpu(), counter:
+        {"training": training, "search": search}[program](flags, counter)
+    json.dump({"waits": counter.waits, "mixed": counter.mixed}, sys.stdout)
 
 
 if __name__ == "__main__":

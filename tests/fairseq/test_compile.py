@@ -1,4 +1,4 @@
-"""``--compile``: few graphs, the same numbers, names and checkpoints."""
+"""``--compile``: number of graphs, equal results, interchangeable checkpoints."""
 
 import copy
 import json
@@ -26,16 +26,16 @@ VOCABULARY = len(TASK.source_dictionary)
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """A backend that runs graphs as they are; ``batches`` has for each the batch that it was made in."""
+    """A backend that runs graphs eagerly; ``batches`` has the number of the batch in which each graph was created."""
 
     class Backend:
-        now = 0
+        batch = 0
 
         def __init__(self):
             self.batches = []
 
         def __call__(self, graph, example_inputs):
-            self.batches.append(self.now)
+            self.batches.append(self.batch)
             return graph.forward
 
     torch._dynamo.reset()
@@ -50,49 +50,52 @@ def compiler(monkeypatch):
 
 
 def batch_of(*lengths):
-    """What a model is given of sources and targets of these lengths, as fairseq collates them."""
+    """Model inputs for sources and targets of these lengths, collated by fairseq."""
     return make_batch(*(TASK.sentences(side, seed=0) for side in lengths), TASK, "cpu")["net_input"]
 
 
-def real_batches(number, seed=3):
-    """Batches of Multi30k's lengths, every third without padding, some of one sentence."""
-    random = torch.Generator().manual_seed(seed)
+def real_batches(number):
+    """Batches with the sentence lengths of Multi30k: every third without padding, some with one sentence."""
+    random = torch.Generator().manual_seed(3)
     for n in range(number):
         size = int(torch.randint(1, 12, (), generator=random))
-        sides = [draw(size, 7 * n + side) for side in (0, 1)]
-        yield batch_of(*([side[0]] * size if n % 3 == 0 else side for side in sides))
+        lengths = [draw(size, 7 * n + side) for side in (0, 1)]
+        if n % 3 == 0:
+            lengths = [[side[0]] * size for side in lengths]
+        yield batch_of(*lengths)
 
 
 @pytest.mark.slow
-def test_two_hundred_batches_take_three_graphs(compiler):
-    six = {"encoder_layers": 6, "decoder_layers": 6}
-    model = build(**{**SMALL, **six}, vocabulary=VOCABULARY, key_dim=6, dropout=0.1, compile=True).train()
-    for compiler.now, given in enumerate(real_batches(200)):
-        model(**given)[0].logsumexp(-1).mean().backward()
+def test_200_batches_need_three_graphs(compiler):
+    sizes = {**SMALL, "encoder_layers": 6, "decoder_layers": 6}
+    model = build(**sizes, vocabulary=VOCABULARY, key_dim=6, dropout=0.1, compile=True).train()
+    for compiler.batch, inputs in enumerate(real_batches(200)):
+        model(**inputs)[0].logsumexp(-1).mean().backward()
     assert len(compiler.batches) == 3
     assert max(compiler.batches) < 20
     assert counters["frames"]["total"] == counters["frames"]["ok"] == len(compiler.batches)
     assert not counters["graph_break"]
 
 
-def test_the_first_batch_may_have_equal_sizes(compiler):
-    """Sizes that are equal by chance are not taken for one size; neither does a batch of one sentence count."""
+def test_equal_sizes_in_the_first_batch_are_not_taken_for_one_size(compiler):
+    """Nor are batches of one sentence compiled."""
     model = build(**ONE, vocabulary=VOCABULARY, key_dim=6, dropout=0.0, compile=True).train()
-    for compiler.now, (rows, source, target) in enumerate([(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]):
+    sizes = [(5, 5, 5), (5, 7, 5), (3, 4, 6), (1, 5, 4), (6, 6, 3)]
+    for compiler.batch, (rows, source, target) in enumerate(sizes):
         assert torch.isfinite(model(**batch_of([source] * rows, [target] * rows))[0]).all()
     assert compiler.batches == [0, 0]
-    assert compiled._compiled.cache_info().misses == 1  # one compiled call for all layers and batches
+    assert compiled._compiled.cache_info().misses == 1  # one compiled function for all layers and batches
 
 
-def test_graphs_stay_whole_where_processes_average_their_gradients(compiler, tmp_path, monkeypatch):
-    """Two layers of a kind share a graph; torch would split each at the buckets of the gradients."""
+def test_distributed_data_parallel_does_not_split_graphs(compiler, tmp_path, monkeypatch):
+    """By default torch splits graphs at gradient buckets. Here layers share a graph."""
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 1000)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = build(**SMALL, vocabulary=VOCABULARY, key_dim=6, dropout=0.0, compile=True).train()
         parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
-        for compiler.now, given in enumerate(real_batches(4)):
-            parallel(**given)[0].logsumexp(-1).mean().backward()
+        for compiler.batch, inputs in enumerate(real_batches(4)):
+            parallel(**inputs)[0].logsumexp(-1).mean().backward()
     finally:
         torch.distributed.destroy_process_group()
     assert len(compiler.batches) == 3
@@ -102,8 +105,8 @@ SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("standard"
 
 
 @pytest.mark.parametrize("kind", ["collaborative", *SLOW_KINDS])
-def test_compiled_layers_give_the_same_numbers(kind, compiler):
-    """The loss and all gradients; not compiled: without gradients, where hooks look at a layer, in evaluation."""
+def test_compiled_layers_give_the_same_results(kind, compiler):
+    """Logits and all gradients. Calls without gradients, with hooks or in evaluation are not compiled."""
     flags = {**SMALL, **KINDS[kind], "dropout": 0.0}
     plain, fast = (build(**flags, compile=flag).train() for flag in (False, True))
     assert list(fast.state_dict()) == list(plain.state_dict())
@@ -113,34 +116,36 @@ def test_compiled_layers_give_the_same_numbers(kind, compiler):
         logits.logsumexp(-1).mean().backward()
         results.append([logits, *(p.grad for p in model.parameters())])
     assert all((one - other).abs().max() < FLOAT32 for one, other in zip(*results, strict=True))
-    made = len(compiler.batches)
-    assert made == 3
+    assert len(compiler.batches) == 3
     with torch.no_grad():
         fast(*batch())
-    seen = []
-    hooks = [layer.register_forward_hook(lambda *_: seen.append(1)) for layer in fast.decoder.layers]
-    hooks += [layer.register_forward_hook(lambda *_: seen.append(1)) for layer in fast.encoder.layers]
+    hook_calls = []
+    layers = [*fast.encoder.layers, *fast.decoder.layers]
+    hooks = [layer.register_forward_hook(lambda *_: hook_calls.append(1)) for layer in layers]
     fast(*batch())
     for hook in hooks:
         hook.remove()
-    assert len(seen) == 4
+    assert len(hook_calls) == 4
     assert (copy.deepcopy(fast).eval()(*batch())[0] - plain.eval()(*batch())[0]).abs().max() < FLOAT32
-    assert len(compiler.batches) == made
+    assert len(compiler.batches) == 3
 
 
-def test_the_flag_reaches_the_layers_and_is_rejected_if_they_are_wrapped():
-    layers = [*(model := build(**SMALL, key_dim=6, compile=True)).encoder.layers, *model.decoder.layers]
-    assert {type(layer).__name__ for layer in layers} == {"CompiledEncoderLayer", "CompiledDecoderLayer"}
+def test_flag_selects_compiled_layers_and_is_rejected_with_wrapped_layers():
+    model = build(**SMALL, key_dim=6, compile=True)
+    assert {type(layer).__name__ for layer in [*model.encoder.layers, *model.decoder.layers]} == {
+        "CompiledEncoderLayer",
+        "CompiledDecoderLayer",
+    }
     assert compiled.BACKEND == "inductor"
     with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:
         build(**SMALL, compile=True, checkpoint_activations=True)
     assert error.value.user_error
 
 
-def test_without_a_compiler_training_ends_in_one_sentence(tiny_data, tmp_path):
-    lacking = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+def test_training_without_a_compiler_fails_with_one_sentence(tiny_data, tmp_path):
+    environment = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     command = train_command(tiny_data, tmp_path, compile=True, max_update=1, no_save=True, **SMALL)
-    done = run(*command, env=lacking, check=False)
+    done = run(*command, env=environment, check=False)
     assert done.returncode != 0
     expected = "--compile needs a C++ compiler that torch.compile can use for cpu devices; a trial failed: "
     assert expected in done.stderr.splitlines()[-1]
@@ -148,20 +153,19 @@ def test_without_a_compiler_training_ends_in_one_sentence(tiny_data, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_continues_with_and_without_the_flag(tiny_data, tmp_path):
-    """Without dropout the losses are those of a run without it; on a CPU there is a warning."""
+def test_a_run_can_be_resumed_with_and_without_the_flag(tiny_data, tmp_path):
+    """Without dropout the losses equal those of an uncompiled run. On a CPU the flag logs a warning."""
     options = {"key_dim": 8, "dropout": 0.0, "save_interval_updates": 3, "log_format": "json", "log_interval": 1, **ONE}
     options.update(no_epoch_checkpoints=True, disable_validation=True)
     logs, states = {}, {}
-    runs = {"plain": (None, False, 6), "fast": (None, True, 3), "fast on": ("fast", True, 6), "off": ("fast", False, 6)}
-    for name, (before, compiled_too, updates) in runs.items():
+    runs = {"plain": (None, {}, 6), "fast": (None, {"compile": True}, 3)}
+    runs.update({"fast on": ("fast", {"compile": True}, 6), "off": ("fast", {}, 6)})
+    for name, (before, flag, updates) in runs.items():
         folder = tmp_path / name
         if before:
             shutil.copytree(tmp_path / before, folder)
-        more = {"compile": True} if compiled_too else {}
-        done = run(*train_command(tiny_data, folder, max_update=updates, **options, **more))
-        text = done.stdout + done.stderr
-        assert ("does not speed up training on a CPU" in text) is compiled_too
+        done = run(*train_command(tiny_data, folder, max_update=updates, **options, **flag))
+        assert ("does not speed up training on a CPU" in done.stdout + done.stderr) is bool(flag)
         logs[name] = [float(json.loads(x)["loss"]) for x in re.findall(r"train_inner \| (\{.*\})", done.stdout)]
         states[name] = checkpoints.load(folder / "checkpoint_last.pt")["model"]
     assert logs["fast"] + logs["fast on"] == pytest.approx(logs["plain"], abs=2e-3)

@@ -1,6 +1,8 @@
-"""fairseq's own tests, file by file: as they are, and with transformer_collab instead of transformer.
+"""fairseq's own tests, unchanged and with transformer_collab instead of transformer.
 
-    FAIRSEQ_TESTS=DIR pytest tests/fairseq/test_conformance.py      DIR: tests, scripts and examples of fairseq v0.12.2
+    FAIRSEQ_TESTS=DIR pytest tests/fairseq/test_conformance.py
+
+DIR contains the folders tests, scripts and examples of fairseq v0.12.2.
 """
 
 import os
@@ -19,7 +21,7 @@ FILES = sorted(str(path.relative_to(FAIRSEQ)) for path in FAIRSEQ.glob("tests/**
 ROWS = [row.split("\t") for row in (ROOT / "tests/fairseq/conformance.tsv").read_text().splitlines()]
 EXPECTED = {file: (names.split(", "), reason) for file, names, reason in ROWS}
 TRANSFORMER = re.compile('"transformer(_iwslt_de_en)?"')
-# SIGINT: one test sends it, and a job in the background would ignore it
+# background jobs ignore SIGINT, which one test sends
 PYTEST = """if True:
     import argparse, signal, sys, pytest, fairseq.utils
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,22 +34,23 @@ PYTEST = """if True:
 @pytest.mark.skipif("FAIRSEQ_TESTS" not in os.environ, reason="FAIRSEQ_TESTS must name a folder with fairseq's tests")
 @pytest.mark.parametrize("file", FILES or ["none"])
 @pytest.mark.parametrize("model", ["transformer", "transformer_collab"])
-def test_fairseqs_tests_fail_only_where_the_table_says(model, file, tmp_path):
+def test_only_expected_tests_of_fairseq_fail(model, file, tmp_path):
     may_fail, reason = EXPECTED.get(file, ([], ""))
-    original = (FAIRSEQ / file).read_text(encoding="utf-8")
-    replaced = TRANSFORMER.sub(rf'"{model}\1"', original)
     if may_fail == ["not run"]:
         pytest.skip(reason)
+    original = (FAIRSEQ / file).read_text(encoding="utf-8")
+    replaced = TRANSFORMER.sub(rf'"{model}\1"', original)
     if model == "transformer_collab" and replaced == original:
-        pytest.skip("names no transformer")
+        pytest.skip("does not mention transformer")
     for name in ("tests", "scripts", "examples"):
         shutil.copytree(FAIRSEQ / name, tmp_path / name)
     run("chmod", "-R", "u+w", tmp_path)  # the originals may be read-only
     (tmp_path / file).write_text(replaced, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="ascii")
     user_dir = "" if model == "transformer" else ROOT / "collab_fairseq"
-    process = {"cwd": tmp_path, "env": {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}, "timeout": 7200, "fresh": True}
-    done = run(sys.executable, "-c", PYTEST, user_dir, file, check=False, **process)
+    env = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", PYTEST, user_dir, file]
+    done = run(*command, check=False, cwd=tmp_path, env=env, timeout=7200, fresh=True)
     results = ElementTree.parse(tmp_path / "results.xml")
     cases = [*results.findall(".//failure/.."), *results.findall(".//error/..")]
     failed = {case.get("name").partition("[")[0] for case in cases}

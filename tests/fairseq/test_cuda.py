@@ -1,4 +1,4 @@
-"""What makes training and search fast, on a GPU, compared with fairseq's own on the CPU in float64 or float32."""
+"""Fast training and search on a GPU, compared with fairseq on the CPU in float64 or float32."""
 
 import json
 import re
@@ -8,6 +8,7 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
+from torch.utils._pytree import tree_map
 
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training import chunked_loss
@@ -25,32 +26,32 @@ GPU = "cuda"
 pytestmark = pytest.mark.gpu
 
 
-def moved(sample):
-    """A batch on the GPU."""
-    if torch.is_tensor(sample):
-        return sample.to(GPU)
-    return {name: moved(x) for name, x in sample.items()} if isinstance(sample, dict) else sample
+def to_gpu(sample):
+    return tree_map(lambda x: x.to(GPU) if torch.is_tensor(x) else x, sample)
 
 
-def off(ours, theirs):
-    """The largest difference of two lists of tensors, relative to the largest number of each."""
-    pairs = zip(ours, theirs, strict=True)
-    return max(float((a.cpu().double() - b.double()).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in pairs)
+def error(actual, expected):
+    """The largest difference between two lists of tensors, relative to the largest number of each expected tensor."""
+    errors = []
+    for a, b in zip(actual, expected, strict=True):
+        errors.append(float((a.cpu().double() - b.double()).abs().max() / b.abs().max().clamp(min=1e-9)))
+    return max(errors)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)])
 @pytest.mark.parametrize("chunk", [1 << 29, 800])
-def test_the_chunked_loss(dtype, bound, chunk, monkeypatch):
+def test_chunked_loss(dtype, bound, chunk, monkeypatch):
     monkeypatch.setattr(chunked_loss, "GPU_CHUNK_BYTES", chunk)
     exact = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().double()
-    there = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().to(GPU, dtype)
-    truth = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample())
-    found = outcome(ChunkedLabelSmoothedCrossEntropy, there, moved(loss_sample()))
-    assert off([found[0]], [truth[0]]) < bound
-    assert off([torch.cat([x.flatten() for x in found[3]])], [torch.cat([x.flatten() for x in truth[3]])]) < bound
-    assert found[2]["n_correct"] == pytest.approx(truth[2]["n_correct"], abs=0 if dtype == torch.float32 else 2)
+    on_gpu = build(**SMALL, key_dim=8, attention_kernel="bmm").eval().to(GPU, dtype)
+    loss, _, log, gradients = outcome(ChunkedLabelSmoothedCrossEntropy, on_gpu, to_gpu(loss_sample()))
+    expected = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample())
+    assert error([loss], [expected[0]]) < bound
+    flat, flat_expected = (torch.cat([x.flatten() for x in tensors]) for tensors in (gradients, expected[3]))
+    assert error([flat], [flat_expected]) < bound
+    assert log["n_correct"] == pytest.approx(expected[2]["n_correct"], abs=0 if dtype == torch.float32 else 2)
     other = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample(padded=False))
-    assert off([other[0]], [truth[0]]) > bound  # the control
+    assert error([other[0]], [expected[0]]) > bound  # control
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -64,19 +65,19 @@ def test_fused_adam(dtype):
         for p in ours:
             p.grad = (torch.randn(p.shape, generator=random, dtype=torch.float64) * 10.0 ** (-n)).to(GPU, dtype)
         optimizer.step()
-    assert off(ours, theirs) < (1e-12 if dtype == torch.float64 else 1e-5)
-    assert off(before, theirs) > 0.1  # the control
+    assert error(ours, theirs) < (1e-12 if dtype == torch.float64 else 1e-5)
+    assert error(before, theirs) > 0.1  # control
 
 
 @pytest.mark.parametrize("kind", ["collaborative", "standard"])
-def test_the_search_over_shortlists(kind):
+def test_shortlist_search(kind):
     theirs = hypotheses(SequenceGenerator, [model_of(kind)], sample_of())
-    ours = hypotheses(ShortlistGenerator, [model_of(kind).to(GPU)], moved(sample_of()))
+    ours = hypotheses(ShortlistGenerator, [model_of(kind).to(GPU)], to_gpu(sample_of()))
     other = hypotheses(SequenceGenerator, [model_of(kind, seed=1)], sample_of())
-    best, expected, control = ([s[0]["tokens"].tolist() for s in found] for found in (ours, theirs, other))
+    best, expected, control = ([s[0]["tokens"].tolist() for s in results] for results in (ours, theirs, other))
     assert best == expected != control
-    scores = [torch.stack([s[0]["score"] for s in found]) for found in (ours, theirs)]
-    assert off(scores[:1], scores[1:]) < 1e-4
+    scores = [torch.stack([s[0]["score"] for s in results]) for results in (ours, theirs)]
+    assert error(scores[:1], scores[1:]) < 1e-4
 
 
 @pytest.mark.parametrize("kind", [{}, {"collaborative_heads": "none"}])
@@ -84,15 +85,15 @@ def test_compiled_layers(kind):
     flags = {**SMALL, "key_dim": 8, "dropout": 0.0, **kind}
     plain, fast = build(**flags).train().double(), build(**flags, compile=True).train().to(GPU)
     results = []
-    for model, given in ((plain, batch()), (fast, [x.to(GPU) for x in batch()])):
-        logits = model(*given)[0]
+    for model, inputs in ((plain, batch()), (fast, to_gpu(batch()))):
+        logits = model(*inputs)[0]
         logits.logsumexp(-1).mean().backward()
         results.append([logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])])
-    assert 0 < off(results[1], results[0]) < 1e-3
+    assert 0 < error(results[1], results[0]) < 1e-3
 
 
 @pytest.mark.parametrize("precision", [[], ["--bf16"], ["--fp16"], ["--amp"]])
-def test_training_learns_what_it_learns_on_the_cpu(precision, tiny_data, tmp_path):
+def test_training_losses_equal_those_on_the_cpu(precision, tiny_data, tmp_path):
     options = {"key_dim": 8, "dropout": 0.0, "max_update": 8, "log_format": "json", "log_interval": 1, **SMALL}
     options.update(no_save=True, disable_validation=True, clip_norm=1.0)
     fast = {"criterion": "label_smoothed_cross_entropy_chunked", "optimizer": "fused_adam"}

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from collab_fairseq.attention.beams import moved
+from collab_fairseq.attention.cache import source_rows
 from tests.common import FLOAT32, Waiting
 from tests.fairseq.models import KINDS, SMALL, batch, build, cached, model_of, step_by_step
 
@@ -184,7 +184,7 @@ def test_each_step_synchronizes_the_device_twice(kind):
     ],
 )
 def test_source_rows_of_a_new_order(order, beams, sentences, expected):
-    rows = moved(torch.tensor(order), beams, sentences)
+    rows = source_rows(torch.tensor(order), beams, sentences)
     assert (rows if rows is None else (rows[0].tolist(), rows[1])) == expected
 
 

@@ -1,4 +1,4 @@
-"""Layers, inputs and masks that the tests of attention share."""
+"""Layers, inputs and masks shared by the tests of attention."""
 
 import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -21,21 +21,16 @@ N, T, S, E, H = 3, 4, 5, 12, 3
 
 
 class Site(NamedTuple):
-    """A place of attention: key positions, and widths of keys and values (None: as wide as queries)."""
+    """Key positions, and widths of the key and value inputs; default E."""
 
     key_len: int
-    kdim: Optional[int]
-    vdim: Optional[int]
+    kdim: Optional[int] = None
+    vdim: Optional[int] = None
 
 
-SITES = {
-    "self": Site(T, None, None),
-    "cross": Site(S, None, None),
-    "unequal": Site(S, 7, 9),
-    "single": Site(1, None, None),
-}
+SITES = {"self": Site(T), "cross": Site(S), "unequal": Site(S, 7, 9), "single": Site(1)}
 
-PRUNED = {"num_heads": 2, "head_dim": 4}  # one head of three is gone
+PRUNED = {"num_heads": 2, "head_dim": 4}  # one of three heads has been removed
 LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "collaborative": (CollaborativeAttention, {"key_dim": 5}),
     "collaborative-content": (CollaborativeAttention, {"key_dim": 5, "content_bias": True}),
@@ -52,10 +47,10 @@ LAYERS: Dict[str, Tuple[type, Dict[str, Any]]] = {
     "standard-pruned": (StandardAttention, {**PRUNED, "key_dim": 6}),
     "multi-query": (GroupedAttention, {"key_dim": 6, "kv_heads": 1}),
     "grouped": (GroupedAttention, {"num_heads": 4, "kv_heads": 2}),
-    "latent": (LatentAttention, {"key_dim": 9, "kv_latent_dim": 3}),  # absorbed where T = 4 queries meet S = 5 keys
+    "latent": (LatentAttention, {"key_dim": 9, "kv_latent_dim": 3}),  # absorbed with 4 queries and 5 keys
     "latent-wide": (LatentAttention, {"kv_latent_dim": 8}),  # expanded
 }
-#: one of each attention type
+#: a selection that covers every attention type
 ATTENTION_TYPES = [
     "collaborative-content",
     "collaborative-two-values",
@@ -67,11 +62,11 @@ ATTENTION_TYPES = [
 
 
 def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **overrides: Any) -> AttentionLayer:
-    """A layer with every parameter random, biases too, so that nothing hides behind a zero."""
+    """A layer with random parameters, including biases."""
     cls, arguments = LAYERS[name]
-    where = SITES[site]
+    widths = {"kdim": SITES[site].kdim, "vdim": SITES[site].vdim}
     torch.manual_seed(sum(map(ord, name + site)))
-    options = {"num_heads": H, "kdim": where.kdim, "vdim": where.vdim, **arguments, **overrides}
+    options = {"num_heads": H, **widths, **arguments, **overrides}
     layer = cls(E, **options).eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -79,8 +74,8 @@ def build(name: str, site: str = "self", dtype: torch.dtype = torch.float64, **o
 
 
 def inputs(site: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tuple[Tensor, Tensor, Tensor]:
-    """query (N, T, E), key (N, S, kdim), value (N, S, vdim); key and value are one, but for "unequal"."""
-    where = SITES[site]
+    """query (N, T, E), key (N, S, kdim), value (N, S, vdim); key and value are one tensor except for "unequal"."""
+    key_len, kdim, vdim = SITES[site]
     random = torch.Generator().manual_seed(seed)
 
     def draw(length: int, width: Optional[int]) -> Tensor:
@@ -89,37 +84,34 @@ def inputs(site: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tupl
     query = draw(T, E)
     if site == "self":
         return query, query, query
-    key = draw(where.key_len, where.kdim)
-    return query, key, draw(where.key_len, where.vdim) if site == "unequal" else key
+    key = draw(key_len, kdim)
+    return query, key, draw(key_len, vdim) if site == "unequal" else key
 
 
 def leaves(site: str, prepare: Callable[[Tensor], Tensor] = torch.clone) -> List[Tensor]:
-    """The inputs, prepared, with gradients; what is one tensor stays one."""
-    made: Dict[int, Tensor] = {}
-    given = inputs(site)
-    for x in given:
-        if id(x) not in made:
-            made[id(x)] = prepare(x).requires_grad_()
-    return [made[id(x)] for x in given]
+    """The inputs after ``prepare``, as leaves that require gradients; equal inputs stay one tensor."""
+    tensors = inputs(site)
+    prepared = {x: prepare(x).requires_grad_() for x in tensors}  # tensors are hashed by identity
+    return [prepared[x] for x in tensors]
 
 
 def sites_of(name: str) -> List[str]:
-    """Where a layer of :data:`LAYERS` can be: latents are made of one input."""
+    """Sites that a layer of :data:`LAYERS` supports: latent attention needs one input for keys and values."""
     return [site for site in SITES if site != "unequal" or not name.startswith("latent")]
 
 
-def all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
-    """Arguments of forward for every way of hiding keys."""
+def _all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
+    """Name → arguments of ``forward``: masks and head multipliers."""
     random = torch.Generator().manual_seed(1)
     padding = torch.zeros(N, key_len, dtype=torch.bool)
     padding[0, key_len // 2 + 1 :] = True
-    padding[1, : key_len // 2] = True  # left padding, as fairseq's sources have
+    padding[1, : key_len // 2] = True  # left padding, as in fairseq's sources
     boolean = torch.rand(T, key_len, generator=random) < 0.4
     boolean[:, 0] = False
     additive = torch.randn(T, key_len, generator=random)
     additive[0, 0] = -math.inf
-    nothing_visible = padding.clone()
-    nothing_visible[2] = True
+    empty = padding.clone()
+    empty[2] = True
     return {
         "none": {},
         "padding": {"key_padding_mask": padding},
@@ -130,7 +122,7 @@ def all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
         "per-head-4d": {"attn_mask": torch.randn(N, heads, T, key_len, generator=random)},
         "causal": {"is_causal": True},
         "causal-padding": {"is_causal": True, "key_padding_mask": padding},
-        "empty-rows": {"key_padding_mask": nothing_visible},
+        "empty-rows": {"key_padding_mask": empty},
         "everything-hidden": {"attn_mask": torch.ones(T, key_len, dtype=torch.bool)},
         "multiplier": {"head_multiplier": torch.linspace(0.0, 1.5, heads)},
         "multiplier-per-sentence": {"head_multiplier": torch.rand(N, heads, generator=random)},
@@ -138,21 +130,18 @@ def all_masks(key_len: int, heads: int) -> Dict[str, Dict[str, Any]]:
     }
 
 
-MASKS = list(all_masks(S, H))
+MASKS = list(_all_masks(S, H))
 
 
 def masks(name: str, key_len: int, heads: int) -> Dict[str, Any]:
-    return all_masks(key_len, heads)[name]
+    return _all_masks(key_len, heads)[name]
 
 
 def reference(layer, query, key, value, arguments):
-    """What the reference makes of a call of the layer."""
-    arguments = dict(arguments)
-    causal = arguments.pop("is_causal", False)
-    return reference_attention(
-        dict(layer.named_parameters()), query, key, value, num_heads=layer.num_heads, value_heads=layer.value_heads,
-        key_heads=layer.key_heads, scale=layer.scale, causal=causal, **arguments,
-    )  # fmt: skip
+    """The reference output for a call of the layer."""
+    sizes = {name: getattr(layer, name) for name in ("num_heads", "value_heads", "key_heads", "scale")}
+    arguments = {"causal" if name == "is_causal" else name: mask for name, mask in arguments.items()}
+    return reference_attention(dict(layer.named_parameters()), query, key, value, **sizes, **arguments)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -160,14 +149,14 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def coloured(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Inputs as layers see them: a mean far from zero, and directions of very different variance."""
+    """Realistic inputs: a mean far from zero, and directions with very different variances."""
     width = shape[-1]
     mean, basis = 2 * normal(width, seed=100), torch.linalg.qr(normal(width, width, seed=101))[0]
     return mean + (normal(*shape, seed=seed) * torch.logspace(0.5, -1.5, width, dtype=torch.float64)) @ basis
 
 
 def tensors(key_len=5, key_dim=6, value_dim=4, grad=True, dtype=torch.float64):
-    """query, mixing, key, value and content for the kernels."""
+    """query, mixing, key, value and content for kernels of collaborative heads."""
     random = torch.Generator().manual_seed(3)
     shapes = [(N, T, key_dim), (H, key_dim), (N, key_len, key_dim), (N, H, key_len, value_dim), (N, H, key_len)]
     return [torch.randn(s, generator=random, dtype=torch.float64).to(dtype).requires_grad_(grad) for s in shapes]

@@ -1,4 +1,4 @@
-"""Records of trainings whose scores are known: what the tests of `collab table` share."""
+"""Training records with known scores, for the tests of `collab table`."""
 
 import random
 from dataclasses import asdict
@@ -15,14 +15,17 @@ SEEDS = (1, 2, 3)
 
 
 def sentences(count=120):
-    chance = random.Random(7)
-    return [" ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 14))) for _ in range(count)]
+    generator = random.Random(7)
+    return [" ".join(generator.choice(WORDS) for _ in range(generator.randint(1, 14))) for _ in range(count)]
 
 
 def translate(references, noise, seed):
-    """A translation with a share of its words wrong, and an empty line."""
-    chance = random.Random(seed)
-    lines = [" ".join(w if chance.random() > noise else chance.choice(WORDS) for w in r.split()) for r in references]
+    """A translation with a share of wrong words; its first line is empty."""
+    generator = random.Random(seed)
+    lines = []
+    for reference in references:
+        words = [w if generator.random() > noise else generator.choice(WORDS) for w in reference.split()]
+        lines.append(" ".join(words))
     return ["", *lines[1:]]
 
 
@@ -35,22 +38,23 @@ def evaluation(folder, hypotheses, references):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Standard heads with 128 and 32 dimensions, collaborative ones with 32; seeds 1 to 3; two test sets."""
+    """Standard heads with key dimensions 128 and 32, collaborative ones with 32; seeds 1 to 3; two test sets."""
     folder = tmp_path_factory.mktemp("records")
-    made = {}
-    for kind, dim, noise in (("none", None, 0.2), ("none", 32, 0.4), ("decoder_cross_encoder", 32, 0.21)):
+    records = {}
+    for sites, dim, noise in (("none", None, 0.2), ("none", 32, 0.4), ("decoder_cross_encoder", 32, 0.21)):
         for seed in SEEDS:
+            name = f"{sites}-{dim}-s{seed}"
+            hypotheses = [translate(sentences(), noise, seed * 100 + number) for number in range(len(TESTS))]
             scores = {
-                test: evaluation(folder, translate(sentences(), noise, seed * 100 + place), sentences())
-                for place, test in enumerate(TESTS)
+                test: evaluation(folder, lines, sentences()) for test, lines in zip(TESTS, hypotheses, strict=True)
             }
-            made[f"{kind}-{dim}-s{seed}"] = record(f"{kind}-{dim}-s{seed}", kind, dim, seed, scores)
-    return made
+            records[name] = record(name, sites, dim, seed, scores)
+    return records
 
 
-def record(name, kind, dim, seed, scores):
-    model = {"arch": "tiny", "key_dim": dim, "encoder_embed_dim": 128, "collaborative_heads": kind}
-    if kind is None:
+def record(name, sites, dim, seed, scores):
+    model = {"arch": "tiny", "key_dim": dim, "encoder_embed_dim": 128, "collaborative_heads": sites}
+    if sites is None:
         del model["collaborative_heads"], model["key_dim"]
     return {
         "schema": 1, "name": name, "command": "run.sh", "seed": seed, "parameters": 1785088 - (dim or 0),
@@ -70,12 +74,16 @@ def record(name, kind, dim, seed, scores):
 
 
 def in_envelope(run):
-    """The record of a run."""
-    settings = ("seed", "config", "data", "averaged_from", "published")
-    parts = ("parameters", "training", "curves", "scores")
+    """A training record in the layout of its file."""
+    settings = [name for name in ("seed", "config", "data", "averaged_from", "published") if name in run]
+    parts = [name for name in ("parameters", "training", "curves", "scores") if name in run]
     rest = {name: value for name, value in run.items() if name not in (*settings, *parts)}
-    moved = [{name: run[name] for name in names if name in run} for names in (settings, parts)]
-    return {"kind": "training", **rest, "settings": moved[0], "parts": moved[1]}
+    return {
+        "kind": "training",
+        **rest,
+        "settings": {name: run[name] for name in settings},
+        "parts": {name: run[name] for name in parts},
+    }
 
 
 @pytest.fixture
@@ -93,12 +101,12 @@ def runs(files):
 
 
 def rows_of(markdown):
-    """Cells of the first table, by header."""
+    """The rows of the first table, as dictionaries of cells by header."""
     lines = [line for line in markdown.split("\n\n")[0].split("\n") if line]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
 def sacrebleu_scores(records, prefix):
-    found = [r["scores"]["test_a"]["scores"] for name, r in records.items() if name.startswith(prefix)]
-    return [score["score"] for scores in found for score in scores if score["metric"] == "sacreBLEU"]
+    chosen = [run["scores"]["test_a"]["scores"] for name, run in records.items() if name.startswith(prefix)]
+    return [score["score"] for scores in chosen for score in scores if score["metric"] == "sacreBLEU"]

@@ -1,18 +1,18 @@
-"""The layers against the float64 per-head reference, and themselves."""
+"""Attention layers, compared with the float64 reference and with plain torch."""
 
 import copy
 
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention, LatentAttention, StandardAttention
+from collab_fairseq.attention import CollaborativeAttention, LatentAttention
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import ATTENTION_TYPES, LAYERS, E, H, N, T, build, inputs, masks, reference
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_wrong_parameter_is_noticed(name):
-    """Control of the comparison with the reference: every parameter matters to the output, but for the key bias."""
+def test_every_parameter_but_the_key_bias_changes_the_output(name):
+    """Control for all comparisons with the reference."""
     layer = build(name, "cross")
     query, key, value = inputs("cross")
     expected = reference(layer, query, key, value, {}).output
@@ -33,9 +33,8 @@ def test_gradcheck(name, mask):
     names = [name for name, _ in layer.named_parameters()]
 
     def function(query, key, *parameters):
-        return torch.func.functional_call(
-            layer, dict(zip(names, parameters, strict=True)), (query, key, key), {"need_weights": True, **arguments}
-        )
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(layer, named, (query, key, key), {"need_weights": True, **arguments})
 
     assert torch.autograd.gradcheck(function, (query, key, *layer.parameters()), atol=1e-6)
 
@@ -44,27 +43,25 @@ def test_gradcheck(name, mask):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "padding-additive"])
 @pytest.mark.parametrize("name", [*ATTENTION_TYPES, "collaborative", "collaborative-wide"])
-def test_any_precision_is_at_most_twice_as_wrong_as_plain_torch(name, mask, dtype, device):
-    """Both sides are given the same rounded parameters and inputs; the reference computes with those in float64."""
+def test_error_is_at_most_twice_that_of_plain_torch(name, mask, dtype, device):
+    """Both get the same rounded parameters and inputs; the reference uses these in float64."""
     layer = build(name, dtype=dtype)
     query, key, value = inputs("self", dtype)
     arguments = masks(mask, T, layer.num_heads)
     exact = reference(layer, query, key, value, arguments).output
     layer, query = layer.to(device), query.to(device)
-    key = value = query
     arguments = {k: v.to(device) if torch.is_tensor(v) else v for k, v in arguments.items()}
-    ours = layer(query, key, value, **arguments)[0].double().cpu()
-    plain = plain_attention(layer, query, key, value, arguments).double().cpu()
-    error, plain_error = (ours - exact).abs().max(), (plain - exact).abs().max()
-    slack = 1e-14 if dtype == torch.float64 else torch.finfo(dtype).eps / 4  # in float64 the reference rounds as well
+    output = layer(query, query, query, **arguments)[0].double().cpu()
+    plain = plain_attention(layer, query, arguments).double().cpu()
+    error, plain_error = (output - exact).abs().max(), (plain - exact).abs().max()
+    slack = 1e-14 if dtype == torch.float64 else torch.finfo(dtype).eps / 4  # the float64 reference rounds as well
     assert 0 < error <= 2 * plain_error + slack
 
 
-def plain_attention(layer, query, key, value, arguments):
-    """The formula in torch as anyone would write it, in the type of the layer: per-head keys materialised, no care."""
-    if isinstance(layer, LatentAttention):
-        key = value = layer.latent_proj(key)
-    q, k, v = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
+def plain_attention(layer, query, arguments):
+    """Self-attention by the textbook formula in torch, in the dtype of the layer, with a copy of the key per head."""
+    key = layer.latent_proj(query) if isinstance(layer, LatentAttention) else query
+    q, k, v = layer.q_proj(query), layer.k_proj(key), layer.v_proj(key)
     v = v.view(N, -1, layer.value_heads, layer.head_dim).transpose(1, 2)
     v = v.repeat_interleave(layer.num_heads // layer.value_heads, 1)
     if isinstance(layer, CollaborativeAttention):
@@ -89,8 +86,8 @@ def plain_attention(layer, query, key, value, arguments):
     return layer.out_proj(context.transpose(1, 2).flatten(2))
 
 
-def test_finite_fills_keep_their_arithmetic_meaning():
-    """Where everything is at −1e4, as fairseq fills, attention is what it is without the mask, not zero."""
+def test_finite_fill_values_are_added_to_the_scores():
+    """If all scores are shifted by −1e4, fairseq's fill value, the output stays the same instead of becoming zero."""
     layer = build("collaborative")
     query, key, value = inputs("self")
     plain = layer(query, key, value)[0]
@@ -98,18 +95,18 @@ def test_finite_fills_keep_their_arithmetic_meaning():
     assert (plain - filled).abs().max() < 1e-10
 
 
-def test_latents_are_absorbed_where_that_is_cheaper():
-    for name, absorbed in (("latent", True), ("latent-wide", False)):
-        layer = build(name, "cross")
-        query, key, value = inputs("cross")
-        assert layer._absorbs(T, key.size(1), dropout=0.0) is absorbed
-        assert not layer._absorbs(T, key.size(1), dropout=0.1)
-        outputs = [layer.train(training)(query, key, value) for training in (False, True)]
-        assert all((one - other).abs().max() < FLOAT64 for one, other in zip(*outputs, strict=True))
-        assert not layer._absorbs(T, key.size(1), dropout=0.0)  # in training
+@pytest.mark.parametrize(("name", "absorbed"), [("latent", True), ("latent-wide", False)])
+def test_latent_attention_absorbs_weights_only_if_cheaper(name, absorbed):
+    layer = build(name, "cross")
+    query, key, value = inputs("cross")
+    assert layer._absorbs(T, key.size(1), dropout=0.0) is absorbed
+    assert not layer._absorbs(T, key.size(1), dropout=0.1)
+    outputs = [layer.train(training)(query, key, value) for training in (False, True)]
+    assert all((one - other).abs().max() < FLOAT64 for one, other in zip(*outputs, strict=True))
+    assert not layer._absorbs(T, key.size(1), dropout=0.0)  # in training
 
 
-def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
+def test_dropout_keeps_the_expected_output():
     layer = build("collaborative", dropout=0.4)
     query, key, value = inputs("self")
     expected = layer(query, key, value)[0]
@@ -124,27 +121,21 @@ def test_dropout_drops_the_stated_share_and_keeps_the_expectation():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: StandardAttention(E, H, 7), "key_dim is 7 and num_heads is 3"),
-        (lambda: CollaborativeAttention(E, 4, value_heads=3), "value_heads must divide the 4 heads, but is 3"),
-        (lambda: LatentAttention(E, H, kv_latent_dim=4, kdim=7), "one input, but kdim is 7 and vdim is 12"),
-        (lambda: build("latent")(*(x.clone() for x in inputs("self"))), "value must be key, but is another tensor"),
-        (lambda: CollaborativeAttention(E, H, 0), "must be positive"),
-        (lambda: CollaborativeAttention(E, H, mixing_init="blocks"), "the argument is called mixing, got mixing_init"),
-        (lambda: CollaborativeAttention(E, H, 5, mixing_lr_multiplier=0), "must be positive, but is 0"),
-        (lambda: CollaborativeAttention(E, H, 5, mixing="xaver"), "one of xavier, .*, but is 'xaver'"),
-        (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\), but is \(3, 4\)"),
-        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "bmm, head_loop, sdpa, but is 'fast'"),
-        (lambda: CollaborativeAttention(E, H, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
-        (lambda: build("collaborative")(*(x[0] for x in inputs("self"))), r"\(N, T, 12\).* but are \[4, 12\]"),
-        (lambda: run_with(attn_mask=torch.zeros(T, 7)), r"attn_mask must have shape \(4, 5\), but is \[4, 7\]"),
-        (lambda: run_with(attn_mask=torch.zeros(T, 5).int()), "boolean or floating-point, but got torch.int32"),
-        (lambda: run_with(head_multiplier=torch.ones(4)), r"\(3\), \(3, 3\) or \(3, 4, 3\), but is \[4\]"),
-        (lambda: run_with(is_causal=True), "as many queries as keys, but there are 4 and 5"),
-        (lambda: attend_with_beams(build("standard")), "several beams per row of keys need one mask .* each of 4"),
+        (lambda: LatentAttention(E, H, kv_latent_dim=4, kdim=7), "kdim and vdim must be equal .* got 7 and 12"),
+        (lambda: build("latent")(*(x.clone() for x in inputs("self"))), "value must be the same tensor as key"),
+        (lambda: CollaborativeAttention(E, H, 5, mixing=torch.ones(3, 4)), r"\(3, 5\); got \(3, 4\)"),
+        (lambda: CollaborativeAttention(E, H, 5, kernel="fast"), "bmm, head_loop, sdpa; got 'fast'"),
+        (lambda: build("collaborative")(*(x[0] for x in inputs("self"))), r"\(N, T, 12\).*; got \[4, 12\]"),
+        (lambda: run_with(attn_mask=torch.zeros(T, 7)), r"attn_mask must have shape \(4, 5\); got \[4, 7\]"),
+        (lambda: run_with(attn_mask=torch.zeros(T, 5).int()), "boolean or floating-point; got torch.int32"),
+        (lambda: run_with(head_multiplier=torch.ones(4)), r"\(3\), \(3, 3\) or \(3, 4, 3\); got \[4\]"),
+        (lambda: run_with(is_causal=True), "as many queries as keys; got 4 and 5"),
+        (lambda: attend_with_beams(build("standard")), "beams .* must not have attn_mask .* each of 4 queries"),
     ],
-)  # fmt: skip
-def test_errors_name_what_was_expected_and_got(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+)
+def test_error_names_expected_and_given_values(call, message):
+    """tests/fairseq/test_model_settings.py tests the errors of arguments that are flags."""
+    with pytest.raises(ValueError, match=message):
         call()
 
 

@@ -1,4 +1,4 @@
-"""The cache that decoding extends and reorders, against rows of positions that are kept one by one."""
+"""The key-value cache, compared with lists that store one entry per position."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def draw(rows, positions, random, content):
 
 
 def positions(entry, padding):
-    """For each row the numbers of each position, and whether it is padding."""
+    """For each row, the numbers of each position, with a padding flag."""
     rows, length = entry.key.shape[:2]
     padding = torch.zeros(rows, length, dtype=torch.bool) if padding is None else padding
     parts = [entry.key, entry.value.transpose(1, 2).flatten(2), padding[:, :, None].float()]
@@ -26,31 +26,32 @@ def positions(entry, padding):
 
 
 @pytest.mark.parametrize("content", [False, True])
-def test_copies_at_any_step_are_what_was_appended_and_picked(content):
-    """A cache branches, and any branch is extended, reordered, made smaller or larger at any time."""
+def test_random_appends_and_selections_of_diverging_copies(content):
+    """Three copies of a cache are extended, reordered, shrunk and enlarged independently."""
     random = torch.Generator().manual_seed(0)
     branches = []
     for step in range(200):
         if len(branches) < 3:
             entry = draw(3, 1, random, content)
             branches.append((Cache(entry), positions(entry, None)))
-        which, rows = step % 3, len(branches[step % 3][1])
-        cache, kept = branches[which]
+        number = step % 3
+        cache, expected = branches[number]
+        rows = len(expected)
         if torch.rand((), generator=random) < 0.5:
             new = draw(rows, 1 + step % 2, random, content)
             padding = torch.rand(rows, 1 + step % 2, generator=random) < 0.3 if step % 5 == 0 else None
-            added = cache.append(new, padding), [a + b for a, b in zip(kept, positions(new, padding), strict=True)]
+            branch = cache.append(new, padding), [a + b for a, b in zip(expected, positions(new, padding), strict=True)]
         else:
             order = torch.randint(rows, (2 + step % 3,), generator=random)
-            added = cache.select(order, beams=2), [kept[row] for row in order.tolist()]
-            assert added[0].beams == 2
-        branches[step // 3 % 3 if step > 5 else which] = added
-        for cache, kept in branches:
-            assert positions(cache.entry, cache.padding) == kept
-    assert max(len(row) for _, kept in branches for row in kept) > 20
+            branch = cache.select(order, beams=2), [expected[row] for row in order.tolist()]
+            assert branch[0].beams == 2
+        branches[step // 3 % 3 if step > 5 else number] = branch
+        for cache, expected in branches:
+            assert positions(cache.entry, cache.padding) == expected
+    assert max(len(row) for _, expected in branches for row in expected) > 20
 
 
-def test_gradients_reach_what_was_cached():
+def test_gradients_reach_cached_tensors():
     random = torch.Generator().manual_seed(0)
     first, new = draw(4, 2, random, True), draw(4, 1, random, True)
     for tensor in (*first, *new):

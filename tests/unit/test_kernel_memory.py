@@ -1,4 +1,4 @@
-"""What the ways to compute attention keep in memory for the backward pass."""
+"""Memory that the kernels keep for the backward pass."""
 
 import pytest
 import torch
@@ -12,26 +12,26 @@ from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, call,
 
 
 class Allocations(TorchDispatchMode):
-    """Memory that operations allocate: storage → bytes; 0 for what was there before, and views of it."""
+    """Memory that operations allocate: storage → bytes; 0 for storage that existed before, and for its views."""
 
     def __init__(self):
         super().__init__()
-        self.found = {}
+        self.sizes = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for leaves, new in (((args, kwargs), False), (result, True)):
-            for storage in (x.untyped_storage() for x in tree_leaves(leaves) if torch.is_tensor(x)):
-                self.found.setdefault(StorageWeakRef(storage), storage.nbytes() if new else 0)
+        for tree, new in (((args, kwargs), False), (result, True)):
+            for storage in (x.untyped_storage() for x in tree_leaves(tree) if torch.is_tensor(x)):
+                self.sizes.setdefault(StorageWeakRef(storage), storage.nbytes() if new else 0)
         return result
 
     def alive(self):
-        return sum(size for storage, size in self.found.items() if not storage.expired())
+        return sum(size for storage, size in self.sizes.items() if not storage.expired())
 
 
 @pytest.mark.parametrize("name", ["standard", *ATTENTION_TYPES])
-def test_a_checkpointed_layer_keeps_its_output_only(name):
-    """--checkpoint-activations: what is computed again in the backward pass is not in memory before."""
+def test_checkpointed_layer_keeps_only_its_output(name):
+    """--checkpoint-activations: the rest is computed again in the backward pass."""
     query = torch.randn(2, kernels.MANY_QUERIES, E, dtype=torch.float64, requires_grad=True)
     for kernel in ("bmm", "sdpa", "auto"):
         layer = build(name, kernel=kernel)
@@ -44,24 +44,25 @@ def test_a_checkpointed_layer_keeps_its_output_only(name):
         assert kept.alive() == output.nbytes, kernel
         with Allocations() as kept:
             output = attend(query)
-        assert kept.alive() > 3 * output.nbytes  # the control
+        assert kept.alive() > 3 * output.nbytes  # control
 
 
 @pytest.mark.parametrize("key_dim", [6, 48])
-def test_what_is_kept_for_the_backward_pass_to_the_byte(key_dim):
+def test_bytes_kept_for_the_backward_pass(key_dim):
     arguments = tensors(key_dim=key_dim, dtype=torch.float32)
     key_len = arguments[2].size(1)
     weights = N * H * T * key_len
 
     def kept(kernel, dropout=0.0):
-        with Allocations() as found:
+        with Allocations() as allocations:
             context, _ = call(kernel, *arguments, dropout=dropout)
-        return found.alive() - context.nbytes
+        return allocations.alive() - context.nbytes
 
     assert kept("head_loop") == 4 * weights
-    assert kept("head_loop", dropout=0.1) == 4 * weights + weights  # one byte for each
-    # the plain way keeps the mixed queries of all heads, the scaled mixing matrix and the weights
+    assert kept("head_loop", dropout=0.1) == 4 * weights + weights  # one byte per weight
+    # bmm keeps the mixed queries of all heads, the scaled mixing matrix and the weights
     mixed = N * H * T * key_dim
     assert kept("bmm") == 4 * (mixed + H * key_dim + weights)
-    arguments = [x if place == 1 else x.bfloat16() for place, x in enumerate(arguments)]  # as under autocast
-    assert kept("bmm") == 2 * (mixed + H * key_dim + weights) + 4 * weights  # the softmax alone is wide
+    # as under autocast: all but the mixing matrix in bfloat16
+    arguments = [x if number == 1 else x.bfloat16() for number, x in enumerate(arguments)]
+    assert kept("bmm") == 2 * (mixed + H * key_dim + weights) + 4 * weights  # only the softmax is float32

@@ -1,41 +1,27 @@
-"""Every way to compute attention against the reference; what the fast ones fall back to and refuse."""
+"""All kernels, compared with the reference; the choice between them, and the inputs that they reject."""
+
+import itertools
 
 import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
-from collab_fairseq.attention.kernels import COLLABORATIVE, STANDARD, KernelError, choose, head_loop, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import (
-    ATTENTION_TYPES,
-    LAYERS,
-    MASKS,
-    E,
-    H,
-    N,
-    T,
-    build,
-    call,
-    inputs,
-    leaves,
-    masks,
-    reference,
-    sites_of,
-    tensors,
-)  # fmt: skip
+from tests.unit import attention_cases as cases
+from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, call, inputs, leaves, masks, tensors
 
-WAYS = [
-    *((name, "auto") for name in LAYERS),
-    *((name, kernel) for name in ("collaborative-two-values", "collaborative-pruned") for kernel in COLLABORATIVE),
-    *((name, kernel) for name in ("standard-narrow", "grouped", "latent") for kernel in STANDARD),
+#: layers of attention_cases and their kernels
+LAYER_KERNELS = [
+    *((name, "auto") for name in cases.LAYERS),
+    *itertools.product(("collaborative-two-values", "collaborative-pruned"), kernels.COLLABORATIVE),
+    *itertools.product(("standard-narrow", "grouped", "latent"), kernels.STANDARD),
 ]
-
-
 FEW_MASKS = ("none", "padding", "additive", "empty-rows", "multiplier-per-token")
 
 
 def seq_first(tensor):
-    """The same (N, T, …), in memory as (T, N, …), as fairseq's layers pass it."""
+    """The same (N, T, …), stored as (T, N, …) like the inputs from fairseq's layers."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
@@ -43,46 +29,47 @@ def seq_first(tensor):
     ("name", "kernel", "site", "mask"),
     [
         (name, kernel, site, mask)
-        for name, kernel in WAYS
-        for site in sites_of(name)
-        for mask in (MASKS if site == "self" or (site == "cross" and kernel != "auto") else FEW_MASKS)
+        for name, kernel in LAYER_KERNELS
+        for site in cases.sites_of(name)
+        for mask in (cases.MASKS if site == "self" or (site == "cross" and kernel != "auto") else FEW_MASKS)
         if site == "self" or "causal" not in mask
     ],
 )
-def test_every_way_equals_the_reference(name, kernel, site, mask, monkeypatch):
+def test_kernel_equals_the_reference(name, kernel, site, mask, monkeypatch):
     monkeypatch.setattr(head_loop, "GROUP_BYTES", 400)  # one or two sentences at a time
     layer = build(name, site, kernel=kernel)
-    laid_out = torch.clone if site == "unequal" else seq_first
-    query, key, value = leaves(site, laid_out)
+    layout = torch.clone if site == "unequal" else seq_first
+    query, key, value = leaves(site, layout)
     arguments = masks(mask, key.size(1), layer.num_heads)
-    expected = reference(layer, query, key, value, arguments)
-    wanted = [query, key, value, *layer.parameters()]
+    expected = cases.reference(layer, query, key, value, arguments)
+    variables = [query, key, value, *layer.parameters()]
     direction, weights_direction = (torch.randn_like(x) for x in (expected.output, expected.weights))
 
     for need_weights in (False, True):
-        output, weights = layer(query, key, value, need_weights=need_weights, average_attn_weights=False, **arguments)
+        options = {"need_weights": need_weights, "average_attn_weights": False, **arguments}
+        output, weights = layer(query, key, value, **options)
         assert (output - expected.output).abs().max() < FLOAT64
-        assert output.transpose(0, 1).is_contiguous() == (laid_out is seq_first)
+        assert output.transpose(0, 1).is_contiguous() == (layout is seq_first)
         ours, theirs = (output * direction).sum(), (expected.output * direction).sum()
         if need_weights:
             assert (weights - expected.weights).abs().max() < FLOAT64
             ours = ours + (weights * weights_direction).sum()
             theirs = theirs + (expected.weights * weights_direction).sum()
-        gradients = [torch.autograd.grad(y, wanted, allow_unused=True, retain_graph=True) for y in (ours, theirs)]
-        for leaf, mine, other in zip(wanted, *gradients, strict=True):
-            mine, other = (torch.zeros_like(leaf) if g is None else g for g in (mine, other))
-            assert torch.isfinite(mine).all()
-            assert (mine - other).abs().max() < 1e-11
-        with torch.no_grad():  # nothing is kept then, and another path may be taken
-            again = layer(query, key, value, need_weights=need_weights, average_attn_weights=False, **arguments)
+        gradients = [torch.autograd.grad(y, variables, allow_unused=True, retain_graph=True) for y in (ours, theirs)]
+        for variable, actual, correct in zip(variables, *gradients, strict=True):
+            actual, correct = (torch.zeros_like(variable) if g is None else g for g in (actual, correct))
+            assert torch.isfinite(actual).all()
+            assert (actual - correct).abs().max() < 1e-11
+        with torch.no_grad():  # may take another path, since nothing is saved
+            again = layer(query, key, value, **options)
         assert (again[0] - expected.output).abs().max() < FLOAT64
         assert not need_weights or (again[1] - expected.weights).abs().max() < FLOAT64
 
 
-@pytest.mark.parametrize("kernel", COLLABORATIVE)
-def test_one_seed_drops_the_same_weights_in_every_way(kernel):
+@pytest.mark.parametrize("kernel", kernels.COLLABORATIVE)
+def test_a_seed_gives_the_same_dropout_mask_in_every_kernel(kernel):
     query, mixing, key, value, content = tensors()
-    weights = packed_bmm.weigh(packed_bmm.mix(query, mixing, 0.7), key.unsqueeze(1), content * 0.7, None)
+    weights = packed_bmm.attention_weights(packed_bmm.mix(query, mixing, 0.7), key.unsqueeze(1), content * 0.7, None)
     torch.manual_seed(11)
     factor = torch.nn.functional.dropout(torch.ones_like(weights), 0.4)  # 0 or 1 / 0.6
     assert 0.2 < (factor == 0).double().mean() < 0.6
@@ -101,7 +88,7 @@ def test_one_seed_drops_the_same_weights_in_every_way(kernel):
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("kernel", ["bmm", "head_loop"])
-def test_gradcheck_twice_of_bmm_and_once_of_the_head_loop(kernel, dropout, need_weights):
+def test_gradcheck_of_bmm_and_head_loop_and_gradgradcheck_of_bmm(kernel, dropout, need_weights):
     mask = torch.randn(N, 1, 1, 3, dtype=torch.float64)
     mask[0, ..., 0] = -torch.inf
 
@@ -115,12 +102,12 @@ def test_gradcheck_twice_of_bmm_and_once_of_the_head_loop(kernel, dropout, need_
     if kernel == "bmm":
         assert torch.autograd.gradgradcheck(function, arguments)
     else:
-        with pytest.raises(RuntimeError, match="create_graph must be False with the kernel head_loop"):
+        with pytest.raises(RuntimeError, match="head_loop has no second derivative"):
             torch.autograd.gradgradcheck(function, arguments)
 
 
-def test_a_gradient_penalty_is_an_error_in_the_head_loop_and_never_zero():
-    """The gradient of a sum is a constant, with which torch's once_differentiable raises no error."""
+def test_gradient_penalty_raises_an_error_in_head_loop_instead_of_being_zero():
+    """torch's once_differentiable raises no error here, because the gradient of a sum is a constant."""
     query, mixing, key, value, content = tensors()
 
     def penalty(kernel):
@@ -134,7 +121,7 @@ def test_a_gradient_penalty_is_an_error_in_the_head_loop_and_never_zero():
 
 
 @pytest.mark.parametrize("name", ATTENTION_TYPES)
-def test_the_plain_way_has_a_second_derivative(name):
+def test_layer_with_bmm_has_a_second_derivative(name):
     layer = build(name, "cross", kernel="bmm")
     padding = masks("padding", 5, layer.num_heads)
     query, key, _ = (x[:2, :2].detach().clone().requires_grad_() for x in inputs("cross"))
@@ -145,59 +132,56 @@ def test_the_plain_way_has_a_second_derivative(name):
     assert torch.autograd.gradgradcheck(function, (query, key))
 
 
-def entry_of(dtype=torch.float32):
+def query_mixing_entry(dtype=torch.float32):
     query, mixing, key, value, content = tensors(dtype=dtype)
     return query, mixing, KeyValue(key, value, content)
 
 
-def test_the_choice_on_a_cpu(monkeypatch):
+def test_choice_for_collaborative_heads_on_a_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "FEW_QUERIES", T)
-    assert choose("auto", *entry_of(), None, False) is head_loop.attend
+    assert choose("auto", *query_mixing_entry(), None, False) is head_loop.attend
     for half in (torch.bfloat16, torch.float16):
-        assert choose("auto", *entry_of(half), None, False) is packed_bmm.attend
+        assert choose("auto", *query_mixing_entry(half), None, False) is packed_bmm.attend
     trainable = torch.zeros(T, 5, requires_grad=True)
-    assert choose("auto", *entry_of(), trainable, False) is packed_bmm.attend
-    query, mixing, entry = entry_of()
+    assert choose("auto", *query_mixing_entry(), trainable, False) is packed_bmm.attend
+    query, mixing, entry = query_mixing_entry()
     monkeypatch.setattr(kernels, "FEW_QUERIES", T + 1)  # as in decoding
     assert choose("auto", query, mixing, entry, None, False) is packed_bmm.attend
-    for name, kernel in COLLABORATIVE.items():
+    for name, kernel in kernels.COLLABORATIVE.items():
         assert choose(name, query, mixing, entry, None, True) is kernel
 
 
-def test_the_choice_for_standard_heads_on_a_cpu():
+def test_choice_for_standard_heads_on_a_cpu():
     heads = torch.zeros(2, H, kernels.MANY_QUERIES, 4)
     narrow = KeyValue(torch.zeros(2, H, 5, 3), heads[:, :, :5])
     wide = KeyValue(heads[:, :, :5], heads[:, :, :5])
 
-    def chosen(query, entry, dropout=0.0, need_weights=False):
-        return kernels.choose_standard("auto", query, entry, dropout, need_weights)
-
-    assert chosen(heads, wide) is sdpa.attend
-    assert chosen(heads[:, :, 1:], wide) is packed_bmm.attend
-    assert chosen(heads, wide, dropout=0.1) is packed_bmm.attend
-    assert chosen(heads, wide, need_weights=True) is packed_bmm.attend
-    assert chosen(heads[..., :3], narrow) is packed_bmm.attend
-    assert kernels.choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend
+    assert choose_standard("auto", heads, wide, 0.0, False) is sdpa.attend
+    assert choose_standard("auto", heads[:, :, 1:], wide, 0.0, False) is packed_bmm.attend
+    assert choose_standard("auto", heads, wide, 0.1, False) is packed_bmm.attend
+    assert choose_standard("auto", heads, wide, 0.0, True) is packed_bmm.attend
+    assert choose_standard("auto", heads[..., :3], narrow, 0.0, False) is packed_bmm.attend
+    assert choose_standard("sdpa", heads, wide, 0.1, True) is sdpa.attend
 
 
-def test_an_impossible_choice_says_why():
-    with pytest.raises(KernelError, match=r"in float32 or float64, but got torch\.bfloat16"):
-        choose("head_loop", *entry_of(torch.bfloat16), None, False)
-    with pytest.raises(KernelError, match="no gradient for the mask"):
-        choose("head_loop", *entry_of(), torch.zeros(T, 5, requires_grad=True), False)
-    query, mixing, entry = entry_of()
-    with pytest.raises(KernelError, match=r"one type for all, but got torch\.float16, torch\.float32"):
+def test_rejects_a_kernel_that_cannot_compute_the_inputs():
+    with pytest.raises(KernelError, match=r"float32 or all float64 .* got torch\.bfloat16"):
+        choose("head_loop", *query_mixing_entry(torch.bfloat16), None, False)
+    with pytest.raises(KernelError, match="does not compute a gradient for the mask"):
+        choose("head_loop", *query_mixing_entry(), torch.zeros(T, 5, requires_grad=True), False)
+    query, mixing, entry = query_mixing_entry()
+    with pytest.raises(KernelError, match=r"must have one dtype .* got torch\.float16, torch\.float32"):
         choose("sdpa", query.half(), mixing, entry, None, False)
 
 
-def test_a_trainable_mask_gets_its_gradient():
+def test_trainable_mask_gets_a_gradient():
     layer = build("collaborative", "cross")
     mask = torch.randn(N, H, T, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda m: layer(*inputs("cross"), attn_mask=m)[0], mask)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "head_loop"])
-def test_transformations_of_torch_take_the_plain_way(kernel):
+def test_functional_transforms_tracing_and_export_use_bmm(kernel):
     layer = build("collaborative-content", "cross", kernel=kernel)
     plain_layer = build("collaborative-content", "cross", kernel="bmm")
     query, key, value = inputs("cross")
@@ -206,7 +190,7 @@ def test_transformations_of_torch_take_the_plain_way(kernel):
     def function(x, layer=layer):
         return layer(x, key, value, need_weights=False)[0]
 
-    # computed by differentiating twice
+    # by double backward
     expected, derivative = torch.autograd.functional.jvp(lambda x: function(x, plain_layer), query, tangent)
     assert derivative.abs().max() > 0.1
     assert (torch.func.jvp(function, (query,), (tangent,))[1] - derivative).abs().max() < 1e-10
@@ -219,18 +203,18 @@ def test_transformations_of_torch_take_the_plain_way(kernel):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_large_finite_fills_stay_finite_in_half_precision(dtype, device):
+def test_large_finite_fill_values_stay_finite_in_half_precision(dtype, device):
     mask = torch.tensor([-1e8, -1e4, -torch.inf, 0.5], device=device)
-    got = sdpa.mask_in_type(mask, dtype)
-    assert got.dtype == dtype
-    assert torch.isfinite(got).tolist() == [True, True, False, True]
-    assert got[0] < -6e4
-    assert got[1] == torch.tensor(-1e4, dtype=dtype)
-    assert got[3] == 0.5
+    cast = sdpa.cast_mask(mask, dtype)
+    assert cast.dtype == dtype
+    assert torch.isfinite(cast).tolist() == [True, True, False, True]
+    assert cast[0] < -6e4
+    assert cast[1] == torch.tensor(-1e4, dtype=dtype)
+    assert cast[3] == 0.5
 
 
-@pytest.mark.parametrize("kernel", ["auto", *COLLABORATIVE])
-def test_autocast_takes_a_way_that_can(kernel):
+@pytest.mark.parametrize("kernel", ["auto", *kernels.COLLABORATIVE])
+def test_autocast_uses_a_kernel_that_supports_its_dtypes(kernel):
     layer = CollaborativeAttention(E, H, 5, kernel=kernel)
     query = torch.randn(N, T, E)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -239,7 +223,7 @@ def test_autocast_takes_a_way_that_can(kernel):
     assert 0 < (low.float() - layer(query, query, query)[0]).abs().max() < 0.02
 
 
-def test_projections_of_another_class_are_called_one_by_one():
+def test_projections_of_a_subclass_are_not_fused():
     class Doubled(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) * 2

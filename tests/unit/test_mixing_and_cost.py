@@ -1,4 +1,4 @@
-"""Initial mixing matrices, and the cost of real layers against the paper's Table 1."""
+"""Initial mixing matrices, and the cost of layers compared with Table 1 of the paper."""
 
 import pytest
 import torch
@@ -12,12 +12,10 @@ from collab_fairseq.attention import (
     block_mixing,
     initial_mixing,
 )
-from collab_fairseq.attention.attention_types import kv_cache_per_token, without_numbers
-
-SIZES = ("embed_dim", "num_heads", "key_dim")
+from collab_fairseq.attention.attention_types import kv_cache_per_token, on_meta_device
 
 
-def test_blocks_are_standard_heads_and_may_have_different_sizes():
+def test_blocks_are_standard_heads_of_equal_or_different_sizes():
     assert torch.equal(initial_mixing("blocks", 4, 12), torch.kron(torch.eye(4), torch.ones(1, 3)))
     mixing = block_mixing([1, 3, 2])
     assert mixing.tolist() == [[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]]
@@ -27,22 +25,22 @@ def test_blocks_are_standard_heads_and_may_have_different_sizes():
 
 
 @pytest.mark.parametrize(("name", "variance"), [("xavier", 2 / (16 + 4096)), ("normal", 1 / 16)])
-def test_random_mixing_has_the_stated_variance(name, variance):
+def test_random_mixing_has_the_documented_variance(name, variance):
     torch.manual_seed(0)
     mixing = initial_mixing(name, 16, 4096)
     assert mixing.mean().abs() < 0.01 * variance**0.5 * 4
     assert 0.97 < mixing.var() / variance < 1.03
 
 
-def test_the_mixing_matrix_learns_faster_by_a_multiplier():
-    """Trainings with Adam: the same as with a learning rate of its own for ``mixing``, and not as without."""
+def test_mixing_lr_multiplier_equals_a_higher_learning_rate():
+    """With Adam, the result equals that of a separate learning rate for ``mixing``, and differs from one rate."""
     x = torch.randn(3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    def trained(multiplier, rate):
+    def train(multiplier, mixing_lr):
         torch.manual_seed(2)
         layer = CollaborativeAttention(12, 3, 6, mixing="normal", mixing_lr_multiplier=multiplier, dtype=torch.float64)
         others = [p for name, p in layer.named_parameters() if name != "mixing"]
-        groups = [{"params": others}, {"params": [layer.mixing], "lr": rate}]
+        groups = [{"params": others}, {"params": [layer.mixing], "lr": mixing_lr}]
         optimizer = torch.optim.Adam(groups, lr=0.01, eps=1e-30)
         for _ in range(5):
             optimizer.zero_grad()
@@ -50,10 +48,10 @@ def test_the_mixing_matrix_learns_faster_by_a_multiplier():
             optimizer.step()
         return layer
 
-    expected, found, other = trained(1.0, 0.08), trained(8.0, 0.01), trained(1.0, 0.01)
-    assert torch.allclose(found.mixing * 8, expected.mixing, atol=1e-10)
-    assert torch.allclose(found.q_proj.weight, expected.q_proj.weight, atol=1e-10)
-    assert (other.mixing - expected.mixing).abs().max() > 0.05
+    expected, multiplied, plain = train(1.0, 0.08), train(8.0, 0.01), train(1.0, 0.01)
+    assert torch.allclose(multiplied.mixing * 8, expected.mixing, atol=1e-10)
+    assert torch.allclose(multiplied.q_proj.weight, expected.q_proj.weight, atol=1e-10)
+    assert (plain.mixing - expected.mixing).abs().max() > 0.05
 
 
 def parameters(layer):
@@ -61,7 +59,10 @@ def parameters(layer):
 
 
 def multiply_adds(layer, query_len, key_len):
-    """Of one sentence, without biases and softmax: torch counts products of matrices, not those with the mixing one."""
+    """Multiply–adds for one sentence, without biases and softmax.
+
+    torch counts matrix products only, so those with the mixing matrix are added.
+    """
     query, key = (layer.q_proj.weight.new_empty(1, n, layer.embed_dim) for n in (query_len, key_len))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(query, key, key)
@@ -70,7 +71,7 @@ def multiply_adds(layer, query_len, key_len):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "millions", "multiply_adds_of_128"),
+    ("cls", "sizes", "millions", "multiply_adds_of_128"),
     [
         (StandardAttention, (512, 8, 512), "1.05", "1.51e+08"),
         (CollaborativeAttention, (512, 8, 128), "0.66", "1.09e+08"),
@@ -78,14 +79,16 @@ def multiply_adds(layer, query_len, key_len):
         (CollaborativeAttention, (768, 12, 256), "1.58", "2.65e+08"),
     ],
 )
-def test_table_1_of_the_paper(kind, sizes, millions, multiply_adds_of_128):
-    layer = without_numbers(kind, dict(zip(SIZES, sizes, strict=True), bias=False, kernel="bmm"))
+def test_table_1_of_the_paper(cls, sizes, millions, multiply_adds_of_128):
+    embed_dim, num_heads, key_dim = sizes
+    arguments = {"embed_dim": embed_dim, "num_heads": num_heads, "key_dim": key_dim, "bias": False, "kernel": "bmm"}
+    layer = on_meta_device(cls, arguments)
     assert f"{parameters(layer) / 1e6:.2f}" == millions
     assert f"{multiply_adds(layer, 128, 128):.2e}" == multiply_adds_of_128
 
 
-#: heads of a token's width 512 and of the tiny model: parameters without biases, biases, multiply–adds of 20 queries
-#: over 31 keys and of 2 over 310, as a closed form of each kind had them, cache of a token in numbers
+#: class, sizes (E, H, key dimension), options; then from the closed formulas: weights, biases, multiply–adds for 20
+#: queries and 31 keys and for 2 queries and 310 keys, KV cache per token
 COSTS = [
     (StandardAttention, (512, 8, 512), {}, 1048576, 2048, 27373568, 164212736, 512 + 512),
     (CollaborativeAttention, (512, 8, 128), {}, 656384, 1280, 17684480, 103190528, 128 + 512),
@@ -99,9 +102,9 @@ COSTS = [
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("kind", "sizes", "own", "weights", "biases", "several", "few", "cache"), COSTS)
-def test_layers_cost_what_the_formulas_say(kind, sizes, own, weights, biases, several, few, cache, bias):
-    layer = kind(*sizes, bias=bias, kernel="bmm", **own).eval()
+@pytest.mark.parametrize(("cls", "sizes", "options", "weights", "biases", "several", "few", "cache"), COSTS)
+def test_layers_cost_what_the_formulas_say(cls, sizes, options, weights, biases, several, few, cache, bias):
+    layer = cls(*sizes, bias=bias, kernel="bmm", **options).eval()
     assert parameters(layer) == weights + bias * biases
     assert (multiply_adds(layer, 20, 31), multiply_adds(layer, 2, 310)) == (several, few)
     assert kv_cache_per_token(layer) == cache

@@ -1,10 +1,11 @@
-"""The ways to compute attention, one file each, all held to :mod:`..reference`, and the one place that chooses.
+"""Attention kernels, and the choice between them.
 
-Heads with queries of their own, (N, H, T, d), are computed by :mod:`.packed_bmm` or :mod:`.sdpa`. Collaborative heads
-are such heads once their queries are mixed; :mod:`.head_loop` mixes them one head at a time.
+All kernels compute the same function; tests compare each of them with :mod:`..reference`. :mod:`.packed_bmm` and
+:mod:`.sdpa` take one query per head, (N, H, T, d): standard heads, or collaborative heads after their queries have
+been mixed. :mod:`.head_loop` takes the shared query of collaborative heads and mixes it for one head at a time.
 """
 
-from typing import Any, Callable, Dict, Iterable, Optional
+from typing import Callable, Dict, Iterable, Optional
 
 import torch
 from torch import Tensor
@@ -15,97 +16,112 @@ from . import head_loop, packed_bmm, sdpa
 
 Kernel = Callable[..., Attended]
 
-#: ways to compute standard heads
+#: kernels for standard heads
 STANDARD: Dict[str, Kernel] = {"bmm": packed_bmm.attend, "sdpa": sdpa.attend}
-#: ways to compute collaborative heads
+#: kernels for collaborative heads
 COLLABORATIVE: Dict[str, Kernel] = {"bmm": packed_bmm.attend, "head_loop": head_loop.attend, "sdpa": sdpa.attend}
 
-#: with fewer queries a row, as in decoding, one product of all heads is faster than a loop over them
+#: with fewer queries per row, as in decoding, one product for all heads is faster than a loop over heads
 FEW_QUERIES = 8
-#: from so many queries a row on, standard heads are faster through torch's fused attention, on a CPU too
+#: with at least this many queries per row, torch's fused attention is faster for standard heads, even on a CPU
 MANY_QUERIES = 64
 
 
 class KernelError(ValueError):
-    """A kernel that does not exist, or cannot compute what it was insisted on for; the message says why."""
+    """The requested kernel does not exist or cannot compute the given tensors."""
 
-    user_error = True  # as of fairseq_modern.errors.UserError
+    user_error = True  # see fairseq_modern.errors.UserError
 
 
 def check_name(name: str, known: Iterable[str]) -> None:
-    """Refuse a kernel that is neither ``auto`` nor in ``known``."""
+    """Raise KernelError unless the name is ``auto`` or in ``known``."""
     if name != "auto" and name not in known:
-        raise KernelError(f"kernel must be auto or one of {', '.join(known)}, but is {name!r}")
+        raise KernelError(f"kernel must be auto or one of {', '.join(known)}; got {name!r}")
 
 
 def attend_standard(
     name: str, query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
 ) -> Attended:
-    """Head outputs and attention weights of standard heads.
+    """Head outputs and attention weights of standard heads, by a kernel in :data:`STANDARD` or ``auto``.
 
-    Args:
-        name: ``auto``, or a name of :data:`STANDARD`. query: (N, H, T, dk), not scaled. scale: factor on the scores.
-        entry, mask, dropout, need_weights, and what is returned: see :func:`.packed_bmm.attend`.
+    The query (N, H, T, dk) is not scaled. For the other arguments and the results see :func:`.packed_bmm.attend`.
     """
     kernel = choose_standard(name, query, entry, dropout, need_weights)
     return kernel(query * scale, entry, mask, dropout, need_weights)
 
 
 def attend_collaborative(
-    name: str, query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, *rest: Any
+    name: str,
+    query: Tensor,
+    mixing: Tensor,
+    entry: KeyValue,
+    mask: Optional[Tensor],
+    scale: float,
+    dropout: float,
+    need_weights: bool,
 ) -> Attended:
     """Head outputs and attention weights of collaborative heads.
 
     Args:
-        name: ``auto``, or a name of :data:`COLLABORATIVE`. query: (N, T, D̃k), shared, not mixed, not scaled (beams, if
-            any, folded into T). mixing: (H, D̃k). scale: factor on the scores.
-        entry: shared key (N, S, D̃k), value (N, G, S, dv) of G groups of heads, content (N, H, S) or None, not scaled.
-        mask, rest (dropout, need_weights), and what is returned: see :func:`.packed_bmm.attend`.
+        name: ``auto`` or a name in :data:`COLLABORATIVE`.
+        query: (N, T, D̃k), shared by all heads, neither mixed nor scaled; beams are folded into T.
+        mixing: (H, D̃k).
+        entry: shared key (N, S, D̃k); value (N, G, S, dv) for G groups of heads; content (N, H, S), not scaled, or None.
+        scale: factor on the scores.
+        mask, dropout, need_weights, and the results: see :func:`.packed_bmm.attend`.
     """
-    kernel = choose(name, query, mixing, entry, mask, rest[-1])
+    kernel = choose(name, query, mixing, entry, mask, need_weights)
     if kernel is head_loop.attend:
-        return kernel(query, mixing, entry, mask, scale, *rest)
+        return kernel(query, mixing, entry, mask, scale, dropout, need_weights)
     content = None if entry.content is None else entry.content * scale
     shared = KeyValue(entry.key.unsqueeze(1), entry.value, content)
-    return kernel(packed_bmm.mix(query, mixing, scale), shared, mask, *rest)
+    return kernel(packed_bmm.mix(query, mixing, scale), shared, mask, dropout, need_weights)
 
 
 def choose(
     name: str, query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], need_weights: bool
 ) -> Kernel:
-    """The kernel that computes collaborative heads; for the arguments see :func:`attend_collaborative`.
+    """Choose the kernel for collaborative heads; for the arguments see :func:`attend_collaborative`.
 
-    A kernel that is insisted on but cannot compute what autocast made of the arguments is replaced by ``bmm``.
+    ``bmm`` replaces a named kernel that torch cannot trace or that does not support the dtypes chosen by autocast.
 
     Raises:
-        KernelError: the kernel insisted on cannot compute these arguments.
+        KernelError: the named kernel cannot compute these tensors.
     """
-    if name == "head_loop" and is_tracing():
-        return packed_bmm.attend
-    if name != "auto":
-        check_name(name, COLLABORATIVE)
-        reason = None
-        if name == "head_loop":
-            reason = head_loop.unsupported_reason(query, mixing, entry, mask)
-        elif name == "sdpa":
-            reason = sdpa.unsupported_reason(query, entry)
-        if reason is None:
-            return COLLABORATIVE[name]
-        if torch.is_autocast_enabled(query.device.type):  # autocast chose the types, not the caller
+    if name == "auto":
+        return _fastest(query, mixing, entry, mask, need_weights)
+    check_name(name, COLLABORATIVE)
+    reason: Optional[str] = None
+    if name == "head_loop":
+        if is_tracing():
             return packed_bmm.attend
-        raise KernelError(reason)
+        reason = head_loop.unsupported_reason(query, mixing, entry, mask)
+    elif name == "sdpa":
+        reason = sdpa.unsupported_reason(query, entry)
+    if reason is None:
+        return COLLABORATIVE[name]
+    if torch.is_autocast_enabled(query.device.type):  # autocast chose the dtypes, not the caller
+        return packed_bmm.attend
+    raise KernelError(reason)
+
+
+def _fastest(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], need_weights: bool) -> Kernel:
+    """The fastest kernel for collaborative heads that supports these tensors."""
     if query.device.type == "cuda":
-        # the memory-efficient backend is made for widths up to 128; above, its generic form is slow
+        # the memory-efficient backend is tuned for head dimensions up to 128; its generic kernel is slow
         fused = query.size(2) <= 128 and not need_weights and not is_transforming()
-        return sdpa.attend if fused and sdpa.unsupported_reason(query, entry) is None else packed_bmm.attend
-    loop = not is_tracing() and query.size(1) >= FEW_QUERIES
-    if loop and head_loop.unsupported_reason(query, mixing, entry, mask) is None:
-        return head_loop.attend
-    return packed_bmm.attend
+        if fused and sdpa.unsupported_reason(query, entry) is None:
+            return sdpa.attend
+        return packed_bmm.attend
+    if is_tracing() or query.size(1) < FEW_QUERIES:
+        return packed_bmm.attend
+    if head_loop.unsupported_reason(query, mixing, entry, mask) is not None:
+        return packed_bmm.attend
+    return head_loop.attend
 
 
 def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, need_weights: bool) -> Kernel:
-    """The kernel that computes standard heads; for the arguments see :func:`attend_standard`."""
+    """Choose the kernel for standard heads; for the arguments see :func:`attend_standard`."""
     if name != "auto":
         check_name(name, STANDARD)
         return STANDARD[name]
@@ -113,6 +129,7 @@ def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, n
         return packed_bmm.attend
     if query.device.type == "cuda":
         fused = not is_transforming() and sdpa.misaligned(query, entry.value) is None
-    else:  # torch's fused attention is for equal widths without dropout here; short sentences gain nothing from it
+    else:
+        # on a CPU, torch's fused attention needs equal widths and no dropout, and only pays off for long sentences
         fused = dropout == 0.0 and query.size(-1) == entry.value.size(-1) and query.size(-2) >= MANY_QUERIES
     return sdpa.attend if fused else packed_bmm.attend

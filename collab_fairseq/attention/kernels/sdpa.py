@@ -1,12 +1,12 @@
-"""Attention through torch's fused ``scaled_dot_product_attention``, for collaborative and for standard heads.
+"""Kernel ``sdpa``: torch's fused ``scaled_dot_product_attention``, for collaborative and standard heads.
 
     scores_h = Q_h Kᵀ + (c_h + mask)        O_h = dropout(softmax(scores_h)) V_h
 
-The weights never lie in memory as a whole. A shared key goes in as a view with a head axis of stride 0. Of torch's
-backends only two accept queries and keys of another width than the values, a dropout and a bias with a gradient: the
-memory-efficient one (CUDA) and the plain formula. Standard heads, our baseline, are offered the same ones. cuDNN's is
-not among them: it builds a plan for every new shape of a batch, and translation has thousands of shapes. The fused
-backends have no second derivative: torch raises an error that says so.
+Fused backends never store the attention weights. A shared key is passed as a view whose head axis has stride 0. Only
+two of torch's backends accept queries and keys of a different width than the values, dropout, and a bias with a
+gradient: the memory-efficient one (CUDA) and the unfused formula. Standard heads, the baseline, may use the same
+backends. cuDNN's backend is excluded: it builds a plan for every new batch shape, and translation has thousands. The
+fused backends have no second derivative; torch raises an error that says so.
 """
 
 import math
@@ -20,50 +20,58 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..cache import Attended, KeyValue, repeat_kv
 from . import packed_bmm
 
-#: of torch's backends those that may compute attention; torch takes the first that can
+#: allowed backends; torch uses the first that supports the inputs
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def mask_in_type(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-    """The mask in the type of the scores, as torch wants it; finite fills too large for it stay finite."""
+def cast_mask(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    """Cast an additive mask to the dtype of the scores, which torch requires. Large finite values stay finite."""
     if mask is None or mask.dtype == dtype:
         return mask
-    hides = mask == -math.inf
-    return mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill(hides, -math.inf)
+    hidden = mask == -math.inf
+    return mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill(hidden, -math.inf)
 
 
 def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool) -> Attended:
-    """As :func:`.packed_bmm.attend`. Weights, where they are asked for, are computed a second time, the plain way."""
-    bias, key, value = mask_in_type(mask, query.dtype), entry.key, entry.value
+    """See :func:`.packed_bmm.attend`, which also computes the weights if they are needed."""
+    bias = cast_mask(mask, query.dtype)
     if entry.content is not None:
         content = entry.content.unsqueeze(2)
         bias = content if bias is None else bias + content
-    # a CPU's fused attention lets heads share keys and values; of CUDA's, few do that, and those take no mask
+    key, value = entry.key, entry.value
+    # on a CPU, fused attention supports heads that share keys and values; on CUDA, only backends without masks do
     grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
     if not grouped:
-        key, value = (repeat_kv(shared, query.size(1)) for shared in (key, value))
+        key, value = repeat_kv(key, query.size(1)), repeat_kv(value, query.size(1))
     with sdpa_kernel(BACKENDS):
         outputs = scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
-    return outputs, packed_bmm.weigh(query, entry.key, entry.content, mask) if need_weights else None
+    if not need_weights:
+        return outputs, None
+    return outputs, packed_bmm.attention_weights(query, entry.key, entry.content, mask)
 
 
 def unsupported_reason(query: Tensor, entry: KeyValue) -> Optional[str]:
-    """Why :func:`attend` cannot compute queries (…, d), or None."""
+    """Why :func:`attend` cannot compute queries (…, d) efficiently, or None."""
     if not query.dtype == entry.key.dtype == entry.value.dtype:
-        return f"sdpa needs one type for all, but got {query.dtype}, {entry.key.dtype} and {entry.value.dtype}"
+        dtypes = f"{query.dtype}, {entry.key.dtype} and {entry.value.dtype}"
+        return f"query, key and value must have one dtype with the kernel sdpa; got {dtypes}"
     return misaligned(query, entry.value)
 
 
 def misaligned(query: Tensor, value: Tensor) -> Optional[str]:
-    """Why a GPU would compute these widths in torch's plain and slow way, or None.
+    """Why a GPU would fall back to the slow unfused formula for these widths, or None.
 
     Args:
-        query: (…, D̃k) or (…, dk). value: (…, dv).
+        query: (…, D̃k) or (…, dk).
+        value: (…, dv).
     """
-    widths, multiple = (query.size(-1), value.size(-1)), 16 // query.element_size()  # rows are read 16 bytes at a time
-    if query.device.type != "cuda" or not any(width % multiple for width in widths):
+    if query.device.type != "cuda":
+        return None
+    multiple = 16 // query.element_size()  # rows are read 16 bytes at a time
+    widths = (query.size(-1), value.size(-1))
+    if not any(width % multiple for width in widths):
         return None
     return (
-        f"sdpa on a GPU in {query.dtype} is fast only where key and head dims are multiples of {multiple}, "
-        f"but these are {widths[0]} and {widths[1]}"
+        f"key and value dimensions per head must be multiples of {multiple} with the kernel sdpa on a GPU in "
+        f"{query.dtype}; got {widths[0]} and {widths[1]}"
     )

@@ -1,4 +1,4 @@
-"""Which part of the project may know which other part, and what importing it may cost."""
+"""Import rules: which package of the project may import which others, and the third-party imports of the layers."""
 
 import ast
 import graphlib
@@ -11,11 +11,11 @@ import pytest
 
 from tests.common import ROOT
 
-#: rooms that know nothing of the project: any room may import them
+#: packages that import nothing else of the project; any package may import them
 FOR_ALL = {"attention", "checkpoints", "scoring"}
 
-#: any other room → the rooms that it may import besides itself and those; all of them stand above it, so that no arrow
-#: runs upwards and none in a circle. The command line may import all
+#: any other package → the packages that it may import besides itself and those above; only earlier entries, so that
+#: there are no cycles. The command line may import all
 MAY_IMPORT: Dict[str, Set[str]] = {
     "doctor": set(),
     "records": set(),
@@ -32,11 +32,10 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "__init__": {"translation", "export"},
 }
 
-#: what the layers may import besides torch
+#: imports of the layers besides torch
 STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 
-#: what the project may import of fairseq_modern: the switch of fault tolerance, the list of classes in checkpoints, the
-#: atomic writer, temporary files, checksums, facts about the CPU
+#: imports from fairseq_modern that the project may use
 MODERN = {
     "fairseq_modern.fault_tolerance", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
     "fairseq_modern.errors.UserError", "fairseq_modern.errors.is_user_error",
@@ -47,66 +46,59 @@ MODERN = {
 }  # fmt: skip
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Absolute names of all modules that a file imports, wherever in the file."""
-    package = ".".join(path.relative_to(ROOT).parent.parts)
+def imports_of(path: Path) -> Iterator[str]:
+    """Absolute names of all modules and names that a file imports, anywhere in the file."""
+    package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, [base, node.module]))
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def files(package: str):
-    return sorted((ROOT / package).rglob("*.py"))
+def files(folder: str):
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(ROOT / "collab_fairseq").parts[0].removesuffix(".py")
 
 
-def rooms_imported_by(path: Path) -> Set[str]:
-    """The other rooms that a file imports."""
-    names = (name.split(".") for name in imported(path))
-    return {parts[1] for parts in names if parts[0] == "collab_fairseq" and len(parts) > 1} - {room_of(path)}
+def test_allowed_imports_have_no_cycles():
+    packages = list(MAY_IMPORT)
+    for number, package in enumerate(packages):
+        assert MAY_IMPORT[package] <= set(packages[:number]), f"{package} may import only packages listed before it"
 
 
-def test_no_arrow_runs_upwards():
-    rooms = list(MAY_IMPORT)
-    for number, room in enumerate(rooms):
-        assert MAY_IMPORT[room] <= set(rooms[:number]), f"{room} may import only what stands above it"
-
-
-def test_no_file_imports_in_a_circle():
+def test_modules_have_no_import_cycles():
     paths = [*files("collab_fairseq"), *files("fairseq_modern")]
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     graph = {}
-    for name, path in names.items():
-        found = {each if each in names else each.rpartition(".")[0] for each in imported(path)}
-        # a package is no part of a circle through the files in it
-        graph[name] = {other for other in found & set(names) if not f"{name}.".startswith(f"{other}.")}
+    for module, path in modules.items():
+        imported = {name if name in modules else name.rpartition(".")[0] for name in imports_of(path)}
+        # a module may import from its own package
+        graph[module] = {other for other in imported & set(modules) if not f"{module}.".startswith(f"{other}.")}
     assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(paths) > 100
 
 
 @pytest.mark.parametrize("path", files("collab_fairseq"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_rooms_know_only_the_rooms_they_may(path):
-    room = room_of(path)
-    names = set(imported(path))
-    modern = {name for name in names if name.split(".")[0] == "fairseq_modern"}
-    assert modern <= MODERN, "of fairseq_modern only what MODERN has"
-    if room == "cli":
+def test_packages_import_only_allowed_packages(path):
+    package = package_of(path)
+    parts = [name.split(".") for name in imports_of(path)]
+    modern = {".".join(name) for name in parts if name[0] == "fairseq_modern"}
+    assert modern <= MODERN
+    if package == "cli":
         return
-    assert rooms_imported_by(path) <= (set() if room in FOR_ALL else MAY_IMPORT[room] | FOR_ALL)
-    if room == "attention":
-        outside = {name.split(".")[0] for name in names} - {"collab_fairseq", "torch", *STANDARD_LIBRARY}
-        assert not outside, f"attention is torch only, but imports {outside}"
+    imported = {name[1] for name in parts if name[0] == "collab_fairseq" and len(name) > 1} - {package}
+    assert imported <= (set() if package in FOR_ALL else MAY_IMPORT[package] | FOR_ALL)
+    if package == "attention":
+        assert {name[0] for name in parts} <= {"collab_fairseq", "torch", *STANDARD_LIBRARY}
 
 
 @pytest.mark.parametrize("path", files("fairseq_modern"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_fairseq_modern_knows_nothing_of_the_project(path):
+def test_fairseq_modern_does_not_mention_this_project(path):
     assert "collab" not in path.read_text(encoding="utf-8")
 
 
