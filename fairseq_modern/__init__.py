@@ -95,9 +95,9 @@ def skipped():
     if skip:
         functions = {name for table in (BEFORE, AFTER) for names in table.values() for name in names}
         patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)}
-        unknown = ", ".join(sorted(skip - patches))
+        unknown, known = ", ".join(sorted(skip - patches)), ", ".join(sorted(patches))
         if unknown:
-            warn("skip", f"has no patch {unknown} (FAIRSEQ_MODERN_SKIP); its patches are {', '.join(sorted(patches))}")
+            warn("skip", f"has no patch {unknown}, as in FAIRSEQ_MODERN_SKIP; its patches are {known}")
     return skip
 
 
@@ -113,7 +113,7 @@ def _call(functions, module):
         try:
             getattr(sys.modules[qualified], function)(module)
         except AttributeError as error:  # another version of fairseq
-            warn(patch, f"skipped the patch {patch}, which does not match this version of fairseq: {error}")
+            warn(patch, f"left out the patch {patch}, which does not match this version of fairseq: {error}")
 
 
 class Finder:

@@ -140,13 +140,13 @@ def _explain(file: Any, error: Exception) -> str:
     rejected = re.search(r"GLOBAL (\S+)", str(error))
     if rejected is not None:
         return (
-            f"{file} must hold only tensors, numbers, strings and settings; "
-            f"got a call of {rejected.group(1)}, which could run code when it is loaded."
+            f"{file} was not loaded: it must hold only tensors, numbers, strings and settings; "
+            f"got a call of {rejected.group(1)}, which could run code."
         )
     reason = type(error).__name__
     if "weights_only" not in str(error):  # torch's advice to load the file unsafely
         reason = f"{reason}: {error}".split("\n")[0].split(". ")[0].rstrip(": .")
-    return f"{file} must be a complete checkpoint; got a damaged file or another format ({reason})."
+    return f"{file} was not loaded: it must be a complete checkpoint; got a damaged file or another format ({reason})."
 
 
 def patch(module: ModuleType) -> None:

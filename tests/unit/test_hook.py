@@ -59,7 +59,7 @@ def test_is_installed_once_and_can_be_switched_off(setting, finders):
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
-    monkeypatch.setattr(fairseq_modern, "_told", set())
+    monkeypatch.setattr(fairseq_modern, "_warned", set())
 
 
 def test_warns_if_it_comes_after_fairseq(monkeypatch):
