@@ -1,6 +1,6 @@
 """Defect: if one of several processes runs out of memory, the others wait forever or receive its next message.
 
-Check: there are several processes; the run then ends. A single process skips the batch, as published.
+Check: there are several processes; the run then ends. A single process still skips the batch.
 """
 
 from types import ModuleType

@@ -209,7 +209,7 @@ def test_hydra_keys_that_are_fields_stay_as_they_are():
 
 
 def test_retain_dropout_modules_has_fairseqs_names():
-    """`--retain-dropout-modules TransformerEncoder` means our encoder, as it means fairseq's."""
+    """`--retain-dropout-modules TransformerEncoder` applies to the collaborative encoder, too."""
 
     def names(model):
         modules = model.named_modules()

@@ -161,24 +161,24 @@ def test_a_resumed_run_equals_an_uninterrupted_one(flag, tiny_data, tmp_path, un
     loss = {"criterion": "label_smoothed_cross_entropy_chunked", "disable_validation": True}
     saving = {"max_update": 6, "save_interval_updates": 3, "no_epoch_checkpoints": True}
     options = {flag: True, "key_dim": 8, "log_format": "json", "log_interval": 1, **loss, **saving, **SMALL}
-    done = run(*train_command(tiny_data, tmp_path / "whole", **options))
+    done = run(*train_command(tiny_data, tmp_path / "uninterrupted", **options))
     assert "slower than fp32" not in done.stdout
     assert flag == "amp" or "Warning" not in done.stderr  # fairseq's autocast for CUDA warns
-    whole = losses(done.stdout)
+    uninterrupted = losses(done.stdout)
     (tmp_path / "resumed").mkdir()
-    shutil.copy(tmp_path / "whole" / "checkpoint_1_3.pt", tmp_path / "resumed" / "checkpoint_last.pt")
+    shutil.copy(tmp_path / "uninterrupted" / "checkpoint_1_3.pt", tmp_path / "resumed" / "checkpoint_last.pt")
     resumed = losses(run(*train_command(tiny_data, tmp_path / "resumed", **options)).stdout)
-    assert len(whole) == 6
-    assert len(set(whole)) == 6
-    assert resumed == whole[3:]
-    last = [checkpoints.load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "resumed")]
+    assert len(uninterrupted) == 6
+    assert len(set(uninterrupted)) == 6
+    assert resumed == uninterrupted[3:]
+    last = [checkpoints.load(tmp_path / name / "checkpoint_last.pt") for name in ("uninterrupted", "resumed")]
     moments = [c["last_optimizer_state"]["state"][0]["exp_avg"] for c in last]
     assert torch.equal(*moments)
     kept = last[0]["model"]["encoder.layers.0.fc1.weight"]
     assert torch.equal(kept, kept.bfloat16().float()) == (flag == "bf16")
     if flag == "bf16":
         command = ["fairseq-generate", tiny_data, "--user-dir", USER_DIR, "--cpu", "--beam", 2, "--max-len-b", 5]
-        command += ["--path", tmp_path / "whole" / "checkpoint_last.pt"]
+        command += ["--path", tmp_path / "uninterrupted" / "checkpoint_last.pt"]
         scores = [re.findall(r"^H-\S+\t(\S+)", run(*command, *more).stdout, re.MULTILINE) for more in ((), ("--bf16",))]
         assert len(scores[0]) == len(scores[1]) == 20
         done = run(*command, "--bf16", env={processor.ASSUMED: "none"})

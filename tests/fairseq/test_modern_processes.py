@@ -119,7 +119,7 @@ def test_an_error_with_python_m_is_one_line(tiny_data, tiny_run):
     flags = ["--path", tiny_run / "checkpoint_best.pt", "--cpu", "--distributed-world-size", 2]
     done = run("python", "-m", "fairseq_cli.validate", tiny_data, *flags, check=False)
     assert done.returncode == 1
-    assert "\nfairseq_cli.validate: error: --distributed-world-size 2 needs GPUs" in done.stderr
+    assert "fairseq_cli.validate: error: --distributed-world-size 2 needs GPUs" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -57,26 +57,26 @@ def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
 
-def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
+def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
     last = checkpoint(tmp_path, "checkpoint_last.pt", 10)
     checkpoint(tmp_path, "averaged.pt", 90)
     checkpoint(tmp_path, "checkpoint_1_80.pt.tmp", 80)
     average = torch.load(checkpoint(tmp_path, "checkpoint_best.pt", 70), weights_only=True)
     torch.save({**average, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
     torch.save({**average, "extra_state": {}}, tmp_path / "checkpoint6.pt")  # such as crash.pt
-    torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading refuses
+    torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading rejects
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
     last.unlink()
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
-    # of an older torch: no archive
+    # the format of torch < 1.6
     torch.save(average, tmp_path / "checkpoint_1_75.pt", _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(tmp_path / "checkpoint_1_75.pt")
     assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(
         str(tmp_path / "checkpoint_1_75.pt"), 70, False
     )
 
-    # whatever is whole and was put there, such as an average
+    # any valid checkpoint_last.pt wins, here an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
 
