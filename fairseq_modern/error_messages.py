@@ -119,7 +119,8 @@ def load_checkpoint_to_cpu(error: Exception, path: str, *_: Any) -> Optional[str
     if not isinstance(error, IsADirectoryError):
         return None
     files = sorted(name for name in os.listdir(path) if name.endswith(".pt"))
-    return f"the checkpoint must be a file; got the folder {path} (its checkpoints: {', '.join(files[:3]) or 'none'})."
+    listed = ", ".join(files[:3]) or "none"
+    return f"the checkpoint must be a file; got the folder {path} (its checkpoints: {listed})."
 
 
 def load_model_ensemble_and_task(error: Exception, filenames: List[str], *_: Any) -> Optional[str]:
@@ -161,11 +162,12 @@ def differing_flags(saved: Any, current: Any) -> str:
     saved, current = (
         dict(vars(model) if isinstance(model, argparse.Namespace) else model) for model in (saved, current)
     )
-    saved_arch, current_arch = (settings.get("arch") or settings.get("_name") for settings in (saved, current))
-    if saved_arch != current_arch or saved_arch not in ARCH_MODEL_REGISTRY:
-        return f"--arch {saved_arch} and its sizes"
+    arch = saved.get("arch") or saved.get("_name")
+    current_arch = current.get("arch") or current.get("_name")
+    if arch != current_arch or arch not in ARCH_MODEL_REGISTRY:
+        return f"--arch {arch} and its sizes"
     parser = argparse.ArgumentParser(add_help=False)
-    ARCH_MODEL_REGISTRY[saved_arch].add_args(parser)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
     flags = []
     for action in parser._actions:
         flag, value = action.option_strings[0], saved.get(action.dest)
