@@ -112,15 +112,6 @@ def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
     assert {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()} == before
 
 
-def test_the_next_save_replaces_a_link_but_not_its_target(tmp_path):
-    chosen = checkpoint(tmp_path, "checkpoint_1_40.pt", 40)
-    last = tmp_path / "checkpoint_last.pt"
-    last.symlink_to(chosen.name)
-    with atomic_write(str(last)) as file:
-        torch.save({"optimizer_history": [{"num_updates": 50}]}, file)
-    assert (updates(chosen), updates(last)) == (40, 50)
-
-
 @pytest.mark.parametrize("last", ["missing", "damaged", "a link to nothing"])
 @pytest.mark.parametrize(("score", "best_updates"), [(2.5, 20), (3.5, 10)])
 def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best_updates, last):
