@@ -1,14 +1,11 @@
-"""Makes fairseq 0.12.2, unmaintained since its last release of 2022, run on today's Python, torch, NumPy and Hydra.
+"""Makes fairseq 0.12.2, whose last release is from 2022, run on current Python, torch, NumPy and Hydra.
 
-A `.pth` file beside the installed package imports this module whenever Python starts, so that fairseq's console
-scripts, `python -m fairseq_cli.train`, torchrun, notebooks and spawned workers are covered without a word from the
-user. (Python reads `.pth` files in site-packages only: after `pip install --target` or with PYTHONPATH alone, import
-fairseq_modern before fairseq.) That is why nothing heavy happens here: importing this module puts one finder in front
-of `sys.meta_path`, which knows the names of the modules to patch and does nothing for any other. The patches, one file
-per subject, are imported when the module that they patch is; no file of fairseq is edited.
+A `.pth` file next to the installed package imports this module whenever Python starts. Console scripts, `python -m
+fairseq_cli.train`, torchrun, notebooks and spawned workers are therefore covered. (Python reads `.pth` files in
+site-packages only: after `pip install --target` or with PYTHONPATH alone, import fairseq_modern before fairseq.)
 
-README.md next to this file says what each patch does and how to switch it off; `fault_tolerance` holds what changes how
-trainings behave, and does nothing unless it is switched on.
+This module only adds a finder to `sys.meta_path`, which imports a patch when the module to patch is imported.
+README.md describes the patches and how to disable them. Those in `fault_tolerance` are off by default.
 """
 
 import os
@@ -16,44 +13,52 @@ import sys
 
 __all__ = ["AFTER", "BEFORE", "install"]
 
-# Module of fairseq -> functions of this package, called with the module object before its code runs ...
+# Module of fairseq -> functions of this package, which are called with the module before its code runs ...
 BEFORE = {
     "fairseq": ("errors.show_user_errors", "quiet.patch"),
     "fairseq.dataclass.configs": ("dataclass_defaults.hash_configs",),
 }
 
-# ... and after, the last one outermost.
+# ... and after, in this order.
 AFTER = {
-    "fairseq.*": ("expressions.patch",),  # each of its modules
     "fairseq.checkpoint_utils": (
         "loading.patch",
         "saving.patch",
         "error_messages.patch",
-        "fault_tolerance.boundaries.patch",
+        "fault_tolerance.epoch_end.patch",
         "fault_tolerance.resuming.patch",
         "fault_tolerance.stopping.patch",
     ),
     "fairseq.data.codedataset": ("loading.patch",),
-    "fairseq.data.indexed_dataset": ("mistakes_data.patch",),
-    "fairseq.data.iterators": ("reading_ahead.patch",),
+    "fairseq.data.data_utils": ("removed_names.patch",),
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
+    "fairseq.data.indexed_dataset": ("truncated_data.patch",),
+    "fairseq.data.iterators": ("prefetching.patch",),
+    "fairseq.data.language_pair_dataset": ("removed_names.patch",),
+    "fairseq.data.token_block_dataset": ("removed_names.patch",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
     "fairseq.distributed.utils": ("fault_tolerance.workers.patch", "distributed.patch"),
     "fairseq.models": ("error_messages.patch",),
-    "fairseq.models.fairseq_model": ("amp.patch_inference",),
     "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
-    "fairseq.models.masked_lm": ("markers.patch",),
-    "fairseq.models.transformer.transformer_decoder": ("markers.patch",),
-    "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder", "markers.patch"),
+    "fairseq.models.fairseq_model": ("amp.patch_inference",),
+    "fairseq.models.masked_lm": ("uninitialized_buffers.patch",),
+    "fairseq.models.speech_to_text.xm_transformer": ("loading.patch",),
+    "fairseq.models.text_to_speech.vocoder": ("loading.patch",),
+    "fairseq.models.transformer.transformer_decoder": ("uninitialized_buffers.patch",),
+    "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder", "uninitialized_buffers.patch"),
+    "fairseq.modules.adaptive_input": ("uninitialized_buffers.patch",),
+    "fairseq.modules.adaptive_softmax": ("uninitialized_buffers.patch",),
+    "fairseq.modules.dynamic_crf_layer": ("removed_names.patch",),
+    "fairseq.modules.quantization.pq.em": ("loading.patch",),
+    "fairseq.modules.sinusoidal_positional_embedding": ("uninitialized_buffers.patch",),
     "fairseq.modules.transformer_layer": ("encoder_layer.patch",),
     "fairseq.optim.amp_optimizer": ("amp.patch",),
     "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
     "fairseq.options": ("options.patch",),
-    "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks": ("error_messages.patch",),
+    "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks.translation": ("error_messages.patch",),
-    "fairseq.utils": ("user_dir.patch", "error_messages.patch"),
     "fairseq.trainer": (
         "amp.patch_trainer",
         "plugins.patch",
@@ -61,47 +66,39 @@ AFTER = {
         "fault_tolerance.position.patch_trainer",
         "fault_tolerance.resuming.patch_trainer",
         "fault_tolerance.stopping.patch_trainer",
-        "fault_tolerance.memory.patch",
+        "fault_tolerance.out_of_memory.patch",
     ),
+    "fairseq.utils": ("options.patch_user_dir", "error_messages.patch"),
     "fairseq_cli.generate": ("error_messages.patch",),
-    "fairseq_cli.hydra_train": ("sections.patch", "errors.patch_hydra_train"),
+    "fairseq_cli.hydra_train": ("hydra_train.patch", "errors.patch_hydra_train"),
     "fairseq_cli.interactive": ("error_messages.patch",),
+    "fairseq_cli.train": ("hydra_train.patch_train", "fault_tolerance.stopping.patch_train"),
     "fairseq_cli.validate": ("error_messages.patch",),
-    "fairseq_cli.train": ("train.patch", "fault_tolerance.stopping.patch_train"),
-    "fairseq.data.data_utils": ("removed_names.patch",),
-    "fairseq.data.language_pair_dataset": ("removed_names.patch",),
-    "fairseq.data.token_block_dataset": ("removed_names.patch",),
-    "fairseq.modules.adaptive_input": ("markers.patch",),
-    "fairseq.modules.adaptive_softmax": ("markers.patch",),
-    "fairseq.modules.sinusoidal_positional_embedding": ("markers.patch",),
-    "fairseq.modules.dynamic_crf_layer": ("removed_names.patch",),
-    "fairseq.models.speech_to_text.xm_transformer": ("loading.patch",),
-    "fairseq.models.text_to_speech.vocoder": ("loading.patch",),
-    "fairseq.modules.quantization.pq.em": ("loading.patch",),
 }
+AFTER_EVERY_MODULE = ("expressions.patch",)
+
+_warned: set[str] = set()
 
 
-_told: set[str] = set()
-
-
-def warn(about, message):
-    """Warn, once about each subject."""
+def warn(subject, message):
+    """Warn once about each subject."""
     import warnings
 
-    if about not in _told:
-        _told.add(about)
+    if subject not in _warned:
+        _warned.add(subject)
         warnings.warn(f"fairseq_modern {message}", stacklevel=3)
 
 
 def skipped():
-    """The names of patches in FAIRSEQ_MODERN_SKIP, with commas between them. Warns, once, of those that are none."""
-    wanted = {name.strip() for name in os.environ.get("FAIRSEQ_MODERN_SKIP", "").split(",")} - {""}
-    if wanted:
-        names = {function.split(".")[-2] for table in (BEFORE, AFTER) for row in table.values() for function in row}
-        unknown = ", ".join(sorted(wanted - names))
+    """Return the patches in FAIRSEQ_MODERN_SKIP, a comma-separated list; warn once about unknown names."""
+    skip = {name.strip() for name in os.environ.get("FAIRSEQ_MODERN_SKIP", "").split(",")} - {""}
+    if skip:
+        functions = {name for table in (BEFORE, AFTER) for names in table.values() for name in names}
+        patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)}
+        unknown, known = ", ".join(sorted(skip - patches)), ", ".join(sorted(patches))
         if unknown:
-            warn("skip", f"has no patch {unknown}, as in FAIRSEQ_MODERN_SKIP, but {', '.join(sorted(names))}")
-    return wanted
+            warn("skip", f"has no patch {unknown}, as in FAIRSEQ_MODERN_SKIP; its patches are {known}")
+    return skip
 
 
 def _call(functions, module):
@@ -115,22 +112,23 @@ def _call(functions, module):
         __import__(qualified)
         try:
             getattr(sys.modules[qualified], function)(module)
-        except AttributeError as error:  # another version of fairseq, or a fork
-            warn(patch, f"left out the patch {patch}, which does not know this fairseq: {error}")
+        except AttributeError as error:  # another version of fairseq
+            warn(patch, f"left out the patch {patch}, which does not match this version of fairseq: {error}")
 
 
 class Finder:
-    """Finds the modules named in BEFORE and AFTER where Python would, and has them patched as they are executed.
+    """Finds the modules to patch, and lets the other finders find their code.
 
-    Loaders keep their class, so that `inspect`, `runpy` and pickle see nothing unusual; only the method that executes
-    the module is replaced, on a copy of the loader: that of a zip file serves all modules in it.
+    Loaders keep their class for `inspect`, `runpy` and pickle. Only the method that executes a module is replaced, on a
+    copy of the loader, because all modules of a zip file share one.
     """
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Return the module's spec with a loader that patches, or None for a module that is not ours to patch."""
-        before = BEFORE.get(name, ())
-        after = AFTER.get(name, ()) + AFTER["fairseq.*"] * name.startswith("fairseq.")
+        """Return the module's spec with a loader that patches; None for modules without patches."""
+        before, after = BEFORE.get(name, ()), AFTER.get(name, ())
+        if name.startswith("fairseq."):
+            after += AFTER_EVERY_MODULE
         if not before and not after:
             return None
         for finder in sys.meta_path:
@@ -142,7 +140,7 @@ class Finder:
         else:
             return None
         execute = getattr(spec.loader, "exec_module", None)
-        if execute is None:  # a namespace package or a very old loader: there is no code of fairseq's to patch
+        if execute is None:  # a namespace package
             return spec
 
         def exec_module(module):
@@ -158,11 +156,11 @@ class Finder:
 
 
 def install():
-    """Put the finder in place, once. Warns if fairseq is already imported: what has run cannot be patched any more."""
+    """Add the finder, once. Warn if fairseq has already been imported, since it can no longer be patched."""
     if Finder in sys.meta_path or os.environ.get("FAIRSEQ_MODERN") == "0":
         return
     if "fairseq" in sys.modules:
-        warn("late", "was imported after fairseq, which therefore runs as published; import fairseq_modern first")
+        warn("late", "was imported after fairseq, which therefore is not patched; import fairseq_modern first")
     sys.meta_path.insert(0, Finder)
 
 

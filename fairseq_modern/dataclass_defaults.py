@@ -1,13 +1,10 @@
-"""Patches: `import fairseq` on Python 3.11 and later.
+"""Defect: `import fairseq` fails on Python 3.11 and later, where dataclasses reject unhashable default values.
 
-fairseq's configuration dataclasses use instances of one another as default values. Since 3.11 `dataclasses` refuses
-every default whose class is unhashable, and a dataclass with `__eq__` is. Factories instead of defaults would not do:
-`fairseq.dataclass.initialize.hydra_init` reads the fields' `.default`. So the class of each such default is given the
-hash of a plain object, through an `__init_subclass__` on their common base, which covers the classes of plugins too.
+Check: the version of Python, and whether the class of a default is hashable.
 
-The base class must have it before the next class of the same file is made, that is while
-`fairseq.dataclass.configs` is being executed. That module is lent a private copy of the built-in functions, in which
-the one that makes classes recognises the base class; no one else sees it.
+Such classes get the hash of `object`, from an `__init_subclass__` of their common base class. The base class needs it
+before the next class of the same file is created: while `fairseq.dataclass.configs` runs, its `__build_class__` is
+replaced. (`default_factory` is no solution: `hydra_init` reads the `.default` of fields.)
 """
 
 import builtins
@@ -20,7 +17,7 @@ BASE = "FairseqDataclass"
 
 
 def _hash_defaults(base: Any) -> None:
-    """Give those classes derived from `base` whose instances serve as defaults, and have no hash, that of `object`."""
+    """Make the classes derived from `base` hashable if their instances serve as defaults."""
 
     def __init_subclass__(cls: Any, **options: Any) -> None:
         super(base, cls).__init_subclass__(**options)
@@ -32,20 +29,20 @@ def _hash_defaults(base: Any) -> None:
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
-def _make_class(body: Any, name: str, *bases: Any, **options: Any) -> Any:
-    """What a `class` statement calls, for the module that defines the base class of fairseq's dataclasses."""
-    made = builtins.__build_class__(body, name, *bases, **options)
+def _build_class(body: Any, name: str, *bases: Any, **options: Any) -> Any:
+    """The `__build_class__` of `fairseq.dataclass.configs`."""
+    cls = builtins.__build_class__(body, name, *bases, **options)
     if name == BASE and not bases:
-        _hash_defaults(made)
-    return made
+        _hash_defaults(cls)
+    return cls
 
 
 def hash_configs(module: ModuleType) -> None:
-    """Before `fairseq.dataclass.configs` runs: lend it the class statement that looks out for the base class."""
+    """Before `fairseq.dataclass.configs` runs: replace its `__build_class__`."""
     if sys.version_info >= (3, 11):
-        vars(module)["__builtins__"] = {**vars(builtins), "__build_class__": _make_class}
+        vars(module)["__builtins__"] = {**vars(builtins), "__build_class__": _build_class}
 
 
 def restore_builtins(module: ModuleType) -> None:
-    """After it ran: give it the usual built-in functions."""
+    """After it has run: restore its built-in functions."""
     vars(module)["__builtins__"] = vars(builtins)

@@ -1,15 +1,12 @@
-"""Patches training in several processes.
+"""Defects of training in several processes. Check: the code of each function named below.
 
-- Resuming: the first process sends its state to the others through `torch.save` and `torch.load`, which refuses the
-  configuration in it. The processes of one job may trust one another: the state goes through
-  `torch.distributed.broadcast_object_list`.
-- `all_gather_list` needs a GPU: without one, `torch.distributed.all_gather_object`.
-- DistributedDataParallel refuses device numbers for a model on the CPU: it gets none.
-- fairseq starts workers itself, one per GPU. Where there is none it stops with a bare assertion or, with
-  `--distributed-init-method`, trains nothing and reports success: an error that names torchrun.
-- A finished process leaves its process groups to the interpreter's exit. A thread of gloo's that releases its last
-  piece of work just then wants the interpreter, cannot have it any more and aborts the process ("terminate called
-  without an active exception"), which torchrun reports as a failure: groups are closed, their threads joined before.
+- Resuming fails: `torch.load` rejects the configuration that the first process sends (`_broadcast_object_slow`). The
+  processes of a job can trust one another.
+- `all_gather_list` needs a GPU, and `DistributedDataParallel` rejects device numbers for a model on the CPU.
+- Without a GPU, fairseq cannot start workers: it fails an assertion or, with `--distributed-init-method`, trains
+  nothing and exits with 0 (`call_main`). Here, the error names torchrun.
+- Process groups stay open at exit, and a thread of gloo may abort the process ("terminate called without an active
+  exception"), which torchrun reports as a failure (`distributed_main`).
 """
 
 import gc
@@ -28,24 +25,24 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
 def patch(module: ModuleType) -> None:
-    """Replace the functions of `fairseq.distributed.utils` that do not work without a GPU or with a current torch."""
+    """Wrap functions of `fairseq.distributed.utils`."""
     fairseq: Any = module
 
     if "load" in names(fairseq._broadcast_object_slow):
 
         @wrap(fairseq)
-        def _broadcast_object_slow(original: Any, obj: Any, src_rank: int, group: Any, dist_device: Any) -> Any:
+        def _broadcast_object_slow(original, obj, src_rank, group, dist_device):
             if fairseq.use_xla():
                 return original(obj, src_rank, group, dist_device)
-            parcel = [obj if fairseq.get_rank(group) == src_rank else None]
+            objects = [obj if fairseq.get_rank(group) == src_rank else None]
             source = dist.get_global_rank(group, src_rank)
-            dist.broadcast_object_list(parcel, src=source, group=group, device=dist_device)
-            return parcel[0]
+            dist.broadcast_object_list(objects, src=source, group=group, device=dist_device)
+            return objects[0]
 
     if "ByteTensor" in names(fairseq.all_gather_list):
 
         @wrap(fairseq)
-        def all_gather_list(original: Any, data: Any, group: Any = None, max_size: int = 16384) -> List[Any]:
+        def all_gather_list(original, data, group=None, max_size=16384):
             from fairseq.utils import move_to_cpu
 
             if group is None:
@@ -59,20 +56,20 @@ def patch(module: ModuleType) -> None:
     if "destroy_process_group" not in names(fairseq.distributed_main):
 
         @wrap(fairseq)
-        def distributed_main(original: Any, *args: Any, **options: Any) -> None:
-            already_open, end = dist.is_initialized(), None
+        def distributed_main(original, *args, **options):
+            already_open, exit_request = dist.is_initialized(), None
             try:
                 original(*args, **options)
-            except SystemExit as asked:  # of all processes, which have waited for each other
-                end = asked
+            except SystemExit as error:  # raised in all processes (`fault_tolerance.stopping`)
+                exit_request = error
             if dist.is_initialized() and not already_open:
                 close_process_groups(fairseq)
-            if end is not None:
-                raise end
+            if exit_request is not None:
+                raise exit_request
 
     @wrap(fairseq)
-    def call_main(original: Any, cfg: Any, main: Any, **options: Any) -> Any:
-        refuse_workers_without_gpu(cfg, fairseq.infer_init_method)
+    def call_main(original, cfg, main, **options):
+        check_workers(cfg, fairseq.infer_init_method)
         return original(cfg, main, **options)
 
 
@@ -80,39 +77,39 @@ def close_process_groups(fairseq: Any) -> None:
     """Close all process groups of this process and join their threads.
 
     Args:
-        fairseq: the module `fairseq.distributed.utils`, which keeps a group of its own.
+        fairseq: the module `fairseq.distributed.utils`, which has a reference to a group.
     """
     vars(fairseq.get_global_group).pop("_global_group", None)
     dist.destroy_process_group()
-    # the threads are joined when a group is freed, and a trainer that is part of a cycle still holds one
+    # threads are joined when a group is freed, and a trainer in a reference cycle still has one
     gc.collect()
 
 
 def patch_data_parallel(module: ModuleType) -> None:
-    """Give `fairseq.models.distributed_fairseq_model` a DistributedDataParallel that takes models on the CPU."""
+    """Wrap the `DistributedDataParallel` of `fairseq.models.distributed_fairseq_model`."""
     if module.DistributedDataParallel is not parallel.DistributedDataParallel:
         return
 
     @wrap(module)
-    def DistributedDataParallel(original: Any, module: Any, **options: Any) -> Any:
+    def DistributedDataParallel(original, module, **options):
         if all(parameter.device.type == "cpu" for parameter in module.parameters()):
             options.update(device_ids=None, output_device=None)
         return original(module, **options)
 
 
-def refuse_workers_without_gpu(cfg: Any, infer_init_method: Any) -> None:
-    """Raise UserError if fairseq would start workers of its own on a machine that has no GPU for them."""
+def check_workers(cfg: Any, infer_init_method: Any) -> None:
+    """Raise UserError if fairseq would start workers on a machine without GPUs."""
     training = cfg.distributed_training
     if cfg.common.tpu or torch.cuda.device_count() > 0:
         return
     if training.distributed_port > 0 or all(name in os.environ for name in TORCHRUN):
         infer_init_method(training)  # Slurm or torchrun may have started the processes
-    alone = training.distributed_init_method is None and training.distributed_world_size <= 1
-    if alone or training.distributed_no_spawn:
+    is_single = training.distributed_init_method is None and training.distributed_world_size <= 1
+    if is_single or training.distributed_no_spawn:
         return
     workers = training.distributed_world_size
     raise UserError(
-        f"{workers} worker{'s' * (workers != 1)} asked for, but fairseq starts workers by itself only on GPUs and "
-        f"finds none here; start them with torchrun: OMP_NUM_THREADS=1 torchrun --nproc_per_node {workers} "
-        f"$(which fairseq-train) DATA ... --cpu --distributed-world-size {workers} --distributed-backend gloo"
+        f"--distributed-world-size {workers} needs GPUs, but torch finds none. To train on CPUs, use torchrun: "
+        f"OMP_NUM_THREADS=1 torchrun --nproc_per_node {workers} $(which fairseq-train) DATA ... --cpu "
+        f"--distributed-world-size {workers} --distributed-backend gloo"
     )

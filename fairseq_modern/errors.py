@@ -1,23 +1,22 @@
-"""Errors that a user can act upon, shown as one line.
+"""Errors that users can correct, printed as one line.
 
-The message of a `UserError` says in one sentence what was expected and what was got. fairseq's command-line tools print
-it after the tool's name and exit with status 1, without a traceback; FAIRSEQ_MODERN_TRACEBACK=1 shows the traceback.
-Every other exception, and every other program, is left alone.
+Defect: fairseq's console programs print a traceback. Check: the error is a `UserError`, or `error_messages` explains
+it. Other errors and programs are unaffected. FAIRSEQ_MODERN_TRACEBACK=1 restores the traceback.
 """
 
 import os
 import sys
 from types import ModuleType, TracebackType
-from typing import Any, Optional, Type
+from typing import Optional, Type
 
 from fairseq_modern import error_messages
 from fairseq_modern.patching import wrap
 
 
 class UserError(Exception):
-    """Something that the user can correct. The message is one complete sentence.
+    """An error that the user can correct. The message is one sentence.
 
-    Packages that import nothing but torch cannot derive from it: their errors have its attribute instead.
+    Modules that import nothing but torch cannot derive from it; their errors set `user_error = True` instead.
     """
 
     user_error = True
@@ -28,12 +27,12 @@ class CheckpointError(UserError):
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether the message of an error is for the user, and its traceback is not."""
+    """Whether to print the message of an error without a traceback."""
     return getattr(error, "user_error", False) is True
 
 
 def tool_name() -> Optional[str]:
-    """The name of the fairseq tool that is running (`fairseq-train`, `fairseq_cli.train`), or None."""
+    """Return the name of the running fairseq program (`fairseq-train`, `fairseq_cli.train`), or None."""
     directory, file = os.path.split(sys.argv[0] if sys.argv else "")
     name, _ = os.path.splitext(file)
     if name.startswith("fairseq-"):
@@ -44,28 +43,29 @@ def tool_name() -> Optional[str]:
 
 
 def explain(error: BaseException) -> Optional[str]:
-    """What fairseq's tools print in place of a traceback; None in other programs and for errors no one can act on."""
-    if os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0") or tool_name() is None:
+    """Return the message to print instead of a traceback; None to print the traceback."""
+    wants_traceback = os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0")
+    if wants_traceback or tool_name() is None:
         return None
     return str(error) if is_user_error(error) else error_messages.explain(error)
 
 
 def show(message: str) -> None:
-    """Print it as one line on standard error."""
+    """Print a message to standard error, on one line."""
     sys.stdout.flush()
     sys.stderr.write(f"{tool_name()}: error: {' '.join(message.split())}\n")
 
 
 def show_user_errors(module: ModuleType) -> None:
-    """Before fairseq's console programs import fairseq: show errors for the user as one line, all others as before."""
+    """Before a console program imports fairseq: replace `sys.excepthook`."""
     if tool_name() is None:
         return
     previous = sys.excepthook
 
-    def excepthook(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
+    def excepthook(cls: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
         message = explain(error)
         if message is None:
-            previous(kind, error, traceback)
+            previous(cls, error, traceback)
         else:
             show(message)
 
@@ -73,10 +73,10 @@ def show_user_errors(module: ModuleType) -> None:
 
 
 def patch_hydra_train(module: ModuleType) -> None:
-    """Hydra prints exceptions itself; let fairseq-hydra-train show those for the user in its place."""
+    """Wrap `fairseq_cli.hydra_train._hydra_main`, since Hydra prints exceptions itself."""
 
     @wrap(module)
-    def _hydra_main(original: Any, *args: Any, **options: Any) -> Any:
+    def _hydra_main(original, *args, **options):
         try:
             return original(*args, **options)
         except Exception as error:

@@ -1,8 +1,7 @@
-"""Patches: settings that are evaluated as Python code, also when they come from a checkpoint.
+"""Defect: fairseq evaluates settings as Python code, including settings from a checkpoint.
 
-fairseq reads settings such as `--adam-betas "(0.9, 0.98)"` or `--encoder-layers "[(512, 3)] * 20"` with `eval`. A
-checkpoint carries the settings of its model, so that loading one could run any code that its author put there. The
-modules concerned get an `eval` that knows values and arithmetic and nothing else.
+Check: the module has no `eval` of its own. It gets one that supports literals and arithmetic only, for settings such
+as `--adam-betas "(0.9, 0.98)"` or `--encoder-layers "[(512, 3)] * 20"`.
 """
 
 import ast
@@ -18,23 +17,21 @@ OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-LONGEST = 100_000  # of a repeated list or string: far above any setting
+LONGEST = 100_000  # elements of a repeated list or string: far more than any setting has
 
 
 def evaluate(expression: str) -> Any:
     """Return the value of a Python literal, or of sums, differences, products and quotients of literals.
 
-    Raises:
-        UserError: the expression holds anything else, such as a name or a call.
-        TypeError: the expression is no string, as `eval` would; fairseq relies on it for values that are read already.
+    Any other expression raises UserError.
     """
-    if not isinstance(expression, str):
-        raise TypeError(f"expected an expression as a string, got a {type(expression).__name__}")
+    if not isinstance(expression, str):  # fairseq relies on this error of `eval`
+        raise TypeError(f"the expression must be a string; got a {type(expression).__name__}")
     try:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         got = expression[:200]
-        raise UserError(f"expected a value such as 0.1 or [(512, 3)] * 20, got {got!r} ({error}).") from error
+        raise UserError(f"a setting must be a value such as 0.1 or [(512, 3)] * 20; got {got!r} ({error}).") from error
 
 
 def _value(node: ast.expr) -> Any:
@@ -52,5 +49,5 @@ def _value(node: ast.expr) -> Any:
 
 
 def patch(module: ModuleType) -> None:
-    """Give the module this `eval`, which its code finds before the built-in one, unless it has one of its own."""
+    """Define `eval` in the module."""
     vars(module).setdefault("eval", evaluate)

@@ -1,4 +1,4 @@
-"""Files that appear atomically, locks between processes, checksums."""
+"""Atomic writes, locks between processes, checksums."""
 
 import contextlib
 import fcntl
@@ -15,12 +15,11 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 CHECKSUMS = "SHA256SUMS"
 LOCK_PATIENCE = 60  # seconds to wait for a lock
-# what `temporary_name` gives
-_TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{16}\.tmp")
+_TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{16}\.tmp")  # see `temporary_name`
 
 
 class _File(io.FileIO):
-    """Remembers the system's error: torch reports a full disk as something else."""
+    """A file that remembers the error of a write, since torch reports a full disk as a different error."""
 
     error: Optional[OSError] = None
 
@@ -34,25 +33,21 @@ class _File(io.FileIO):
 
 @contextlib.contextmanager
 def atomic_write(path: str) -> Iterator[IO[bytes]]:
-    """A file to write to, which appears under `path` when the block ends, and not at all if it fails.
+    """Open a file that appears as `path` when the block ends, or not at all if the block fails.
 
-    The data are on the disk before the name is: a crash leaves either the old or the new file. Until then the file has
-    a name of `temporary_name`: writers do not meet, and no link is followed. What killed processes have left of earlier
-    writes of this file is removed.
-
-    Raises:
-        OSError: what the system said where it could not write, for example because the disk is full.
+    The data are flushed to disk before the file is renamed: after a crash, `path` is either the old or the new file.
+    Concurrent writers use separate temporary files; those of killed processes are removed. A link is replaced.
     """
     folder, name = os.path.split(path)
     with contextlib.suppress(OSError):
         remove_stale_temp_files(folder or ".", name)
     while True:
         temporary = temporary_name(path)
-        file = _File(temporary, "x")  # unlike those of tempfile, with the permissions that any new file has
+        file = _File(temporary, "x")  # unlike tempfile's files, it has the usual permissions
         hold(file.fileno())
         if os.path.exists(temporary):
             break
-        file.close()  # another process has removed it before it was held
+        file.close()  # another process has removed the file before it was locked
     try:
         with io.BufferedWriter(file) as stream:
             yield stream
@@ -65,76 +60,64 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
         if file.error is not None:
             raise file.error from None
         raise
-    with contextlib.suppress(OSError):  # some file systems do not sync directories
-        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    with contextlib.suppress(OSError):  # some file systems cannot sync directories
+        directory = os.open(folder or ".", os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
 
 
-def sha256(path: PathLike) -> str:
-    """SHA-256 of a file, as `sha256sum` prints it."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def temporary_name(path: str) -> str:
-    """A new name for what is to appear under `path` when it is complete: `path.HEX.tmp`, 16 hexadecimal digits."""
+    """Return a unique name for an incomplete file or folder: `path.HEX.tmp`, with 16 hexadecimal digits."""
     return f"{path}.{os.urandom(8).hex()}.tmp"
 
 
 def hold(descriptor: int) -> None:
-    """Lock a temporary file or folder for as long as this process has it open, so that no other one removes it."""
+    """Lock an open temporary file or folder, which protects it from `remove_stale_temp_files` until it is closed."""
     with contextlib.suppress(OSError):  # some file systems have no locks
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def remove_stale_temp_files(folder: str, of: Optional[str] = None) -> List[str]:
-    """Remove what killed processes were writing in a folder.
+def remove_stale_temp_files(folder: str, target: Optional[str] = None) -> List[str]:
+    """Remove the temporary files and folders that killed processes left in a folder; return their names.
 
     Args:
-        of: only temporary files (and folders) of this name, which a running process holds (`hold`) while it writes
-            them. Default: those of all names, in a folder that no other process writes to.
-
-    Returns:
-        The names of what was removed.
+        target: remove only those of this file or folder, and none that a running process holds (`hold`). By default,
+            all are removed: the caller must make sure that no other process writes to the folder.
     """
     removed = []
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        match, path = _TEMPORARY.fullmatch(name), os.path.join(folder, name)
-        if match is None or of not in (None, match[1]):
+        match = _TEMPORARY.fullmatch(name)
+        if match is None or target not in (None, match[1]):
             continue
-        remove = shutil.rmtree if os.path.isdir(path) and not os.path.islink(path) else os.remove
-        if of is None:
-            remove(path)
+        path = os.path.join(folder, name)
+        if target is None:
+            _remove(path)
             removed.append(name)
             continue
         with contextlib.suppress(OSError):  # it is held, a link, or another user's
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(path)
+                _remove(path)
                 removed.append(name)
             finally:
                 os.close(descriptor)
     return removed
 
 
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
+
+
 def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLock:
-    """Lock a file until `release` is called or this process ends.
+    """Lock a file until `release` is called or this process ends. On a file system without locks, do nothing.
 
-    A file system without locks locks nothing.
-
-    Args:
-        path: the file, which is created and stays.
-        on_wait: called once if another process holds the lock.
-
-    Raises:
-        TimeoutError: another process still held it after a minute.
+    Call `on_wait` if another process holds the lock, and raise TimeoutError if it still does after a minute.
     """
     lock = filelock.FileLock(path, mode=0o666, thread_local=False)
     with contextlib.suppress(NotImplementedError):
@@ -146,23 +129,28 @@ def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLoc
     return lock
 
 
-def read_checksums(folder: PathLike) -> Dict[str, str]:
-    """File → SHA-256, as the SHA256SUMS of a folder has them.
+def sha256(path: PathLike) -> str:
+    """Return the SHA-256 checksum of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
-    Raises:
-        FileNotFoundError: the folder has none.
-    """
+
+def read_checksums(folder: PathLike) -> Dict[str, str]:
+    """Return file → SHA-256 checksum from the SHA256SUMS of a folder."""
     with open(os.path.join(folder, CHECKSUMS), encoding="utf-8") as stream:
         rows = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
     return {name.lstrip("*"): digest for digest, name in rows}
 
 
 def damaged_files(folder: PathLike, verified: Optional[Dict[str, List[int]]] = None) -> List[str]:
-    """The files of a folder that are missing or differ from its SHA256SUMS.
+    """Return the files of a folder that are missing or differ from its SHA256SUMS.
 
     Args:
-        verified: file → size and modification time (ns) when it was last verified. A file that still has both is not
-            read again. Files that are verified now are added.
+        verified: file → size and modification time (ns) when it was last verified. A file for which both are unchanged
+            is not read again. Files that are verified now are added.
     """
     damaged = []
     verified = {} if verified is None else verified

@@ -1,33 +1,35 @@
-"""Patches fairseq's command line.
+"""Defects of fairseq's command line.
 
-As published, `--bf16` is taken for `--tpu`, so that training in bfloat16 looks for torch_xla, on a GPU as well: here
-only `--tpu` means a TPU. `--help` beside `--arch` shows the flags of that model, too. `fairseq-validate` without
-`--task` reads its command line as fairseq-generate does; it validates with the task of the checkpoint either way. A
-name that no one has registered is an error that names `--user-dir`.
+- `--bf16` is parsed as `--tpu`, so that training in bf16 requires torch_xla. Check: the command has no `--tpu`.
+- `--help` with `--arch` does not list the flags of that model. Check: the command has both.
+- `fairseq-validate` requires `--task`, although it uses the task of the checkpoint. Check: none is given.
+- The error for an unknown model, task, criterion or optimizer does not name `--user-dir`. Check: its text.
+- `--user-dir` registers nothing if Python has already imported that package, for example in a notebook. Check: the
+  package is in `sys.modules`, but fairseq has not imported it.
 """
 
+import importlib
+import os
 import re
 import sys
 from types import ModuleType
-from typing import Any, Optional, Sequence
+from typing import Any
 
 from fairseq_modern.errors import UserError
 from fairseq_modern.patching import wrap
 
 
 def patch(module: ModuleType) -> None:
-    """Wrap the parsers of `fairseq.options` and what they make of a command line."""
+    """Wrap functions of `fairseq.options`."""
 
     @wrap(module)
-    def parse_args_and_arch(
-        original: Any, parser: Any, input_args: Optional[Sequence[str]] = None, *rest: Any, **options: Any
-    ) -> Any:
+    def parse_args_and_arch(original, parser, input_args=None, *rest, **options):
         words = list(sys.argv[1:] if input_args is None else input_args)
         has_arch = any(word in ("-a", "--arch") or word.startswith("--arch=") for word in words)
         if has_arch and not {"-h", "--help"}.isdisjoint(words):
 
             def parse_known_args(*_: Any) -> Any:
-                """The first of two calls, which is to find the model whose flags are then added."""
+                """The first of two calls, which determines the model; its flags are then added to the parser."""
                 del parser.parse_known_args
                 return parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
 
@@ -39,19 +41,39 @@ def patch(module: ModuleType) -> None:
         return parsed
 
     @wrap(module)
-    def get_parser(original: Any, *args: Any, **options: Any) -> Any:
+    def get_parser(original, *args, **options):
         parser = original(*args, **options)
         original_error = parser.error
 
         def error(message: str) -> None:
-            absent = re.match(r"argument (?:-a/)?(--(?:arch|task|criterion|optimizer))\b.* choice: '(\S+)'", message)
-            if absent is not None:
-                raise UserError(f"fairseq has no {absent[1]} {absent[2]}; add the --user-dir that brings it.")
+            match = re.match(r"argument (?:-a/)?(--(?:arch|task|criterion|optimizer))\b.* choice: '(\S+)'", message)
+            if match is not None:
+                raise UserError(f"fairseq has no {match[1]} {match[2]}; add the --user-dir that defines it.")
             original_error(message)
 
         parser.error = error
         return parser
 
     @wrap(module)
-    def get_validation_parser(original: Any, task: Optional[str] = None) -> Any:
+    def get_validation_parser(original, task=None):
         return original(task or "translation")
+
+
+def patch_user_dir(module: ModuleType) -> None:
+    """Wrap `fairseq.utils.import_user_module`."""
+
+    @wrap(module)
+    def import_user_module(original, args):
+        user_dir = getattr(args, "user_dir", None)
+        folder = os.path.abspath(user_dir) if user_dir else ""
+        package = os.path.basename(folder)
+        is_new = folder not in getattr(module.import_user_module, "memo", ())
+        must_register = package in sys.modules and is_new
+        original(args)
+        if not must_register:
+            return
+        for kind in ("tasks", "models"):
+            subfolder = os.path.join(folder, kind)
+            if os.path.isdir(subfolder):
+                register = getattr(importlib.import_module(f"fairseq.{kind}"), f"import_{kind}")
+                register(subfolder, f"{package}.{kind}")

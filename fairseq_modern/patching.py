@@ -1,4 +1,4 @@
-"""What the patches have in common: telling a defect, wrapping a function, a module's own view of another module."""
+"""Tools for patches: detect a defect, wrap a function, override names of a module for one other module."""
 
 import functools
 import inspect
@@ -9,24 +9,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def names(function: Any) -> Set[str]:
-    """All names and strings in the code of a function and of the functions within it; a wrapped one's, if it is one.
-
-    They tell whether a function of fairseq has the defect that a patch is for: other versions may not have it.
-    """
+    """Return all names and strings in the code of a function and of its nested functions, to check for a defect."""
     found: Set[str] = set()
     codes = [inspect.unwrap(function).__code__]
     while codes:
         code = codes.pop()
-        strings = {constant for constant in code.co_consts if isinstance(constant, str)}
-        found |= set(code.co_names) | strings
+        found.update(code.co_names)
+        found.update(constant for constant in code.co_consts if isinstance(constant, str))
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return found
 
 
 def wrap(owner: Any) -> Callable[[F], F]:
-    """Put the decorated function in the place of the module's or class's own of that name, its first argument."""
+    """Replace the function of the same name in a module or class; pass the original as first argument."""
 
-    def put(function: F) -> F:
+    def decorate(function: F) -> F:
         original = getattr(owner, function.__name__)
 
         @functools.wraps(original)
@@ -36,31 +33,32 @@ def wrap(owner: Any) -> Callable[[F], F]:
         setattr(owner, function.__name__, wrapper)
         return function
 
-    return put
+    return decorate
 
 
 class StandIn(ModuleType):
-    """Stands for a module, such as torch, in one module of fairseq: some names of its own, then all of its."""
+    """A module such as torch as one module of fairseq sees it: some names are overridden."""
 
-    def __init__(self, module: ModuleType, **own: Any) -> None:
-        super().__init__(module.__name__, f"{module.__name__} as one module of fairseq sees it")
-        vars(self).update(own, _module=module)
+    def __init__(self, module: ModuleType, **overrides: Any) -> None:
+        super().__init__(module.__name__)
+        vars(self).update(overrides, _module=module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
 def adapts_checkpoints(module: Any) -> Callable[[F], F]:
-    """Call the decorated function with each checkpoint that `fairseq.trainer.Trainer` takes up, as it was read.
+    """Call the decorated function with each checkpoint that `fairseq.trainer.Trainer` loads, before it is used.
 
-    It may change it. Its arguments: the trainer, the checkpoint, and those of `Trainer.load_checkpoint`.
+    The function may modify the checkpoint. Its arguments are the trainer, the checkpoint, and the arguments of
+    `Trainer.load_checkpoint`.
     """
 
-    def put(adapt: F) -> F:
+    def decorate(adapt: F) -> F:
         @wrap(module.Trainer)
         def load_checkpoint(original: Any, self: Any, *args: Any, **options: Any) -> Any:
-            def load_checkpoint_to_cpu(*given: Any, **more: Any) -> Any:
-                state = utils.load_checkpoint_to_cpu(*given, **more)
+            def load_checkpoint_to_cpu(*load_args: Any, **load_options: Any) -> Any:
+                state = utils.load_checkpoint_to_cpu(*load_args, **load_options)
                 adapt(self, state, *args, **options)
                 return state
 
@@ -73,4 +71,4 @@ def adapts_checkpoints(module: Any) -> Callable[[F], F]:
 
         return adapt
 
-    return put
+    return decorate

@@ -1,12 +1,14 @@
-"""Lets the classes that a `--user-dir` brings have a say where fairseq goes by settings and names alone.
+"""Hooks for classes of a `--user-dir`, for which fairseq relies on names and parameter shapes alone.
 
-- `check_training(trainer)` of a model or criterion is called as soon as there is a trainer, and may refuse its `cfg`.
-- `adapt_checkpoint(state, filename, reset_optimizer)` of a model is called with every checkpoint that a training takes
-  up, as it was read, and may change it: fairseq compares parameters, not the settings that give them a meaning.
-- `sequence_generator` of models is the class that translates with them, where a task would take fairseq's own
-  `SequenceGenerator`; it is made with the same arguments.
-- `state_of` of an optimizer or criterion names the class whose state it has. As published, a checkpoint is refused
-  unless it was made by a class of the same name.
+- A model or criterion may define `check_training(trainer)`. It is called when the trainer has been created, and may
+  reject its `cfg`.
+- A model may define `adapt_checkpoint(state, filename, reset_optimizer)`. It is called with every checkpoint that
+  training loads, and may modify it: fairseq compares parameters, but not the settings that define their meaning.
+- A model may set `sequence_generator`, a class that is used instead of fairseq's `SequenceGenerator`.
+- An optimizer or criterion may set `state_of`, the name of a class whose checkpoints it can load. fairseq rejects a
+  checkpoint if the names of the classes differ.
+
+Check: the attribute is defined.
 """
 
 from types import ModuleType
@@ -15,26 +17,26 @@ from typing import Any, Dict, Mapping
 from fairseq_modern.patching import adapts_checkpoints, wrap
 
 
-def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], now: str) -> None:
-    """Where what a checkpoint was made by, `last[key]`, has the state of the class `now`, let it have its name."""
+def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], current: str) -> None:
+    """Replace the class name `last[key]` in a checkpoint by the current one if both have the same state."""
     states = {cls.__name__: getattr(cls, "state_of", cls.__name__) for cls in registry.values()}
-    before = last.get(key, "")
-    if states.get(before, before) == states.get(now, now):
-        last[key] = now
+    saved = last.get(key, "")
+    if states.get(saved, saved) == states.get(current, current):
+        last[key] = current
 
 
 def patch(module: ModuleType) -> None:
-    """Wrap how `fairseq.trainer.Trainer` is made and takes up a checkpoint."""
+    """Wrap `fairseq.trainer.Trainer`."""
 
     @wrap(module.Trainer)
-    def __init__(original: Any, self: Any, *args: Any, **options: Any) -> None:
+    def __init__(original, self, *args, **options):
         original(self, *args, **options)
         for part in (self.get_model(), self.get_criterion()):
             if hasattr(part, "check_training"):
                 part.check_training(self)
 
     @adapts_checkpoints(module)
-    def adapt(self: Any, state: Any, filename: str, reset_optimizer: bool = False, *_: Any, **__: Any) -> None:
+    def adapt(self, state, filename, reset_optimizer=False, *_, **__):
         from fairseq.criterions import CRITERION_REGISTRY
         from fairseq.optim import OPTIMIZER_REGISTRY
 
@@ -49,13 +51,11 @@ def patch(module: ModuleType) -> None:
 
 
 def patch_task(module: ModuleType) -> None:
-    """Wrap how `fairseq.tasks.FairseqTask` chooses what translates."""
+    """Wrap `fairseq.tasks.FairseqTask.build_generator`."""
 
     @wrap(module.FairseqTask)
-    def build_generator(
-        original: Any, self: Any, models: Any, args: Any, seq_gen_cls: Any = None, *rest: Any, **options: Any
-    ) -> Any:
-        own = {getattr(model, "sequence_generator", None) for model in models}
-        if seq_gen_cls is None and len(own) == 1 and not getattr(args, "print_alignment", False):
-            (seq_gen_cls,) = own
+    def build_generator(original, self, models, args, seq_gen_cls=None, *rest, **options):
+        classes = {getattr(model, "sequence_generator", None) for model in models}
+        if seq_gen_cls is None and len(classes) == 1 and not getattr(args, "print_alignment", False):
+            (seq_gen_cls,) = classes
         return original(self, models, args, seq_gen_cls, *rest, **options)

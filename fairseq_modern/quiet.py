@@ -1,18 +1,16 @@
-"""Quietens warnings of current Hydra and torch that fairseq's code causes and that no user can act upon.
+"""Defect: fairseq's code causes warnings of Hydra and torch that users cannot act on.
 
-fairseq's configuration files are written for Hydra 1.0. Hydra 1.3 reads them, with five warnings that fill a page at
-the start of every tool. torch adds up to three, which are kept quiet, each by its own words, in fairseq's console
-programs only, and behind whatever `python -W` or PYTHONWARNINGS ask for.
+Check: the category and text of each warning of torch, in fairseq's console programs only; `python -W` and
+PYTHONWARNINGS take precedence. Hydra 1.3 adds five warnings about fairseq's configuration files for Hydra 1.0.
 """
 
 import warnings
 from types import ModuleType
-from typing import Any
 
 from fairseq_modern.errors import tool_name
 from fairseq_modern.patching import wrap
 
-OF_TORCH = (
+TORCH_WARNINGS = (
     (UserWarning, "'pin_memory' argument is set as true but no accelerator is found"),
     (UserWarning, "Support for mismatched key_padding_mask and attn_mask is deprecated"),
     (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated"),
@@ -20,9 +18,9 @@ OF_TORCH = (
 
 
 def patch(module: ModuleType) -> None:
-    """Before fairseq is imported: ignore these warnings of torch, if this is one of fairseq's console programs."""
+    """Before fairseq is imported: ignore these warnings of torch."""
     if tool_name() is not None:
-        for category, message in OF_TORCH:
+        for category, message in TORCH_WARNINGS:
             warnings.filterwarnings("ignore", message, category, append=True)
 
 
@@ -30,7 +28,7 @@ def patch_hydra(module: ModuleType) -> None:
     """Wrap `fairseq.dataclass.utils.convert_namespace_to_omegaconf`."""
 
     @wrap(module)
-    def convert_namespace_to_omegaconf(original: Any, *args: Any, **options: Any) -> Any:
+    def convert_namespace_to_omegaconf(original, *args, **options):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return original(*args, **options)

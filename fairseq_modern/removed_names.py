@@ -1,7 +1,6 @@
-"""Patches names that NumPy has removed: `np.int`, `np.float`, `np.compat.long` and their like, and the old spelling of
-an argument of `np.percentile`; and `bitarray.util.rindex`, which bitarray 3 no longer has.
+"""Defect: fairseq uses names that NumPy and bitarray have removed.
 
-The few modules of fairseq that use them get an `np` or `util` of their own; NumPy itself is left as it is.
+Check: the modules use these names. They get their own `np` or `util`; NumPy and bitarray stay unchanged.
 """
 
 from types import SimpleNamespace
@@ -11,28 +10,25 @@ import numpy
 
 from fairseq_modern.patching import StandIn
 
-REMOVED = {"bool": bool, "complex": complex, "float": float, "int": int, "object": object, "str": str}
-
 
 def percentile(*args: Any, **options: Any) -> Any:
-    """NumPy's, which since 2.4 knows the argument `interpolation` by the name `method` only."""
+    """`np.percentile`, which also accepts the old name of the argument `method`."""
     if "interpolation" in options:
         options["method"] = options.pop("interpolation")
     return numpy.percentile(*args, **options)
 
 
 def rindex(bits: Any, value: int) -> int:
-    """The position of the last bit that is `value`."""
+    """Return the position of the last bit that equals `value`."""
     return int(bits.index(value, right=True))
 
 
 def patch(module: Any) -> None:
-    """Give the module its own `np`, if it has one."""
-    if "np" in vars(module):
-        module.np = StandIn(numpy, **REMOVED, compat=SimpleNamespace(long=int), percentile=percentile)
+    compat = SimpleNamespace(long=int)
+    module.np = StandIn(numpy, float=float, int=int, compat=compat, percentile=percentile)
 
 
 def patch_bits(module: Any) -> None:
-    """Give `fairseq.data.huffman.huffman_coder` the function, where bitarray lacks it."""
+    """Patch `fairseq.data.huffman.huffman_coder`."""
     if not hasattr(module.util, "rindex"):
         module.util = StandIn(module.util, rindex=rindex)

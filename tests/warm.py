@@ -1,11 +1,11 @@
-"""A server that has imported torch and fairseq, and forks to run command-line tools: importing both takes seconds.
+"""Fork server for command-line tools: it has imported torch and fairseq, which would take each tool seconds.
 
-:func:`start` makes a folder in which `python`, `collab`, `fairseq-train` and every other console script of the virtual
-environment are small programs (tests/warm_client.py) that have the server run the real one in a forked child: with
-their arguments, environment, working directory, streams and signals, and their exit status. A stand-in that is killed
-takes the child with it. (The forkserver of multiprocessing passes on none of these.) What depends on how an
-interpreter starts (the start-up hook, installation, signals to process groups, limits of resources) is tested with
-real ones: `tests.common.run(..., fresh=True)`.
+:func:`start` creates a folder with stand-ins for `python` and all console scripts of the virtual environment. A
+stand-in (tests/warm_client.py) asks the server to run the real tool in a forked child, with the same arguments,
+environment, working directory, streams and signals, and returns its exit status. Shell scripts, recipes and torchrun
+start tools too, and find the stand-ins on their PATH: multiprocessing's forkserver cannot serve them, as it forks
+functions for its parent process only. If a stand-in is killed, so is the child. Tests of interpreter start-up,
+installation, process groups and resource limits use real interpreters: `tests.common.run(..., fresh=True)`.
 """
 
 import atexit
@@ -31,10 +31,10 @@ from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = os.path.dirname(sys.executable)
-#: where the folder is, for the processes of a parallel run of the tests
+#: environment variable with the path of the folder, for parallel test processes
 VARIABLE = "COLLAB_TESTS_WARM"
-#: what children find imported: nothing of the project, whose import belongs to what is tested, and none of fairseq's
-#: scripts, which set up logging as they are imported; optimizers import torch._dynamo, with sympy
+#: imports of the server: nothing of this project, since its import is tested; none of fairseq's scripts, since they
+#: configure logging; torch._dynamo (with sympy), since optimizers import it
 IMPORTS = (
     "torch torch._dynamo numpy sacrebleu sacremoses sentencepiece hydra omegaconf fairseq fairseq.checkpoint_utils "
     "fairseq.trainer fairseq.options fairseq.tasks.translation fairseq.models.transformer fairseq.sequence_generator "
@@ -43,7 +43,7 @@ IMPORTS = (
 
 
 def start() -> Path:
-    """Start the server unless it is running; return the folder of the stand-ins. It ends with this process."""
+    """Start the server unless it is running, until this process ends; return the folder of the stand-ins."""
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
@@ -55,7 +55,7 @@ def start() -> Path:
             (folder / script.name).chmod(0o755)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(folder / "socket"))
-    listening.listen(64)  # tools that are run before the imports are through wait
+    listening.listen(64)  # tools wait until the server has imported everything
     number = listening.fileno()
     command = [sys.executable, "-m", "tests.warm", str(number), str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -63,26 +63,26 @@ def start() -> Path:
     listening.close()
     os.environ[VARIABLE] = str(folder)
     atexit.register(shutil.rmtree, folder)
-    atexit.register(server.communicate)  # the first of the two to be called: its standard input ends, and so does it
+    atexit.register(server.communicate)  # called first: closes the server's standard input, so that it ends
     return folder
 
 
 def seconds() -> float:
-    """CPU time of this process, of what it has run, and of what the server has run for it."""
-    own = os.times()
-    spent = Path(os.environ.get(VARIABLE, ""), "seconds" + os.environ.get("PYTEST_XDIST_WORKER", ""))
-    warm = sum(map(float, spent.read_text(encoding="ascii").split())) if spent.is_file() else 0.0
-    return own.user + own.system + own.children_user + own.children_system + warm
+    """Return the CPU time of this process, its children, and the tools that the server has run for it."""
+    times = os.times()
+    log = Path(os.environ.get(VARIABLE, ""), "seconds" + os.environ.get("PYTEST_XDIST_WORKER", ""))
+    tools = sum(map(float, log.read_text(encoding="ascii").split())) if log.is_file() else 0.0
+    return times.user + times.system + times.children_user + times.children_system + tools
 
 
 def serve(listening: socket.socket, folder: str) -> None:
-    """Fork for each request; end when the process that started this one does."""
+    """Fork for each request until the parent process ends."""
     for name in IMPORTS.split():
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
-    atexit._clear()  # what is registered from here on is the child's own
-    gc.freeze()  # or every collection in a child would copy the pages of all that is imported
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that no child stays as a zombie
+    atexit._clear()  # functions that children register are their own
+    gc.freeze()  # otherwise each collection in a child would copy the memory of all imports
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaves no zombies
     while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         connection, _ = listening.accept()
         if os.fork() == 0:
@@ -95,7 +95,7 @@ def serve(listening: socket.socket, folder: str) -> None:
 
 
 def handle(connection: socket.socket, folder: str) -> None:
-    """Have a child run a tool, forward signals to it, report its exit status and note its CPU time."""
+    """Run a tool in a child: forward signals, send its exit status and log its CPU time."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     request = marshal.loads(connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
@@ -111,13 +111,13 @@ def handle(connection: socket.socket, folder: str) -> None:
     threading.Thread(target=forward_signals, args=(connection, child), daemon=True).start()
     _, status, usage = os.wait4(child, 0)
     worker = request[2].get("PYTEST_XDIST_WORKER", "")
-    with open(f"{folder}/seconds{worker}", "a", encoding="ascii") as spent:
-        spent.write(f"{usage.ru_utime + usage.ru_stime}\n")
+    with open(f"{folder}/seconds{worker}", "a", encoding="ascii") as log:
+        log.write(f"{usage.ru_utime + usage.ru_stime}\n")
     connection.send(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
 
 
 def forward_signals(connection: socket.socket, child: int) -> None:
-    """Each byte of a stand-in is a signal; its end is SIGKILL."""
+    """Send each byte from the stand-in as a signal to the child, and SIGKILL when the connection closes."""
     with contextlib.suppress(ProcessLookupError):
         while number := connection.recv(1):
             os.kill(child, number[0])
@@ -125,21 +125,21 @@ def forward_signals(connection: socket.socket, child: int) -> None:
 
 
 def run_child(folder: str, tool: str, arguments: List[str], environment: Dict[str, str], cwd: str) -> int:
-    """Run a tool in this process, for which no interpreter has to start or to end; its exit status."""
+    """Run a tool in this process and return its exit status."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
     original = sysconfig.get_path  # recipes look for console scripts there
     sysconfig.get_path = lambda name, *rest, **scheme: folder if name == "scripts" else original(name, *rest, **scheme)
-    if tool != "fairseq-generate":  # others set up logging before they import fairseq, a module of which does too
+    if tool != "fairseq-generate":  # the others configure logging before fairseq does
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)
     try:
         run_tool(arguments if tool == "python" else [os.path.join(BIN, tool), *arguments])
         status: object = 0
-    except SystemExit as end:
-        status = end.code or 0
+    except SystemExit as error:
+        status = error.code or 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -154,7 +154,7 @@ def run_child(folder: str, tool: str, arguments: List[str], environment: Dict[st
 
 
 def run_tool(arguments: List[str]) -> None:
-    """What `python ARGUMENTS` does."""
+    """Do what `python ARGUMENTS` does."""
     import fairseq_modern
 
     first = arguments[0]
@@ -163,7 +163,7 @@ def run_tool(arguments: List[str]) -> None:
     if first == "-m":
         spec = importlib.util.find_spec(arguments[1])
         sys.argv[0] = (spec and spec.origin) or arguments[1]
-    # what depends on the program as fairseq is imported
+    # patches that depend on the program
     fairseq_modern._call(fairseq_modern.BEFORE["fairseq"], sys.modules["fairseq"])
     if first == "-m":
         sys.modules.pop(arguments[1], None)  # imported by the server

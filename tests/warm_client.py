@@ -1,7 +1,7 @@
 #!SHEBANG
-# Stands for `python` and each console script while the tests run: has the server of tests/warm.py run the tool, with
-# these arguments, environment, folder and streams, forwards signals, and exits as the tool does. The first line is
-# filled in by tests/warm.py: an interpreter that imports nothing but modules in C, so that it starts in 10 ms.
+# Stand-in for `python` and all console scripts in tests: asks the server of tests/warm.py to run the tool with the same
+# arguments, environment, working directory and streams, forwards signals, and exits with the same status. tests/warm.py
+# replaces the first line. Only C modules are imported, so that it starts in 10 ms.
 import _signal as signal
 import _socket as socket
 import marshal

@@ -1,4 +1,4 @@
-"""Print the folder to give to fairseq's --user-dir:
+"""Print the path for fairseq's --user-dir, for example:
 
 fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab ...
 """
@@ -13,7 +13,7 @@ HELP = "print the path for fairseq's --user-dir"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

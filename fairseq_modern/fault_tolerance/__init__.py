@@ -1,8 +1,8 @@
-"""What changes how trainings behave, so that they survive being killed, stopped, starved or continued elsewhere.
+"""Fault tolerance: training runs can be stopped, killed, run out of memory, and resume with other settings.
 
-It is off unless it is asked for: by `enable()`, which a --user-dir may call, or by the environment variable
-FAIRSEQ_MODERN_SURVIVAL=1. FAIRSEQ_MODERN_SURVIVAL=0 keeps it off in any case. The functions of fairseq that are wrapped
-ask at each call, so that it does not matter what is imported first. README.md one folder up says what each file does.
+Off by default. A --user-dir enables it with `enable()`, and the environment variable FAIRSEQ_MODERN_SURVIVAL=1
+enables it for any run; FAIRSEQ_MODERN_SURVIVAL=0 disables it in any case. The wrapped functions of fairseq check
+`is_on()` at each call, so that the order of imports does not matter.
 """
 
 import os
@@ -11,12 +11,12 @@ _enabled = False
 
 
 def is_on() -> bool:
-    """Whether trainings are to behave as described above."""
+    """Whether fault tolerance is enabled."""
     setting = os.environ.get("FAIRSEQ_MODERN_SURVIVAL", "")
     return setting != "0" and (_enabled or setting != "")
 
 
 def enable() -> None:
-    """From now on let trainings of this process behave as described above, unless the environment forbids it."""
+    """Enable fault tolerance in this process, unless the environment variable disables it."""
     global _enabled
     _enabled = True

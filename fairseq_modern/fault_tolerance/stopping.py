@@ -1,16 +1,15 @@
-"""SIGTERM, with which Slurm and others announce that they will kill a training soon, and Ctrl-C end it on the spot.
+"""Defect: SIGTERM, which Slurm and others send before they kill a job, and Ctrl-C end training without a checkpoint.
 
-Here the training finishes the update that it is in, and whatever validation and saving is due with it, writes
-`checkpoint_last.pt` with the position within the epoch, and ends with exit status 75 (`EX_TEMPFAIL` of sysexits.h:
-try again). The same command resumes from there to the number. A second Ctrl-C ends it at once. All processes of a job
-stop after the same update, whichever of them received the signal: the request travels with the statistics that they
-exchange anyway. torchrun passes the signal on, kills what is not finished 30 seconds later and exits with status 1.
+Check: no other handler is set, and `main` of the module `fairseq_cli.train` runs (not with `python -m`).
 
-torchrun signals the process group of each worker, a terminal that of the whole job. The processes that load data
-(`--num-workers`) would die of it, and the training run with them: they leave the group.
+Training finishes the current update, with validation and saving if they are due, writes `checkpoint_last.pt` with the
+position within the epoch, and exits with status 75 (`EX_TEMPFAIL` in sysexits.h). The same command then resumes, with
+the same results as an uninterrupted run. All processes of a job stop after the same update: the request is part of the
+statistics that they exchange anyway. torchrun forwards the signal, kills processes that still run after 30 seconds, and
+exits with status 1.
 
-The handlers are set only while `main` of the imported module `fairseq_cli.train` runs (not under `python -m`), after
-the checkpoint has been loaded. A handler that the program has set itself stays.
+torchrun and terminals signal process groups. Processes that load data (`--num-workers`) would die and end the run; they
+therefore leave their group.
 """
 
 import contextlib
@@ -25,35 +24,38 @@ import torch
 import torch.distributed as dist
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.fault_tolerance import folder
+from fairseq_modern.fault_tolerance import resuming
 from fairseq_modern.patching import wrap
 
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 75
-USUAL: Dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+DEFAULT_HANDLERS: Dict[signal.Signals, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
 
-_asked = threading.Event()
-_training = threading.Event()  # in a `main` that acts on the signals
+_stop_requested = threading.Event()
+_training = threading.Event()  # `main` runs
 
 
 class Stopped(SystemExit):
-    """The training has stopped as asked, with all it needs to resume on the disk. Raised in all processes of a job."""
+    """Training has stopped on request and can resume. Raised in all processes of a job."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_STATUS)
 
 
-def hear(signum: int, frame: Any) -> None:
-    """Remember the request to stop. After the first Ctrl-C another one interrupts, as usual."""
-    _asked.set()
+def request_stop(signum: int, frame: Any) -> None:
+    """Signal handler: remember the request. After the first Ctrl-C, another one interrupts as usual."""
+    _stop_requested.set()
     if signum == signal.SIGINT:
-        signal.signal(signum, USUAL[signal.SIGINT])
-        os.write(2, b"\nstopping after this update, with a checkpoint; Ctrl-C again stops at once\n")
+        signal.signal(signum, DEFAULT_HANDLERS[signal.SIGINT])
+        os.write(2, b"\nstopping after this update, with a checkpoint; press Ctrl-C again to stop at once\n")
 
 
 def _leave_group() -> None:
-    if signal.getsignal(signal.SIGTERM) is hear:
+    if signal.getsignal(signal.SIGTERM) is request_stop:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
 
@@ -61,97 +63,94 @@ def _leave_group() -> None:
 os.register_at_fork(after_in_child=_leave_group)
 
 
-def listen(handler: Any = hear) -> None:
-    """Treat SIGTERM and Ctrl-C as requests to stop, unless another handler is set."""
+def set_handlers(handler: Any = request_stop) -> None:
+    """Handle SIGTERM and Ctrl-C, unless the program has its own handlers."""
     if threading.current_thread() is threading.main_thread():
-        for signum, usual in USUAL.items():
-            if signal.getsignal(signum) == usual:
+        for signum, default in DEFAULT_HANDLERS.items():
+            if signal.getsignal(signum) == default:
                 signal.signal(signum, handler)
 
 
-def forget(handler: Any = hear) -> None:
-    """From now on let the signals end the process again."""
-    _asked.clear()
+def reset_handlers(handler: Any = request_stop) -> None:
+    """Restore the default handlers, and forget a request to stop."""
+    _stop_requested.clear()
     if threading.current_thread() is threading.main_thread():
-        for signum, usual in USUAL.items():
+        for signum, default in DEFAULT_HANDLERS.items():
             if signal.getsignal(signum) is handler:
-                signal.signal(signum, usual)
+                signal.signal(signum, default)
 
 
 def patch(module: ModuleType) -> None:
-    """Listen from the moment when `fairseq.checkpoint_utils` has loaded what a training resumes from."""
+    """Wrap `load_checkpoint` and `save_checkpoint` of `fairseq.checkpoint_utils`."""
 
     @wrap(module)
-    def load_checkpoint(original: Any, *args: Any, **options: Any) -> Any:
+    def load_checkpoint(original, *args, **options):
         loaded = original(*args, **options)
         if fault_tolerance.is_on() and _training.is_set():
-            listen()
+            set_handlers()
         return loaded
 
     @wrap(module)
-    def save_checkpoint(original: Any, cfg: Any, trainer: Any, *args: Any, **options: Any) -> Any:
+    def save_checkpoint(original, cfg, trainer, *args, **options):
         saved = original(cfg, trainer, *args, **options)
         trainer.saved_after = trainer.get_num_updates()
         return saved
 
 
 def patch_trainer(module: ModuleType) -> None:
-    """Let the processes of `fairseq.trainer.Trainer` tell each other that they were asked to stop."""
+    """Add the request to stop to the statistics that the processes of `fairseq.trainer.Trainer` exchange."""
 
     @wrap(module.Trainer)
-    def _aggregate_logging_outputs(
-        original: Any, self: Any, logging_outputs: Any, *sums: Any, ignore: bool = False
-    ) -> Any:
+    def _aggregate_logging_outputs(original, self, logging_outputs, *sums, ignore=False):
         if not fault_tolerance.is_on():
             return original(self, logging_outputs, *sums, ignore=ignore)
-        outputs, totals = original(self, logging_outputs, *sums, float(_asked.is_set()), ignore=ignore)
-        *totals, asked = totals
-        # in training fairseq looks at what was summed right away, so that a GPU is waited for here in any case
-        self.processes_asked_to_stop = bool(asked > 0) if torch.is_grad_enabled() else asked
+        outputs, totals = original(self, logging_outputs, *sums, float(_stop_requested.is_set()), ignore=ignore)
+        *totals, requests = totals
+        # in training, fairseq reads the totals immediately, so that this adds no synchronization with a GPU
+        self.stop_requests = bool(requests > 0) if torch.is_grad_enabled() else requests
         return outputs, totals
 
 
-def is_asked_to_stop(trainer: Any) -> bool:
-    """Whether any process of the job was asked to stop: the same answer in all of them."""
+def must_stop(trainer: Any) -> bool:
+    """Whether any process of the job was asked to stop. All processes return the same answer."""
     if trainer.data_parallel_world_size == 1:
-        return _asked.is_set()
-    return bool(getattr(trainer, "processes_asked_to_stop", 0) > 0)
+        return _stop_requested.is_set()
+    return bool(getattr(trainer, "stop_requests", 0) > 0)
 
 
 def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
-    """Save what has not been saved yet and raise Stopped, in all processes."""
+    """Save a checkpoint unless this update has one, and raise Stopped in all processes."""
     updates = trainer.get_num_updates()
     if getattr(trainer, "saved_after", None) != updates:
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
     if cfg.checkpoint.write_checkpoints_asynchronously:
         checkpoint_utils.PathManager.async_close()
-    if trainer.data_parallel_world_size > 1:  # who ends first makes torchrun end the others
+    if trainer.data_parallel_world_size > 1:  # torchrun kills the others when the first process exits
         dist.barrier(group=trainer.data_parallel_process_group)
     if trainer.is_data_parallel_master:
-        unsaved = cfg.checkpoint.no_save or cfg.checkpoint.no_last_checkpoints
-        what = "which these settings do not save" if unsaved else "saved; the same command resumes from there"
-        logger.warning(f"stopped after update {updates}, {what}")
+        if cfg.checkpoint.no_save or cfg.checkpoint.no_last_checkpoints:
+            logger.warning(f"stopped after update {updates}, without a checkpoint, as configured")
+        else:
+            logger.warning(f"stopped after update {updates}, saved; the same command resumes from there")
     raise Stopped
 
 
 def patch_train(module: ModuleType) -> None:
-    """Wrap what `fairseq_cli.train` does after each update, and the whole of a training."""
+    """Wrap `validate_and_save`, which runs after each update, and `main` of `fairseq_cli.train`."""
 
     @wrap(module)
-    def validate_and_save(
-        original: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, *args: Any, **options: Any
-    ) -> Any:
+    def validate_and_save(original, cfg, trainer, task, epoch_itr, *args, **options):
         losses, finished = original(cfg, trainer, task, epoch_itr, *args, **options)
-        if not finished and is_asked_to_stop(trainer):
+        if not finished and must_stop(trainer):
             stop(module.checkpoint_utils, cfg, trainer, epoch_itr)
         return losses, finished
 
     @wrap(module)
-    def main(original: Any, *args: Any, **options: Any) -> Any:
+    def main(original, *args, **options):
         _training.set()
         try:
             return original(*args, **options)
         finally:
             _training.clear()
-            forget()
-            folder.unlock()
+            reset_handlers()
+            resuming.unlock()

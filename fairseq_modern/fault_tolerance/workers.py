@@ -1,8 +1,9 @@
-"""Workers that fairseq starts itself, one per GPU, and those that torchrun starts.
+"""Defect: SIGTERM to a process that has started workers, or SIGKILL to torchrun, leaves the workers running.
 
-SIGTERM to the process that has started workers ends it and leaves them; here it is passed on to them, and their exit
-status is passed back. torchrun killed by SIGKILL leaves its workers training, each in a session of its own, and the
-next start finds their folder taken; here, on Linux, a worker asks to be killed with torchrun.
+Check: fairseq starts workers itself, one per GPU; or the process runs under torchrun, on Linux.
+
+SIGTERM is forwarded to the workers, and their exit status is returned. Workers of torchrun, each in its own session,
+ask the kernel to be killed with torchrun; otherwise the next run finds its folder locked.
 """
 
 import contextlib
@@ -18,24 +19,24 @@ from fairseq_modern import fault_tolerance
 from fairseq_modern.fault_tolerance import stopping
 from fairseq_modern.patching import wrap
 
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+PR_SET_PDEATHSIG = 1  # in <linux/prctl.h>
 
 
-def pass_on(signum: int, frame: Any) -> None:
-    """Send SIGTERM to the processes that this one has started, and remember it."""
+def forward_signal(signum: int, frame: Any) -> None:
+    """Signal handler: send SIGTERM to the child processes, and remember the request."""
     for worker in multiprocessing.active_children():
         if worker.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGTERM)
-    stopping.hear(signum, frame)
+    stopping.request_stop(signum, frame)
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Pass SIGTERM and Ctrl-C on to the workers that fairseq starts meanwhile, and end as they do if they stop."""
+    """Forward SIGTERM and Ctrl-C to the workers that the block starts, and raise Stopped if they stop."""
     import torch.multiprocessing
 
-    stopping.listen(pass_on)
+    stopping.set_handlers(forward_signal)
     try:
         yield
     except torch.multiprocessing.ProcessExitedException as error:
@@ -43,16 +44,16 @@ def stoppable() -> Iterator[None]:
             raise stopping.Stopped from None
         raise
     finally:
-        stopping.forget(pass_on)
+        stopping.reset_handlers(forward_signal)
 
 
 def die_with_torchrun() -> None:
-    """Have the kernel kill this process when the torchrun that started it is gone, however that came about."""
+    """Let the kernel kill this process when the torchrun that started it ends for any reason."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone in between
+    if os.getppid() != parent:  # torchrun ended before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -60,7 +61,7 @@ def patch(module: ModuleType) -> None:
     """Wrap `fairseq.distributed.utils.call_main`."""
 
     @wrap(module)
-    def call_main(original: Any, cfg: Any, main: Any, **options: Any) -> Any:
+    def call_main(original, cfg, main, **options):
         if not fault_tolerance.is_on():
             return original(cfg, main, **options)
         die_with_torchrun()

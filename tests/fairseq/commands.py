@@ -1,33 +1,32 @@
-"""Trainings of small models, as a user would type them or write them down for Hydra."""
+"""Training runs of small models, as command lines and as Hydra configs."""
 
 import yaml
 
 from tests.common import ROOT
 
 USER_DIR = ROOT / "collab_fairseq"
+TRAINING = (
+    "--share-all-embeddings --optimizer adam --lr 0.005 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
+    "--max-tokens 100 --cpu --seed 1 --no-progress-bar --log-interval 10 --num-workers 0 --distributed-world-size 1"
+)
 
 
 def flags(values):
-    """{"key_dim": 24, "share_all_embeddings": True} as command-line flags"""
-    given = []
+    """Command-line flags: {"key_dim": 24, "amp": True} → ["--key-dim", "24", "--amp"]."""
+    words = []
     for name, value in values.items():
-        given += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return given
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words
 
 
 def train_command(data, save_dir, arch="transformer_collab", **options):
-    """fairseq-train on one CPU with a small batch."""
-    common = {
-        "user_dir": USER_DIR, "arch": arch, "share_all_embeddings": True, "optimizer": "adam", "lr": 0.005,
-        "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1, "max_tokens": 100, "cpu": True, "seed": 1,
-        "save_dir": save_dir, "no_progress_bar": True, "log_interval": 10, "num_workers": 0,
-        "distributed_world_size": 1,
-    }  # fmt: skip
-    return ["fairseq-train", data, *flags({**common, **options})]
+    """fairseq-train on one CPU core with small batches; options override the flags above."""
+    folders = ["--user-dir", USER_DIR, "--save-dir", save_dir]
+    return ["fairseq-train", data, *folders, "--arch", arch, *TRAINING.split(), *flags(options)]
 
 
 def nested(values):
-    """Flat model flags as a Hydra config has them: encoder: {layers: 2}."""
+    """Model settings as a Hydra config has them: {"encoder_layers": 2} → {"encoder": {"layers": 2}}."""
     config = {}
     for name, value in values.items():
         side, _, rest = name.partition("_")
@@ -39,7 +38,7 @@ def nested(values):
 
 
 def hydra_command(data, save_dir, directory, arch="transformer_collab", optimization=None, **model):
-    """fairseq-hydra-train with a config file made for it."""
+    """fairseq-hydra-train with a config file, which is written to `directory`."""
     config = {
         "common": {"user_dir": str(USER_DIR), "cpu": True, "seed": 1, "no_progress_bar": True, "log_interval": 10},
         "distributed_training": {"distributed_world_size": 1},

@@ -1,4 +1,4 @@
-"""What the tests that drive fairseq share: a tiny binarised corpus."""
+"""A tiny binarised corpus and a model trained on it."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,7 @@ WORDS = ["the", "a", "red", "green", "old", "dog", "cat", "house", "tree", "runs
 
 
 def sentence_pairs(number: int, seed: int) -> List[Tuple[str, str]]:
-    """Made-up sentences and their "translation" (the words backwards, each marked), 3 to 9 words long."""
+    """Return synthetic sentences of 3 to 9 words and their "translations" (reversed, each word marked)."""
     chance = random.Random(seed)
     pairs = []
     for _ in range(number):
@@ -22,7 +22,7 @@ def sentence_pairs(number: int, seed: int) -> List[Tuple[str, str]]:
 
 
 def write_corpus(directory: Path) -> None:
-    """Write train, valid and test as `<split>.src` and `<split>.tgt`, one sentence per line."""
+    """Write `<split>.src` and `<split>.tgt` for train, valid and test, one sentence per line."""
     for seed, (split, number) in enumerate((("train", 200), ("valid", 20), ("test", 20))):
         pairs = sentence_pairs(number, seed)
         for side, suffix in enumerate(("src", "tgt")):
@@ -31,20 +31,18 @@ def write_corpus(directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 sentence pairs from src to tgt, split and binarised by fairseq-preprocess with one joined dictionary."""
+    """200 training, 20 validation and 20 test pairs, binarised by fairseq-preprocess with a joined dictionary."""
     text = tmp_path_factory.mktemp("tiny-text")
     write_corpus(text)
     data = tmp_path_factory.mktemp("tiny-data") / "data-bin"
-    run(
-        "fairseq-preprocess", "-s", "src", "-t", "tgt", "--joined-dictionary", "--destdir", data,
-        "--trainpref", text / "train", "--validpref", text / "valid", "--testpref", text / "test",
-    )  # fmt: skip
+    splits = ["--trainpref", text / "train", "--validpref", text / "valid", "--testpref", text / "test"]
+    run("fairseq-preprocess", "-s", "src", "-t", "tgt", "--joined-dictionary", "--destdir", data, *splits)
     return data
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints 1, 2, best and last of fairseq's own transformer, two epochs on `tiny_data` with `--eval-bleu`."""
+    """Checkpoints of fairseq's transformer after two epochs on `tiny_data` with `--eval-bleu`: 1, 2, best and last."""
     directory = tmp_path_factory.mktemp("tiny-run") / "checkpoints"
     bleu = ["--eval-bleu", "--eval-bleu-detok", "space", "--eval-bleu-args", '{"max_len_a": 0, "max_len_b": 12}']
     run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *bleu, "--max-epoch", 2, "--save-dir", directory)

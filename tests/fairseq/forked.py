@@ -1,4 +1,4 @@
-"""Training runs of one or several processes, forked by the server of warm.py: as from the command line, but quick."""
+"""Training runs of one or several processes, forked by the server of warm.py; helpers for tests of fault tolerance."""
 
 import os
 import shutil
@@ -20,15 +20,12 @@ def train(
     env: Optional[Dict[str, str]] = None,
     copy: Optional[Path] = None,
 ) -> Dict[str, Any]:
-    """Run fairseq-train, with fault tolerance switched on.
+    """Run fairseq-train with fault tolerance; return the `statuses` and `outputs` of its processes.
 
     Args:
-        folder: where checkpoints go. flags: of fairseq-train. processes: how many.
-        env: more variables of each process, which also has THIS_RANK.
-        copy: a folder that `folder` begins as a copy of.
-
-    Returns:
-        `statuses` and `outputs` of the processes.
+        folder: where checkpoints are saved.
+        env: environment variables of each process, in addition to its rank, THIS_RANK.
+        copy: initial content of `folder`.
     """
     if copy is not None:
         shutil.copytree(copy, folder)
@@ -48,17 +45,20 @@ def train(
     return {"statuses": statuses, "outputs": [(folder / f"log.{rank}").read_text() for rank in range(processes)]}
 
 
-def wait_for(found: Callable[[], Any], process: subprocess.Popen, log: Optional[Path] = None) -> None:
-    """Wait until something is found; fail, with the end of the log, if the process ends before or takes too long."""
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen, log: Optional[Path] = None) -> None:
+    """Wait until a condition holds; fail, with the end of the log, if the process ends or takes too long."""
     end = time.monotonic() + 300
-    while not found():
-        assert process.poll() is None and time.monotonic() < end, log and log.read_text()[-3000:]  # noqa: PT018
+    while not condition():
+        text = log.read_text()[-3000:] if log else ""
+        assert process.poll() is None, text
+        assert time.monotonic() < end, text
         time.sleep(0.005)
 
 
 def descendants(parent: int) -> Dict[int, int]:
-    """Process id → process group of the running processes below a process."""
-    rows = map(str.split, subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], text=True).splitlines())
+    """Return process id → process group of the running descendants of a process."""
+    output = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], text=True)
+    rows = [line.split() for line in output.splitlines()]
     running = [(int(pid), int(ppid), int(pgid)) for pid, ppid, pgid, state in rows if not state.startswith("Z")]
     found = {parent: 0}
     while new := {pid: pgid for pid, ppid, pgid in running if ppid in found and pid not in found}:
@@ -68,24 +68,24 @@ def descendants(parent: int) -> Dict[int, int]:
 
 
 def user_dir(folder: Path, code: str) -> Path:
-    """A --user-dir with this code."""
+    """Create a --user-dir with this code."""
     folder.mkdir()
     (folder / "__init__.py").write_text(code, encoding="utf-8")
     return folder
 
 
-def training_config(folder: Path, **checkpoint: Any) -> Any:
-    """fairseq's default configuration with this --save-dir and these settings of checkpoints."""
+def training_config(folder: Path) -> Any:
+    """Return fairseq's default configuration with this --save-dir."""
     from fairseq.dataclass.configs import FairseqConfig
     from omegaconf import OmegaConf
 
     cfg = OmegaConf.structured(FairseqConfig)
-    cfg.checkpoint.update(save_dir=str(folder), **checkpoint)
+    cfg.checkpoint.save_dir = str(folder)
     return cfg
 
 
 def flip_a_bit(path: Path) -> None:
-    """Damage a checkpoint that holds a tensor of sevens."""
+    """Damage a checkpoint that contains a tensor of sevens."""
     data = bytearray(path.read_bytes())
     data[data.index(torch.full((10,), 7.0).numpy().tobytes())] ^= 1
     path.write_bytes(data)

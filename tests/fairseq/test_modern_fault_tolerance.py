@@ -1,4 +1,4 @@
-"""Trainings that are stopped, starved of memory or disk, or continued by another number of processes."""
+"""Training runs that are stopped, killed, run out of memory or disk, or resume with another number of processes."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
 from tests.fairseq import forked
 from tests.fairseq.models import same_training
 
-# A --user-dir that sends the signal to one process, or makes it run out of memory, when its time has come.
+# A --user-dir that sends a signal to one process, or makes it run out of memory, at a given update.
 TROUBLE = """
 import os, signal
 from fairseq.tasks.translation import TranslationTask
@@ -37,7 +37,7 @@ TranslationTask.train_step = train_step
 
 @pytest.fixture(scope="module")
 def troubled(tiny_data, tmp_path_factory):
-    """name → folder and what its trainings printed and ended with."""
+    """Name of a run → its folder, and the outputs and exit statuses of its processes."""
     folder = tmp_path_factory.mktemp("troubled")
     trouble = forked.user_dir(folder / "trouble", TROUBLE)
     training = [flag for flag in TINY_TRAINING if flag not in ("--cpu", "--no-progress-bar")]
@@ -71,9 +71,9 @@ def state(folder, name="checkpoint_last.pt"):
 
 
 @pytest.mark.parametrize(
-    ("whole", "stopped", "resumed"), [("one", "stopped", "resumed"), ("two", "two stopped", "two resumed")]
+    ("uninterrupted", "stopped", "resumed"), [("one", "stopped", "resumed"), ("two", "two stopped", "two resumed")]
 )
-def test_sigterm_saves_and_the_same_command_resumes_bit_for_bit(troubled, whole, stopped, resumed):
+def test_sigterm_saves_and_the_resumed_run_equals_an_uninterrupted_one(troubled, uninterrupted, stopped, resumed):
     folder, done = troubled[stopped]
     assert set(done["statuses"]) == {75}
     assert "stopped after update 23, saved" in done["outputs"][0]
@@ -82,7 +82,7 @@ def test_sigterm_saves_and_the_same_command_resumes_bit_for_bit(troubled, whole,
     assert kept["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
     assert sum(output.count("begin validation") for output in done["outputs"]) == 1, "of update 15 only"
 
-    final = [state(troubled[name][0]) for name in (whole, resumed)]
+    final = [state(troubled[name][0]) for name in (uninterrupted, resumed)]
     assert set(troubled[resumed][1]["statuses"]) == {0}
     assert "@ 23 updates)" in troubled[resumed][1]["outputs"][0]
     assert same_training(*final)
@@ -90,14 +90,14 @@ def test_sigterm_saves_and_the_same_command_resumes_bit_for_bit(troubled, whole,
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
 
 
-def test_a_killed_training_resumes_from_its_last_checkpoint_bit_for_bit(troubled):
+def test_a_killed_run_resumes_from_its_last_checkpoint_and_equals_an_uninterrupted_one(troubled):
     assert troubled["killed"][1]["statuses"] == [-signal.SIGKILL]
     kept = state(troubled["killed"][0])
     assert kept["optimizer_history"][-1]["num_updates"] == 15
     assert kept["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
-    whole, resumed, reset = (state(troubled[name][0]) for name in ("one", "after the kill", "reset"))
-    assert same_training(whole, resumed)
-    assert not same_training(whole, reset)  # the control
+    uninterrupted, resumed, reset = (state(troubled[name][0]) for name in ("one", "after the kill", "reset"))
+    assert same_training(uninterrupted, resumed)
+    assert not same_training(uninterrupted, reset)  # the control
 
 
 def test_ctrl_c_saves_as_sigterm_does(troubled):
@@ -107,7 +107,7 @@ def test_ctrl_c_saves_as_sigterm_does(troubled):
     assert same_training(state(folder), state(troubled["stopped"][0]))
 
 
-def test_sigterm_at_a_save_lets_it_finish_with_its_validation(troubled):
+def test_sigterm_before_a_save_is_due_validates_and_saves_once(troubled):
     folder, done = troubled["while saving"]
     assert done["statuses"] == [75]
     assert state(folder)["optimizer_history"][-1]["num_updates"] == 30
@@ -120,28 +120,27 @@ def test_another_number_of_processes_resumes_at_the_next_epoch(troubled):
     folder, done = troubled["by one"]
     assert done["statuses"] == [0]
     epoch = state(troubled["two stopped"][0])["extra_state"]["train_iterator"]["epoch"]
-    message = f"(processes 2 before and 1 now): resuming at epoch {epoch + 1} after update 23; the rest of epoch"
-    assert f"{message} {epoch} is left out" in done["outputs"][0]
+    assert f"(processes 2 → 1): resuming at epoch {epoch + 1} after update 23" in done["outputs"][0]
     assert f"begin training epoch {epoch}\n" not in done["outputs"][0]
     final = state(folder)
     assert final["optimizer_history"][-1]["num_updates"] == 40
     assert final["extra_state"]["train_iterator"]["epoch"] > epoch
 
 
-def test_a_process_out_of_memory_ends_all_with_a_sentence(troubled):
+def test_a_process_that_runs_out_of_memory_ends_the_run_with_one_sentence(troubled):
     folder, done = troubled["hungry"]
     assert 0 not in done["statuses"]
     assert done["statuses"][1] == 1
     last = done["outputs"][1].strip().splitlines()[-1]
-    assert "fairseq-train: error: the GPU has no memory for this batch; lower --max-tokens" in last
-    assert "fairseq-train: error: another process of this training has ended; see" in done["outputs"][0]
+    assert "fairseq-train: error: out of GPU memory; lower --max-tokens" in last
+    assert "fairseq-train: error: another process of this training run has ended" in done["outputs"][0]
     assert "Traceback" not in done["outputs"][1]
     assert state(folder)["optimizer_history"][-1]["num_updates"] == 15
 
 
 @contextlib.contextmanager
-def torchrun_at_work(data, folder, *more):
-    """torchrun with two processes that train on; gives it, and the log, after update 20."""
+def torchrun_training(data, folder, *more):
+    """Start torchrun with two processes; yield it and its log after update 20, while training continues."""
     port = str(free_port())
     launch = [BIN / "torchrun", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", port]
     train = [BIN / "fairseq-train", data, *TINY_MODEL, *TINY_TRAINING, "--save-dir", folder / "run"]
@@ -154,9 +153,9 @@ def torchrun_at_work(data, folder, *more):
         yield process, log
 
 
-def test_torchrun_passes_sigterm_on(tiny_data, tmp_path):
-    """A real signal to torchrun, which passes it on to all of a worker's group: to the process that loads data, too."""
-    with torchrun_at_work(tiny_data, tmp_path, "--num-workers", "1") as (process, log):
+def test_sigterm_to_torchrun_saves(tiny_data, tmp_path):
+    """torchrun forwards it to the process groups of its workers, which include the processes that load data."""
+    with torchrun_training(tiny_data, tmp_path, "--num-workers", "1") as (process, log):
         process.terminate()
         assert process.wait(timeout=120) != 0
     text = log.read_text()
@@ -166,8 +165,8 @@ def test_torchrun_passes_sigterm_on(tiny_data, tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
-def test_nothing_trains_on_when_torchrun_is_killed(tiny_data, tmp_path):
-    with torchrun_at_work(tiny_data, tmp_path, "--num-workers", "0") as (process, _):
+def test_no_worker_outlives_a_killed_torchrun(tiny_data, tmp_path):
+    with torchrun_training(tiny_data, tmp_path, "--num-workers", "0") as (process, _):
         workers = forked.descendants(process.pid)
         assert len(workers) == 2
         process.kill()
@@ -181,8 +180,7 @@ def test_nothing_trains_on_when_torchrun_is_killed(tiny_data, tmp_path):
         time.sleep(0.05)
 
 
-def test_no_room_is_one_error_and_leaves_the_last_checkpoint(tiny_data, tiny_run, tmp_path):
-    """A full disk is in test_modern_checkpoints."""
+def test_a_failed_write_is_one_error_and_leaves_the_last_checkpoint(tiny_data, tiny_run, tmp_path):
     shutil.copy(tiny_run / "checkpoint_last.pt", tmp_path)
     flags = ["--max-epoch", 3, "--no-epoch-checkpoints", "--disable-validation", "--save-interval-updates", 1]
     command = ["fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *flags, "--save-dir", tmp_path]
@@ -191,6 +189,6 @@ def test_no_room_is_one_error_and_leaves_the_last_checkpoint(tiny_data, tiny_run
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     (error,) = (line for line in done.stderr.splitlines() if "error:" in line)
-    assert "could not be written (File too large); whatever was there before is unchanged." in error
+    assert "could not be written (File too large); an existing file is unchanged." in error
     assert state(tmp_path)["extra_state"]["train_iterator"]["epoch"] == 3
     assert not list(tmp_path.glob("*.tmp"))

@@ -1,4 +1,4 @@
-"""fairseq can be imported: its dataclasses, the names NumPy has removed, the settings it evaluates, `--bf16`."""
+"""fairseq can be imported: its dataclasses, names that NumPy has removed, evaluated settings, `--bf16`."""
 
 import builtins
 import dataclasses
@@ -10,6 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fairseq import options, utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.huffman import HuffmanCodeBuilder
+from fairseq.data.language_pair_dataset import LanguagePairDataset
+from fairseq.data.token_block_dataset import TokenBlockDataset
+from fairseq.dataclass import FairseqDataclass, configs
+from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
+from fairseq.modules.adaptive_softmax import TiedHeadModule
+from fairseq.modules.dynamic_crf_layer import DynamicCRF
 
 import fairseq_modern
 from fairseq_modern.errors import UserError
@@ -17,8 +26,10 @@ from fairseq_modern.expressions import evaluate
 from tests.common import run
 from tests.fairseq.models import SMALL, build
 
+needs_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
+
+@needs_3_11
 def test_without_the_patches_fairseq_cannot_be_imported():
     original = run("python", "-c", "import fairseq", check=False, env={"FAIRSEQ_MODERN": "0"})
     assert original.returncode != 0
@@ -26,7 +37,7 @@ def test_without_the_patches_fairseq_cannot_be_imported():
     run("python", "-c", "import fairseq", env={"FAIRSEQ_MODERN": "1"})
 
 
-def test_every_patch_named_in_the_hook_exists():
+def test_every_listed_patch_exists():
     for table in (fairseq_modern.BEFORE, fairseq_modern.AFTER):
         for names in table.values():
             for name in names:
@@ -34,9 +45,9 @@ def test_every_patch_named_in_the_hook_exists():
                 assert callable(getattr(importlib.import_module(f"fairseq_modern.{file}"), function))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
-def test_config_classes_that_serve_as_defaults_are_hashable_also_those_of_plugins():
-    from fairseq.dataclass import FairseqDataclass, configs
+@needs_3_11
+def test_config_classes_that_serve_as_defaults_are_hashable():
+    """Those of plugins too."""
 
     @dataclasses.dataclass
     class Inner(FairseqDataclass):
@@ -44,7 +55,7 @@ def test_config_classes_that_serve_as_defaults_are_hashable_also_those_of_plugin
 
     @dataclasses.dataclass
     class Outer(FairseqDataclass):
-        inner: Inner = Inner()  # noqa: RUF009  # what fairseq does everywhere
+        inner: Inner = Inner()  # noqa: RUF009  # as everywhere in fairseq
 
     @dataclasses.dataclass
     class OwnHash(FairseqDataclass):
@@ -63,41 +74,36 @@ def test_config_classes_that_serve_as_defaults_are_hashable_also_those_of_plugin
     assert hash(OwnHash()) == 17
     assert User().modern == Outer()
     with pytest.raises(TypeError, match="unhashable"):
-        hash(Outer())  # no default anywhere, and so nothing to patch
-    # `hydra_init` reads the defaults themselves; factories would have left nothing to read
+        hash(Outer())  # never a default
+    # `hydra_init` reads the `.default` of fields
     assert isinstance(configs.FairseqConfig.__dataclass_fields__["common"].default, configs.CommonConfig)
 
 
-def test_other_dataclasses_and_builtins_are_untouched():
-    from fairseq.dataclass import configs
-
+def test_other_dataclasses_and_builtins_are_unchanged():
     assert vars(configs)["__builtins__"] is vars(builtins)
     assert builtins.__build_class__.__module__ == "builtins"
-    plain = dataclasses.make_dataclass("plain", [("width", int, 3)])
     with pytest.raises(TypeError, match="unhashable"):
-        hash(plain())
+        hash(dataclasses.make_dataclass("Plain", [("width", int, 3)])())
 
 
 def test_removed_numpy_names_exist_where_fairseq_uses_them():
-    from fairseq.data import data_utils
-    from fairseq.data.language_pair_dataset import LanguagePairDataset
-    from fairseq.data.token_block_dataset import TokenBlockDataset
-    from fairseq.modules.dynamic_crf_layer import DynamicCRF
-
-    assert not hasattr(np, "float"), "NumPy itself must stay as it is"
+    assert not hasattr(np, "float"), "NumPy itself must stay unchanged"
     assert data_utils.np.array is np.array
 
     # np.int: spans that must not overlap
     mask = data_utils.compute_mask_indices((2, 40), None, 0.3, 4, no_overlap=True, min_space=1)
     assert 0 < mask.sum() < mask.size
-    # np.compat.long: sentences as blocks, and, with an old argument of np.percentile, padded lengths in buckets
+    # np.compat.long: sentences as blocks; an old argument of np.percentile: lengths padded to buckets
     sentences = [torch.tensor([4, 5, 2]), torch.tensor([4, 2]), torch.tensor([6, 7, 8, 2])]
     sizes = np.array([len(s) for s in sentences])
     blocks = TokenBlockDataset(sentences, sizes, block_size=None, pad=1, eos=2, break_mode="eos")
     assert [b.tolist() for b in blocks] == [s.tolist() for s in sentences]
-    pairs = LanguagePairDataset(sentences, sizes, dictionary(), num_buckets=2)
+    dictionary = Dictionary()
+    for word in "abcdefgh":
+        dictionary.add_symbol(word)
+    pairs = LanguagePairDataset(sentences, sizes, dictionary, num_buckets=2)
     assert [padded for _, padded in pairs.buckets] == [3, 4]
-    # np.float: the log-partition of a chain, against enumerating all 9 tag sequences
+    # np.float: the log-partition of a chain, compared with the sum over all 9 tag sequences
     torch.manual_seed(0)
     crf = DynamicCRF(num_embedding=3, low_rank=2, beam_size=3)
     emissions = torch.randn(1, 2, 3)
@@ -107,13 +113,25 @@ def test_removed_numpy_names_exist_where_fairseq_uses_them():
     assert abs(got.item() - expected.item()) < 1e-5
 
 
-def dictionary():
-    from fairseq.data import Dictionary
+def test_huffman_codes_are_read_back():
+    builder = HuffmanCodeBuilder()
+    builder.add_symbols(*"abracadabra")
+    coder = builder.build_code()
+    words = [*"cabd"]
+    assert [node.symbol for node in coder.decode(coder.encode(words))] == words
 
-    words = Dictionary()
-    for word in "abcdefgh":
-        words.add_symbol(word)
-    return words
+
+def test_no_buffer_is_uninitialized(monkeypatch):
+    monkeypatch.setattr("torch.FloatTensor", lambda size: torch.full((size,), float("nan")))
+    head = TiedHeadModule((torch.ones(3, 2), None), 2, 1, 0, 8)
+    for module in (SinusoidalPositionalEmbedding(4, 1), AdaptiveInput(9, 1, 4, 1, 4, [9]), head):
+        assert module._float_tensor.tolist() == [0]
+    state = build("transformer", **SMALL).state_dict()
+    buffers = [tensor.item() for name, tensor in state.items() if name.endswith("._float_tensor")]
+    assert buffers == [0, 0]
+
+
+# --- settings that fairseq evaluates ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,62 +148,44 @@ def test_settings_are_values(expression, value):
     assert evaluate(expression) == value
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "__import__('os').getpid()", "(lambda: 1)()", "[x for x in (1, 2)]", "().__class__", "f'{1}'", "9**9**9",
-        "'a' * 1000000000", "[[0] * 1000] * 1000000", "'%1000000000d' % 1", "{**{}}", "1 +", "1 / 0", "not False",
-    ],
-)  # fmt: skip
+CODE = """
+__import__('os').getpid()
+(lambda: 1)()
+[x for x in (1, 2)]
+().__class__
+f'{1}'
+9**9**9
+'a' * 1000000000
+[[0] * 1000] * 1000000
+'%1000000000d' % 1
+{**{}}
+1 +
+1 / 0
+not False
+"""
+
+
+@pytest.mark.parametrize("expression", CODE.strip().splitlines())
 def test_settings_are_never_code(expression):
-    with pytest.raises(UserError, match="expected a value"):
+    with pytest.raises(UserError, match="must be a value"):
         evaluate(expression)
 
 
-def test_values_that_are_read_already_are_refused_as_by_eval():
+def test_values_are_rejected_with_the_error_of_eval():
     """`fairseq.utils.eval_bool` relies on it, for settings of multilingual translation."""
-    from fairseq import utils
-
     for value in (True, 3, None):
         with pytest.raises(TypeError):
             evaluate(value)
     assert (utils.eval_bool("True"), utils.eval_bool(True, default=True), utils.eval_bool(None)) == (True, True, False)
 
 
-def test_huffman_codes_are_read_back():
-    from fairseq.data.huffman import HuffmanCodeBuilder
-
-    builder = HuffmanCodeBuilder()
-    builder.add_symbols(*"abracadabra")
-    coder = builder.build_code()
-    words = [*"cabd"]
-    assert [node.symbol for node in coder.decode(coder.encode(words))] == words
-
-
-def test_no_marker_is_memory_that_nothing_initialises(monkeypatch):
-    from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
-    from fairseq.modules.adaptive_softmax import TiedHeadModule
-
-    monkeypatch.setattr("torch.FloatTensor", lambda size: torch.full((size,), float("nan")))
-    head = TiedHeadModule((torch.ones(3, 2), None), 2, 1, 0, 8)
-    for module in (SinusoidalPositionalEmbedding(4, 1), AdaptiveInput(9, 1, 4, 1, 4, [9]), head):
-        assert module._float_tensor.tolist() == [0]
-    model = build("transformer", **SMALL)
-    loaded = model.state_dict()
-    model.load_state_dict(loaded)
-    markers = [tensor.item() for name, tensor in loaded.items() if name.endswith("._float_tensor")]
-    assert markers == [0, 0]
-
-
 def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
-    """A module that calls eval() on a setting of a model, criterion or optimizer has ours in its place."""
-    import fairseq
-
-    root = Path(fairseq.__file__).parent
+    """Each module that calls eval() uses `evaluate`."""
+    root = Path(options.__file__).parent
     files = [file for file in root.rglob("*.py") if "examples" not in file.parts]
     calls = [file for file in files if re.search(r"(?m)(^|[^._a-zA-Z])eval\(", file.read_text(encoding="utf-8"))]
     modules = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in calls]
-    assert "fairseq.models.fconv" in modules, "the search itself must find what builds layers from their description"
+    assert "fairseq.models.fconv" in modules, "the search must find a module that is known to call eval()"
     assert [name for name in modules if importlib.import_module(name).eval is not evaluate] == []
 
 
@@ -193,8 +193,6 @@ def test_no_module_of_fairseq_evaluates_code_from_a_checkpoint():
     ("flags", "tpu", "bf16"), [([], False, False), (["--bf16"], False, True), (["--tpu"], True, False)]
 )
 def test_only_the_flag_tpu_means_a_tpu(flags, tpu, bf16):
-    from fairseq import options
-
     for parse_known in (False, True):
         parser = options.get_training_parser()
         parsed = options.parse_args_and_arch(parser, ["data", "--arch", "transformer_tiny", *flags], parse_known)

@@ -1,4 +1,4 @@
-"""The encoder layer and the encoder: against torch's own layer, and everything that fairseq asks of them."""
+"""The patched encoder layer and encoder: against torch's own layer, checkpoints of unpatched fairseq, TorchScript."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ LAYER = "encoder.layers.0."
 T, B, C, HEADS, FFN = 7, 3, 12, 3, 20
 
 
-def make_config(normalize_before=False, activation="relu", dropout=0.0, **rest):
-    cfg = TransformerConfig(dropout=dropout, activation_fn=activation, **rest)
+def make_config(normalize_before=False, activation="relu"):
+    cfg = TransformerConfig(dropout=0.0, activation_fn=activation)
     cfg.encoder.embed_dim, cfg.encoder.ffn_embed_dim, cfg.encoder.attention_heads = C, FFN, HEADS
     cfg.encoder.normalize_before = normalize_before
     return cfg
@@ -26,13 +26,13 @@ def make_layer(**config):
     torch.manual_seed(1)
     layer = transformer_layer.TransformerEncoderLayerBase(make_config(**config)).double().eval()
     with torch.no_grad():
-        for parameter in layer.parameters():  # biases and norms start as constants, which would hide mix-ups
+        for parameter in layer.parameters():  # initial biases and norms are constants, which would hide errors
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return layer
 
 
 def torch_layer(layer, activation):
-    """torch's own encoder layer with the same weights."""
+    """torch's encoder layer with the same weights."""
     reference = nn.TransformerEncoderLayer(
         C, HEADS, FFN, dropout=0.0, activation=activation, norm_first=layer.normalize_before, dtype=torch.float64
     )
@@ -45,7 +45,7 @@ def torch_layer(layer, activation):
         module, _, kind = name.rpartition(".")
         renamed[f"{names.get(module, module)}.{kind}"] = value
     reference.load_state_dict(renamed)
-    return reference.train()  # without dropout the same, and never torch's fused path
+    return reference.train()  # dropout is 0; in evaluation, torch would take its fast path
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_layer_equals_torchs(masks, normalize_before, activation):
     ours = layer(x, padding, causal)
     reference = torch_layer(layer, activation)
     theirs = reference(x, src_mask=None if causal is None else causal.bool(), src_key_padding_mask=padding)
-    # fairseq's own gelu rounds to float32
+    # fairseq's gelu rounds to float32
     assert (ours - theirs).abs().max() < (FLOAT64 if activation == "relu" else FLOAT32)
-    # the other kind of normalisation, or no mask, would be far off
+    # controls: the other position of the norms, and no mask
     assert (ours - torch_layer(make_layer(normalize_before=not normalize_before), activation)(x)).abs().max() > 0.1
     if masks != "none":
         assert (ours - reference(x)).abs().max() > 0.01
 
 
-def test_initial_parameters_follow_the_seed_as_in_published_fairseq():
+def test_initial_parameters_follow_the_seed_as_in_unpatched_fairseq():
     """Attention, fc1, fc2 are drawn in this order, and nothing else is drawn."""
     torch.manual_seed(5)
     layer = transformer_layer.TransformerEncoderLayerBase(make_config())
@@ -83,38 +83,15 @@ def test_initial_parameters_follow_the_seed_as_in_published_fairseq():
             assert torch.equal(state[prefix + name], value), prefix + name
 
 
-class Identity(nn.Module):
-    """An attention of a plugin's own, with neither projections nor biases: every position attends to itself."""
-
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=False, attn_mask=None):
-        return value, None
-
-
-def test_any_attention_module_will_do():
-    class Layer(transformer_layer.TransformerEncoderLayerBase):
-        def build_self_attention(self, embed_dim, cfg):
-            return Identity()
-
-    layer, other = Layer(make_config()).eval(), Layer(make_config()).eval()
-    x = torch.randn(T, B, C)
-    assert not torch.equal(layer(x, None), other(x, None))
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(layer(x, None), other(x, None))
-    inner = layer.self_attn_layer_norm(x + x)
-    assert torch.equal(layer(x, None), layer.final_layer_norm(inner + layer.fc2(layer.fc1(inner).relu())))
-
-
 def make_model(**settings):
     return build("transformer", **SMALL, **settings).eval()
 
 
-def test_checkpoints_of_published_fairseq_lose_their_surplus():
-    model = make_model()
+def test_loads_checkpoints_of_unpatched_fairseq():
+    model, other = make_model(), make_model()
     state = model.state_dict()
-    assert not [name for name in state if name.rsplit(".", 1)[-1] in SURPLUS]
     original = {**state, **{f"encoder.layers.{i}.{name}": torch.ones(1) for i in (0, 1) for name in SURPLUS}}
     assert len(original) == len(state) + 16
-    other = make_model()
     with torch.no_grad():
         other.encoder.layers[0].fc1.weight.zero_()
     other.load_state_dict(original, strict=True)
@@ -126,7 +103,7 @@ def test_checkpoints_of_published_fairseq_lose_their_surplus():
 
 
 @pytest.mark.parametrize("normalize_before", [False, True])
-def test_a_whole_model_can_be_scripted(normalize_before):
+def test_a_model_can_be_scripted(normalize_before):
     model = make_model(encoder_normalize_before=normalize_before)
     scripted = torch.jit.script(model)
     for sentences in (3, 1):  # one sentence has no padding
@@ -134,7 +111,7 @@ def test_a_whole_model_can_be_scripted(normalize_before):
 
 
 @pytest.mark.parametrize("version", ["2.11.0a0", "2.11.0a0+git123", "3.0"])
-def test_any_version_of_torch_will_do(monkeypatch, version):
+def test_supports_any_version_of_torch(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     for module in (transformer_layer, transformer_encoder):
         monkeypatch.setattr(module, "torch", torch)

@@ -1,13 +1,11 @@
-"""Several processes: sharing state, closing groups, and clear refusals where fairseq cannot work."""
+"""Several processes: sharing state, closing groups, and errors where fairseq cannot start workers."""
 
-import os
+import contextlib
 import pickle
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from fairseq.distributed import utils
 
 import fairseq_modern.distributed as patches
@@ -31,15 +29,15 @@ for source in (0, 1):
     got = utils.broadcast_object(state if rank == source else None, source, group, cpu)
     assert got["cfg"].width == 8 and got["model"]["w"].tolist() == [0, 1, 2, 3] and got["n"] == [1, (2, None)], got
 
-# as published, only the sender is content
+# unpatched, the receiver fails
 try:
     utils._broadcast_object_slow.__wrapped__(state["cfg"] if rank == 0 else None, 0, group, cpu)
-    refused = False
+    rejected = False
 except pickle.UnpicklingError:
-    refused = True
-assert refused == (rank == 1), (rank, refused)
+    rejected = True
+assert rejected == (rank == 1), (rank, rejected)
 
-# gathering: anything, in the order of the ranks, of any size
+# gathering: objects of any type and size, in the order of the ranks
 for data in ({"rank": rank, "tensor": torch.full((2,), float(rank))}, [rank] * 20000):
     gathered = utils.all_gather_list(data)
     assert len(gathered) == 2
@@ -50,41 +48,22 @@ close_process_groups(utils)
 """
 
 
-def torchrun(*arguments, **options):
-    port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
-    return run("torchrun", "--nproc_per_node", 2, *port, *arguments, **options)
-
-
 def test_two_ranks_share_state_and_gather(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(TWO_RANKS)
-    assert torchrun(script).stdout.count("is done") == 2
+    port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
+    assert run("torchrun", "--nproc_per_node", 2, *port, script).stdout.count("is done") == 2
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda:1", [1])])
 def test_device_numbers_are_for_models_on_gpus(device, expected, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda module, **options: seen.update(options))
+    received = {}
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda module, **more: received.update(more))
     fairseq = SimpleNamespace(DistributedDataParallel=torch.nn.parallel.DistributedDataParallel)
     patches.patch_data_parallel(fairseq)
     model = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(device))])
     fairseq.DistributedDataParallel(module=model, device_ids=[1], output_device=1, bucket_cap_mb=25)
-    assert seen == {"device_ids": expected, "output_device": expected and 1, "bucket_cap_mb": 25}
-
-
-def test_gathering_over_nccl_stays_fairseqs_own(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
-    monkeypatch.setattr(utils, "get_rank", lambda group: 0)
-    monkeypatch.setattr(utils, "get_world_size", lambda group: 1)
-    monkeypatch.setattr(utils, "all_reduce", lambda tensor, group: None)
-    monkeypatch.setattr(torch.cuda, "ByteTensor", torch.ByteTensor)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    monkeypatch.setattr(dist, "all_gather_object", None)
-    assert utils.all_gather_list({"a": 1}, group="all") == [{"a": 1}]
-
-
-# --- refusals ------------------------------------------------------------------------------------------------------
+    assert received == {"device_ids": expected, "output_device": expected and 1, "bucket_cap_mb": 25}
 
 
 @pytest.fixture
@@ -103,44 +82,51 @@ def config(workers, **options):
 
 
 @pytest.mark.parametrize("method", [None, "tcp://127.0.0.1:1"])
-def test_workers_without_gpus_are_refused_with_the_command_that_works(method, alone):
+def test_rejects_workers_without_gpus_and_names_the_torchrun_command(method, alone):
     calls = []
-    with pytest.raises(UserError, match=r"2 workers .* torchrun --nproc_per_node 2 .*--distributed-backend gloo"):
+    with pytest.raises(UserError, match=r"size 2 needs GPUs.* torchrun --nproc_per_node 2 .*--cpu"):
         utils.call_main(config(2, distributed_init_method=method), calls.append)
     assert calls == []
 
 
-def test_workers_that_something_else_started_or_that_have_gpus_are_fairseqs_business(alone, monkeypatch):
-    def infer(training):
-        training.distributed_no_spawn = True
-        training.distributed_init_method = "tcp://first:1"
-
-    patches.refuse_workers_without_gpu(config(2, distributed_no_spawn=True), None)
-    patches.refuse_workers_without_gpu(config(2, distributed_port=1), infer)  # Slurm
-    with pytest.raises(UserError, match="2 workers asked for"):
-        patches.refuse_workers_without_gpu(config(2, distributed_port=1), lambda training: None)  # no Slurm after all
-    with monkeypatch.context() as patch:
-        for name in patches.TORCHRUN:
-            patch.setenv(name, "2")
-        patches.refuse_workers_without_gpu(config(2), utils.infer_init_method)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    patches.refuse_workers_without_gpu(config(2), None)
+def infer_slurm(training):
+    training.distributed_no_spawn = True
+    training.distributed_init_method = "tcp://first:1"
 
 
-def test_a_refusal_under_python_m_is_one_line(tiny_data, tiny_run):
-    """What the tools themselves say is in test_mistakes."""
+@pytest.mark.parametrize(
+    ("options", "environment", "gpus", "infer", "is_rejected"),
+    [
+        ({}, {}, 2, None, False),
+        ({"distributed_no_spawn": True}, {}, 0, None, False),
+        ({"distributed_port": 1}, {}, 0, infer_slurm, False),
+        ({"distributed_port": 1}, {}, 0, lambda training: None, True),  # without Slurm
+        ({}, dict.fromkeys(patches.TORCHRUN, "2"), 0, utils.infer_init_method, False),
+    ],
+    ids=["GPUs", "started", "Slurm", "no Slurm", "torchrun"],
+)
+def test_accepts_workers_with_gpus_and_those_of_slurm_and_torchrun(
+    options, environment, gpus, infer, is_rejected, alone, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(UserError, match="size 2 needs GPUs") if is_rejected else contextlib.nullcontext():
+        patches.check_workers(config(2, **options), infer)
+
+
+def test_an_error_with_python_m_is_one_line(tiny_data, tiny_run):
     flags = ["--path", tiny_run / "checkpoint_best.pt", "--cpu", "--distributed-world-size", 2]
     done = run("python", "-m", "fairseq_cli.validate", tiny_data, *flags, check=False)
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("fairseq_cli.validate: error: 2 workers asked for")
+    assert "fairseq_cli.validate: error: --distributed-world-size 2 needs GPUs" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_training_function_can_be_sent_to_workers():
+def test_the_training_function_can_be_pickled():
     from fairseq_cli import train
 
     assert pickle.loads(pickle.dumps(train.main)) is train.main
-    assert os.path.basename(sys.modules[train.main.__module__].__file__) == "train.py"
 
 
 ONE_RANK = """
@@ -159,17 +145,17 @@ def config(port):
     })
 
 seen = []
-for port in sys.argv[1:3]:  # twice in one process, as with Hydra's --multirun
+for port in sys.argv[1:3]:  # two runs in one process, as with Hydra's --multirun
     utils.distributed_main(0, lambda cfg: seen.append(utils.get_world_size(utils.get_global_group())), config(port), {})
     assert not dist.is_initialized()
 assert seen == [1, 1], seen
 utils.distributed_main.__wrapped__(0, lambda cfg: None, config(sys.argv[3]), {})
-assert dist.is_initialized(), "as published, the group stays open"
+assert dist.is_initialized(), "unpatched, the group stays open"
 dist.destroy_process_group()
 """
 
 
 def test_a_finished_process_closes_its_group(tmp_path):
-    """Left to the interpreter's exit, gloo's threads end a process with an abort now and then."""
+    """At the interpreter's exit, gloo's threads sometimes abort the process."""
     (tmp_path / "one_rank.py").write_text(ONE_RANK)
     run("python", tmp_path / "one_rank.py", free_port(), free_port(), free_port())

@@ -1,4 +1,4 @@
-"""What a training resumes from: what was put there, else the newest whole checkpoint."""
+"""Resuming: from checkpoint_last.pt, which the user may have replaced, else from the latest valid checkpoint."""
 
 import logging
 import os
@@ -14,22 +14,19 @@ import torch
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError
-from fairseq_modern.fault_tolerance import folder, resuming
+from fairseq_modern.fault_tolerance import resuming
 from fairseq_modern.files import atomic_write
 from tests.fairseq import forked
 
 
-def checkpoint(directory, name, updates, score=None, best=None, weights=7.0, age=0):
-    """A file such as fairseq leaves, `age` seconds old."""
+def checkpoint(directory, name, updates, score=None, best=None, age=0):
+    """Write a checkpoint with the structure of fairseq's, `age` seconds old."""
+    position = {"epoch": 1, "iterations_in_epoch": updates}
     state = {
-        "model": OrderedDict(weight=torch.full((1000,), weights)),
+        "model": OrderedDict(weight=torch.full((1000,), 7.0)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": updates},
-            "val_loss": score,
-            "best": best,
-        },
+        "extra_state": {"train_iterator": position, "val_loss": score, "best": best},
     }
     path = directory / name
     torch.save(state, path)
@@ -47,7 +44,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_the_newest_whole_checkpoint_is_found(tmp_path, damage):
+def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
     older = checkpoint(tmp_path, "checkpoint_1_10.pt", 10, age=20)
     newer = checkpoint(tmp_path, "checkpoint_1_20.pt", 20, age=10)
     last = checkpoint(tmp_path, "checkpoint_last.pt", 20, age=10)
@@ -60,26 +57,26 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path, damage):
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
 
-def test_what_counts_as_a_checkpoint_to_resume_from(tmp_path):
+def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
     last = checkpoint(tmp_path, "checkpoint_last.pt", 10)
     checkpoint(tmp_path, "averaged.pt", 90)
     checkpoint(tmp_path, "checkpoint_1_80.pt.tmp", 80)
     average = torch.load(checkpoint(tmp_path, "checkpoint_best.pt", 70), weights_only=True)
     torch.save({**average, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
     torch.save({**average, "extra_state": {}}, tmp_path / "checkpoint6.pt")  # such as crash.pt
-    torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading refuses
+    torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading rejects
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
     last.unlink()
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
-    # of an older torch: no archive
+    # the format of torch < 1.6
     torch.save(average, tmp_path / "checkpoint_1_75.pt", _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(tmp_path / "checkpoint_1_75.pt")
     assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(
         str(tmp_path / "checkpoint_1_75.pt"), 70, False
     )
 
-    # whatever is whole and was put there, such as an average
+    # any valid checkpoint_last.pt wins, here an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
 
@@ -103,31 +100,21 @@ ROLL_BACK = {
 
 
 @pytest.mark.parametrize("way", ROLL_BACK)
-def test_training_resumes_from_what_was_put_in_the_place_of_the_last_checkpoint(tmp_path, way):
-    """However old it is or seems to be, and without loss of any other."""
+def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
+    """Whatever its age, and without changing any other checkpoint."""
     for name, number in (("checkpoint_1_40.pt", 40), ("checkpoint_best.pt", 70), ("checkpoint_last.pt", 70)):
         checkpoint(tmp_path, name, number, score=2.0, best=2.0, age=100 - number)
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()}
-    resuming.complete(str(tmp_path), copy)
+    resuming.restore_last(str(tmp_path), copy)
     assert updates(last) == 40
     assert {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()} == before
 
 
-def test_the_next_save_replaces_a_link_and_leaves_what_it_points_to(tmp_path):
-    chosen = checkpoint(tmp_path, "checkpoint_1_40.pt", 40)
-    last = tmp_path / "checkpoint_last.pt"
-    last.symlink_to(chosen.name)
-    with atomic_write(str(last)) as file:
-        torch.save({"optimizer_history": [{"num_updates": 50}]}, file)
-    assert (updates(chosen), updates(last)) == (40, 50)
-
-
 @pytest.mark.parametrize("last", ["missing", "damaged", "a link to nothing"])
 @pytest.mark.parametrize(("score", "best_updates"), [(2.5, 20), (3.5, 10)])
-def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, caplog, score, best_updates, last):
-    """And of the best one, if it is the best."""
+def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best_updates, last):
     checkpoint(tmp_path, "checkpoint_best.pt", 10, 3.0, 3.0)
     checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0), age=10)
     if last == "damaged":
@@ -135,24 +122,24 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_the_last_one(tmp_path, c
     elif last == "a link to nothing":
         (tmp_path / "checkpoint_last.pt").symlink_to("checkpoint_1_30.pt")
     with caplog.at_level(logging.WARNING):
-        resuming.complete(str(tmp_path), copy)
+        resuming.restore_last(str(tmp_path), copy)
     assert updates(tmp_path / "checkpoint_last.pt") == 20
     assert updates(tmp_path / "checkpoint_best.pt") == best_updates
     assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    resuming.complete(str(tmp_path), copy)
+    resuming.restore_last(str(tmp_path), copy)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
-def test_nothing_is_touched_where_no_checkpoint_is_whole(tmp_path):
+def test_changes_nothing_without_a_valid_checkpoint(tmp_path):
     (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
-    resuming.complete(str(tmp_path), copy)
+    resuming.restore_last(str(tmp_path), copy)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 
 
-def test_a_restore_file_that_is_not_there_is_refused_where_fault_tolerance_is_on(tmp_path, monkeypatch):
+def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monkeypatch):
     module = SimpleNamespace(PathManager=os.path, Trainer=type("Trainer", (), {}))
     module.Trainer.load_checkpoint = lambda self, filename: loaded.append(filename)
     resuming.patch_trainer(module)
@@ -161,19 +148,18 @@ def test_a_restore_file_that_is_not_there_is_refused_where_fault_tolerance_is_on
     loaded, typo, default = [], str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
     there = str(checkpoint(tmp_path, "checkpoint1.pt", 10))
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: True)
-    with pytest.raises(CheckpointError, match=r"expected a checkpoint to resume from, but there is no file .*typo.pt"):
-        trainer.load_checkpoint(typo)
-    with pytest.raises(CheckpointError, match="no file"):
-        trainer.load_checkpoint(str(tmp_path / "elsewhere" / "checkpoint_last.pt"))
+    for missing in (typo, str(tmp_path / "elsewhere" / "checkpoint_last.pt")):
+        with pytest.raises(CheckpointError, match=f"there is no checkpoint {missing}"):
+            trainer.load_checkpoint(missing)
     trainer.load_checkpoint(there)
-    trainer.load_checkpoint(default)  # a training that begins
+    trainer.load_checkpoint(default)  # a new run
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: False)
-    trainer.load_checkpoint(typo)  # as published: from scratch
+    trainer.load_checkpoint(typo)  # unpatched: from scratch
     assert loaded == [there, default, typo]
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_the_folder_is_put_in_order_only_where_fault_tolerance_is_on(tmp_path, monkeypatch, on):
+def test_restores_the_last_checkpoint_only_if_fault_tolerance_is_on(tmp_path, monkeypatch, on):
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
     checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
     module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: None, PathManager=SimpleNamespace(copy=copy))
@@ -183,5 +169,5 @@ def test_the_folder_is_put_in_order_only_where_fault_tolerance_is_on(tmp_path, m
         is_data_parallel_master=True, checkpoint_suffix="", cfg=cfg, get_model=lambda: torch.nn.Linear(1, 1)
     )
     module.load_checkpoint(cfg.checkpoint, trainer)
-    folder.unlock()
+    resuming.unlock()
     assert (tmp_path / "checkpoint_last.pt").exists() is on

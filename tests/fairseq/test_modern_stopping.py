@@ -1,4 +1,4 @@
-"""Signals in one process: who hears what."""
+"""Signal handlers: when they are set, what they do, and how workers receive signals."""
 
 import multiprocessing
 import os
@@ -15,9 +15,9 @@ from fairseq_modern.fault_tolerance import stopping, workers
 
 @pytest.fixture
 def default_action():
-    previous = {number: signal.signal(number, usual) for number, usual in stopping.USUAL.items()}
+    previous = {number: signal.signal(number, default) for number, default in stopping.DEFAULT_HANDLERS.items()}
     yield
-    stopping.forget()
+    stopping.reset_handlers()
     for number, handler in previous.items():
         signal.signal(number, handler)
 
@@ -27,12 +27,12 @@ def on_sigterm():
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_signals_are_handled_only_while_fairseq_trains(default_action, monkeypatch, on):
+def test_signals_are_handled_during_training_only(default_action, monkeypatch, on):
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
     utils = SimpleNamespace(load_checkpoint=on_sigterm, save_checkpoint=None)
     stopping.patch(utils)
     utils.load_checkpoint()
-    assert on_sigterm() == signal.SIG_DFL, "loading alone is not training"
+    assert on_sigterm() == signal.SIG_DFL, "loading a checkpoint is not training"
 
     def main():
         utils.load_checkpoint()
@@ -40,34 +40,34 @@ def test_signals_are_handled_only_while_fairseq_trains(default_action, monkeypat
 
     train = SimpleNamespace(main=main, validate_and_save=None, checkpoint_utils=utils)
     stopping.patch_train(train)
-    assert train.main() == (stopping.hear if on else signal.SIG_DFL)
+    assert train.main() == (stopping.request_stop if on else signal.SIG_DFL)
     assert on_sigterm() == signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
 def test_ctrl_c_asks_to_stop_and_a_second_one_interrupts(default_action, capfd):
     alone = SimpleNamespace(data_parallel_world_size=1)
-    stopping.listen()
+    stopping.set_handlers()
     os.kill(os.getpid(), signal.SIGINT)
-    assert stopping.is_asked_to_stop(alone)
-    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+    assert stopping.must_stop(alone)
+    assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-    stopping.forget()
-    assert not stopping.is_asked_to_stop(alone)
+    stopping.reset_handlers()
+    assert not stopping.must_stop(alone)
 
 
-def test_others_who_handle_sigterm_are_left_alone(default_action):
-    def others(*arguments):
+def test_other_handlers_stay(default_action):
+    def handler(*arguments):
         pass
 
-    signal.signal(signal.SIGTERM, others)
-    stopping.listen()
-    stopping.forget()
-    assert on_sigterm() is others
+    signal.signal(signal.SIGTERM, handler)
+    stopping.set_handlers()
+    stopping.reset_handlers()
+    assert on_sigterm() is handler
 
 
-def test_workers_that_fairseq_starts_get_the_signal_and_their_status_is_passed_on(default_action):
+def test_workers_receive_the_signal_and_their_status_is_returned(default_action):
     worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
     with workers.stoppable():
         worker.start()

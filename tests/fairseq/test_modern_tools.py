@@ -1,6 +1,5 @@
-"""fairseq's tools from end to end, several runs in one process, and who sees which errors."""
+"""fairseq's programs from end to end, several runs in one process, and which programs shorten errors."""
 
-import os
 import re
 import signal
 import sys
@@ -9,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_modern import amp, distributed, errors, expressions, saving, sections
+from fairseq_modern import errors, hydra_train
 from tests.common import run
 from tests.fairseq.commands import hydra_command
 from tests.fairseq.models import SMALL
 
 
 def hypotheses(output):
-    """Sentence number -> hypothesis, from the H- lines of a log."""
+    """Sentence number → hypothesis, from the H- lines of a log."""
     return dict(re.findall(r"^H-(\d+)\t[-\d.]+\t(.*)$", output, flags=re.MULTILINE))
 
 
@@ -40,19 +39,18 @@ def test_generate_interactive_and_the_python_interface_agree(tiny_data, tiny_run
     assert translated == [expected[str(i)] for i in range(3)]
 
 
-def test_validate_gives_the_loss_that_training_gave(tiny_data, tiny_run):
-    """It takes the task of the checkpoint, where as published it has none."""
+def test_validate_without_task_reports_the_loss_of_training(tiny_data, tiny_run):
     path = ["--path", tiny_run / "checkpoint_best.pt", "--max-tokens", 400, "--cpu"]
     done = run("fairseq-validate", tiny_data, *path)
     loss = float(re.search(r"valid on 'valid' subset \| loss ([\d.]+)", done.stdout).group(1))
     trained = torch.load(tiny_run / "checkpoint_best.pt", weights_only=False)["extra_state"]["val_loss"]
     assert abs(loss - trained) <= 0.0015  # both are rounded to three digits
-    assert 0 < loss < 5  # log2 of the 32 types of the dictionary is 5
+    assert 0 < loss < 5  # log2 of the 32 vocabulary entries
 
 
-def test_every_job_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp_path):
+def test_every_run_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp_path):
     tool, *config = hydra_command(tiny_data, "checkpoints", tmp_path, optimization={"max_update": 3}, **SMALL)
-    # the second job is worse than the first: it must not inherit the first one's best score
+    # the second run is worse than the first, whose best score it must not inherit
     sweep = ["optimization.lr=[0.005],[0.00001]", f"hydra.sweep.dir={tmp_path}/jobs"]
     run(tool, "--multirun", *config, *sweep, cwd=tmp_path)
     best = [torch.load(f, weights_only=False)["extra_state"] for f in sorted(tmp_path.glob("jobs/*/*/*_best.pt"))]
@@ -60,7 +58,7 @@ def test_every_job_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp
     assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
 
 
-READS_AHEAD = """
+PREFETCHES = """
 import sys, torch
 from fairseq.data.iterators import BufferedIterator
 
@@ -75,17 +73,17 @@ sys.exit(75)
 """
 
 
-@pytest.mark.parametrize(("skip", "status"), [("", 75), ("reading_ahead", -signal.SIGABRT)])
-def test_what_ends_amid_an_epoch_ends_with_its_own_status(skip, status):
-    done = run("python", "-c", READS_AHEAD, check=False, env={"FAIRSEQ_MODERN_SKIP": skip})
+@pytest.mark.parametrize(("skip", "status"), [("", 75), ("prefetching", -signal.SIGABRT)])
+def test_a_run_that_ends_within_an_epoch_keeps_its_status(skip, status):
+    done = run("python", "-c", PREFETCHES, check=False, env={"FAIRSEQ_MODERN_SKIP": skip})
     assert done.returncode == status
 
 
-# --- who sees which errors -----------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("program", "name", "wanted"),
+    ("program", "name", "wants_traceback"),
     [
         ("/usr/bin/fairseq-train", "fairseq-train", False),
         ("/usr/bin/fairseq-train", "fairseq-train", True),
@@ -94,31 +92,30 @@ def test_what_ends_amid_an_epoch_ends_with_its_own_status(skip, status):
         ("", None, False),
     ],
 )
-def test_only_fairseqs_tools_shorten_errors_and_the_traceback_can_be_had(program, name, wanted, monkeypatch, capsys):
+def test_only_fairseqs_programs_shorten_errors(program, name, wants_traceback, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program])
-    monkeypatch.setenv("FAIRSEQ_MODERN_TRACEBACK", "1" if wanted else "0")
-    passed_on = []
-    monkeypatch.setattr(sys, "excepthook", lambda *error: passed_on.append(error[1]))
+    monkeypatch.setenv("FAIRSEQ_MODERN_TRACEBACK", "1" if wants_traceback else "0")
+    tracebacks = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: tracebacks.append(error[1]))
     errors.show_user_errors(SimpleNamespace())
-    of_torch_alone = type("LayerError", (ValueError,), {"user_error": True})
-    shown = [errors.UserError("a file\nis missing."), of_torch_alone("a flag is wrong.")]
-    others = [ValueError("a fault")]
-    for error in shown + others:
+    layer_error = type("LayerError", (ValueError,), {"user_error": True})  # in a module that imports torch only
+    user_errors = [errors.UserError("a file\nis missing."), layer_error("a flag is wrong.")]
+    others = [ValueError("a bug")]
+    for error in user_errors + others:
         sys.excepthook(type(error), error, None)
     assert errors.tool_name() == name
-    assert (sys.excepthook.__name__ == "<lambda>") is (name is None), "it is not even replaced"
-    if name is None or wanted:
-        assert passed_on == shown + others
+    if name is None or wants_traceback:
+        assert tracebacks == user_errors + others
     else:
-        assert passed_on == others
+        assert tracebacks == others
         expected = f"{name}: error: a file is missing.\n{name}: error: a flag is wrong.\n"
         assert capsys.readouterr().err == expected
 
 
-def test_help_shows_the_flags_of_the_model_that_is_named():
-    shown = [run("fairseq-train", *given, "--help").stdout for given in (["--arch", "transformer_tiny"], [])]
-    assert ["--encoder-ffn-embed-dim" in text for text in shown] == [True, False]
-    assert all("--max-update" in text for text in shown)
+def test_help_lists_the_flags_of_the_model():
+    helps = [run("fairseq-train", *arch, "--help").stdout for arch in (["--arch", "transformer_tiny"], [])]
+    assert ["--encoder-ffn-embed-dim" in text for text in helps] == [True, False]
+    assert all("--max-update" in text for text in helps)
 
 
 @pytest.mark.parametrize(
@@ -132,33 +129,9 @@ def test_help_shows_the_flags_of_the_model_that_is_named():
         ("model: two", "own/one"),
     ],
 )
-def test_the_config_that_others_are_laid_over(first, expected, tmp_path):
+def test_finds_the_config_on_which_others_build(first, expected, tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own/one.yaml").write_text(f"defaults:\n  - {first}\n")
     for name in ("base", "own/two"):
         (tmp_path / f"{name}.yaml").write_text("common: {seed: 1}\n")
-    assert sections.base(str(tmp_path), "own/one") == expected
-
-
-class PathManager:
-    """Of a fairseq that forces its copies to the disk."""
-
-    @staticmethod
-    def copy(source, target):
-        os.fsync(target)
-
-
-def works(*arguments):
-    return arguments
-
-
-def test_a_fairseq_without_the_defects_is_left_alone():
-    names = ("all_gather_list", "_broadcast_object_slow", "call_main", "distributed_main", "torch_persistent_save")
-    optimizer = type("AMPOptimizer", (), {"step": amp.step})
-    module = SimpleNamespace(AMPOptimizer=optimizer, PathManager=PathManager, eval=len, **dict.fromkeys(names, works))
-    for patch in (amp.patch, distributed.patch, expressions.patch, saving.patch):
-        patch(module)
-    assert module.AMPOptimizer.step is amp.step
-    assert module.PathManager is PathManager
-    assert module.all_gather_list is module._broadcast_object_slow is works
-    assert module.eval is len
+    assert hydra_train.base(str(tmp_path), "own/one") == expected

@@ -55,7 +55,7 @@ def test_finder_is_added_once_unless_disabled(setting, finders):
 
 @pytest.fixture(autouse=True)
 def no_previous_warnings(monkeypatch):
-    monkeypatch.setattr(fairseq_modern, "_told", set())
+    monkeypatch.setattr(fairseq_modern, "_warned", set())
 
 
 def other_finders():
