@@ -95,7 +95,7 @@ def test_heads_that_share_are_not_removed_one_by_one(saved, kind, shared):
     if shared == "values":
         assert read_weights(state)["cross.0"].num_heads == 2
     else:
-        with pytest.raises(ConfigurationError, match="but those of E:1 share keys"):
+        with pytest.raises(ConfigurationError, match="heads of E:1 share keys"):
             read_weights(state)
 
 
