@@ -1,4 +1,4 @@
-"""Small models of transformers, each with an attention layer of every kind, and text for them."""
+"""Small models of transformers and text for them."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ MARIAN = {
 
 
 class Case(NamedTuple):
-    """A small model: its class, the arguments of its config, and one attention layer of each kind."""
+    """A model class, the arguments of its config, and one attention layer per site."""
 
     name: str
     fields: dict
@@ -48,7 +48,7 @@ CASES = {
 
 
 def make(case, implementation="eager", seed=0, dtype=torch.float32):
-    """The model with weights far from those it begins with, and heads that share most of 12 directions."""
+    """A model with large random weights, whose heads share most of 12 directions."""
     torch.manual_seed(seed)
     model_class = getattr(transformers, CASES[case].name)
     config = model_class.config_class(**CASES[case].fields)
@@ -66,8 +66,8 @@ def make(case, implementation="eager", seed=0, dtype=torch.float32):
     return model.to(dtype).eval()
 
 
-def inputs(case, rows=3, seed=1):
-    """Sentences of unequal length, as keyword arguments."""
+def inputs(case, rows=3, seed=1, dtype=torch.float32):
+    """Keyword arguments: sentences of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(2, WORDS, (rows, 7), generator=generator)
     mask = torch.ones_like(words)
@@ -75,7 +75,7 @@ def inputs(case, rows=3, seed=1):
         mask[row, 7 - row :] = 0
     batch = {"input_ids": words * mask, "attention_mask": mask}
     if case == "bert-decoder":
-        batch["encoder_hidden_states"] = torch.randn(rows, 5, WIDTH, generator=generator)
+        batch["encoder_hidden_states"] = torch.randn(rows, 5, WIDTH, generator=generator).to(dtype)
         batch["encoder_attention_mask"] = mask[:, :5]
     if case == "marian":
         batch["labels"] = torch.randint(2, WORDS, (rows, 6), generator=generator)
@@ -88,8 +88,8 @@ def outputs(model, batch, **options):
         return model(**batch, **options)
 
 
-def seen(case, batch, logits):
-    """The logits at positions that are not padding."""
+def without_padding(case, batch, logits):
+    """The logits at positions without padding."""
     if case == "bert-decoder":
         return logits[batch["attention_mask"].bool()]
     return logits[batch["labels"] != -100] if case == "marian" else logits
