@@ -1,15 +1,16 @@
 """Analyse, prune and gate the attention heads of a translation model, standard or collaborative.
 
-    collab heads redundancy   captured energy of the query and key projections (Cordonnier et al. 2020)
-    collab heads importance   sensitivity of the loss to each head (Michel et al. 2019)
-    collab heads ablate       BLEU without each head and with only that head, with significance
-    collab heads prune        BLEU and loss as more heads are masked; --remove writes a smaller model
-    collab heads gates        heads closed by stochastic gates (Voita et al. 2019); removal of these heads
-    collab heads roles        confidence, position, rare words, syntax and relevance of each head
+    collab heads redundancy   captured energy of the query and key projections
+    collab heads importance   sensitivity of the loss to each head
+    collab heads ablate       BLEU without each head and with only that head
+    collab heads prune        BLEU and loss as more heads are masked; removal of heads
+    collab heads gates        heads closed by stochastic gates; removal of these heads
+    collab heads roles        confidence, position, rare words, syntax and relevance
 
-Checkpoints are those of fairseq's transformer and of transformer_collab. Head names follow Michel et al.: E:1:3,5 means
-heads 3 and 5 of the first encoder layer; A is encoder-decoder attention and D decoder self-attention. --json writes the
-results to a record and --figure draws them. The same command with the same --json resumes an interrupted analysis.
+Checkpoints are those of fairseq's transformer and of transformer_collab. Head names follow Michel
+et al. (2019): E:1:3,5 means heads 3 and 5 of the first encoder layer; A is encoder-decoder attention
+and D decoder self-attention. --json writes the results to a record and --figure draws them. The same
+command with the same --json resumes an interrupted analysis.
 """
 
 import argparse
@@ -29,71 +30,72 @@ ANALYSES = {
 captured energy of W_Q, W_K and W_Q W_K' (Cordonnier et al. 2020, Figure 1)
 
     collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
-    collab heads redundancy my-bert --figure redundancy.svg                           # a Hugging Face model
+    collab heads redundancy my-bert --figure redundancy.svg
 
-Prints the number of principal components that capture 90, 95 and 99 % of the energy, for all heads of a layer together
-and for the mean head. The record also contains the cosine similarities of the mixing vectors of collaborative heads and
-the effective number of key dimensions of each head.
+Prints the number of principal components that capture 90, 95 and 99 % of the energy, of all heads of
+a layer together and of the mean head. The record also contains the cosine similarities of mixing
+vectors and the effective number of key dimensions of each head.
 """,
     "importance": """\
-head importance: sensitivity of the loss to each head (Michel et al. 2019)
+sensitivity of the loss to each head (Michel et al. 2019)
 
-    collab heads importance averaged.pt --data data-bin --json importance.json --figure importance.svg
-    collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis     # a Hugging Face model
+    collab heads importance averaged.pt --data data-bin --json importance.json
+    collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis
 
-Importance is the mean of |∂L/∂ξ_h|, where ξ_h is a multiplier on the output of head h. --form sentence takes the
-absolute value of the gradient per sentence, as in the paper; --form token takes it per token, as in the authors' code.
-Values are divided by their l2 norm over the heads of a layer.
+Importance is the mean of |∂L/∂ξ_h|, where ξ_h is a multiplier on the output of head h. --form
+sentence takes the absolute value per sentence, as in the paper; --form token takes it per token, as
+in the authors' code. Values are divided by their l2 norm over the heads of a layer.
 """,
     "ablate": """\
-BLEU without each head and with only that head, with significance (Michel et al. 2019)
+BLEU without each head and with only that head (Michel et al. 2019)
 
-    collab heads ablate averaged.pt --data data-bin --reference test=raw/test_2016_flickr.de \\
-        --reference test1=raw/test_2017_flickr.de --json ablation.json --figure ablation.svg
-    collab heads ablate my-bert --text mnli.jsonl --fields premise,hypothesis         # a Hugging Face model
+    collab heads ablate averaged.pt --data data-bin --reference test=test_2016_flickr.de \\
+        --reference test1=test_2017_flickr.de --json ablation.json --figure ablation.svg
+    collab heads ablate my-bert --text mnli.jsonl --fields premise,hypothesis
 
-p values come from a paired bootstrap. With two test sets, the correlation of the differences is printed, as in the
-paper's comparison of newstest2013 with MTNT. The figure shows the first test set and frames differences with p < 0.05.
-Classifiers are evaluated by accuracy and McNemar's exact test.
+p values come from a paired bootstrap. With two test sets, the correlation of the differences is
+printed. The figure shows the first test set and frames differences with p < 0.05. Classifiers are
+evaluated by accuracy and McNemar's exact test.
 """,
     "prune": """\
 BLEU and loss as the least important heads are masked (Michel et al. 2019)
 
-    collab heads prune averaged.pt --data data-bin --reference test=test.de --json pruning.json --figure pruning.svg
-    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de --figure when.svg
+    collab heads prune averaged.pt --data data-bin --reference test=test.de --figure pruning.svg
+    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de
     collab heads prune averaged.pt --remove 40 --output pruned.pt
     collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
 
-Importance is computed on --split as by `collab heads importance`, or read from its record (--importance). It is
-normalised per layer, as in the paper. --ranking raw compares heads of different layers without normalisation. --by-site
-adds a curve for each attention site. Each of several checkpoints has its own curve.
+Importance is computed on --split as by `collab heads importance`, or read from its record. It is
+normalised per layer, as in the paper, unless --ranking raw. Each of several checkpoints has its own
+curve.
 
---remove writes a smaller checkpoint, equivalent to the model with these heads masked. It takes a percentage of the
-heads or their names. fairseq-generate and the other tools load the checkpoint with --user-dir. fairseq-train continues
-training it with --attention-from pruned.pt --finetune-from-model pruned.pt and the layer, width and head flags of the
-source model.
+--remove takes a percentage of the heads or their names, and writes a smaller checkpoint that is
+equivalent to the model with these heads masked. fairseq-generate and the other tools load it with
+--user-dir. fairseq-train continues training it with --attention-from pruned.pt
+--finetune-from-model pruned.pt and the layer, width and head flags of the source model.
 """,
     "gates": """\
-heads closed by stochastic gates (Voita et al. 2019), and their removal
+heads closed by stochastic gates, and their removal (Voita et al. 2019)
 
     fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab … \\
         --finetune-from-model averaged.pt --head-gates encoder_cross_decoder \\
         --criterion label_smoothed_cross_entropy_with_gates --gate-penalty 0.02
-    collab heads gates checkpoint_last.pt                         # log alpha and P(open) of every head
-    collab heads gates checkpoint_last.pt --output pruned.pt      # without gates and closed heads
+    collab heads gates checkpoint_last.pt
+    collab heads gates checkpoint_last.pt --output pruned.pt
 
-A gate is open if log alpha > 0. The checkpoint in --output is equivalent to the gated model in evaluation mode.
-Training continues from it in the same way as from `collab heads prune --remove`.
+A gate is open if log alpha > 0. The checkpoint in --output has neither gates nor closed heads and is
+equivalent to the gated model in evaluation mode. Training continues from it in the same way as from
+`collab heads prune --remove`.
 """,
     "roles": """\
-roles of heads: confidence, position, rare words, syntax, relevance (Voita et al. 2019)
+confidence, position, rare words, syntax and relevance of each head (Voita et al. 2019)
 
     collab heads roles averaged.pt --data data-bin --split valid --json roles.json
-    collab heads roles averaged.pt --data data-bin --parses valid.conllu --importance importance.json
+    collab heads roles averaged.pt --data data-bin --parses valid.conllu
 
-Sentence i of --parses is the parse of source line i of --split. The file may contain the first sentences only.
-Relevance is layer-wise relevance propagation from the largest logit to the encoder heads. It takes one backward pass
-per target position; --relevance-sentences limits the number of sentences.
+Sentence i of --parses is the parse of source line i of --split; the last ones may be missing.
+Relevance is layer-wise relevance propagation from the largest logit to the encoder heads, with one
+backward pass per target position.
 """,
 }
 
@@ -125,8 +127,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command = parsers["ablate"]
     _add_model(command)
     _add_tests(command)
-    text = "only the first N sentences of each test set (default: all)"
-    command.add_argument("--sentences", type=positive, metavar="N", help=text)
     add_sites(command)
     text = "mask the head, mask all other heads of its layer, or do both (default: both)"
     command.add_argument("--mode", choices=("without", "only", "both"), default="both", help=text)
@@ -167,15 +167,14 @@ def _add_model(parser: argparse.ArgumentParser, nargs: Optional[str] = None) -> 
     text = "checkpoint of fairseq's transformer or of transformer_collab"
     add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=text)
     add("--data", metavar="DATA_BIN", help="data-bin (default: the path stored in the checkpoint)")
+    add("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
     add("--max-tokens", type=positive, default=4000, metavar="N", help="maximum tokens per batch (default: 4000)")
     add_machine(parser)
     add("--seed", type=int, default=1, help="seed for the order of sentences (default: 1)")
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--split", default="valid", help="train, valid, test, test1, … (default: valid)")
-    add("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
+    parser.add_argument("--split", default="valid", help="train, valid, test, test1, … (default: valid)")
 
 
 def _add_tests(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         if output.endswith(".json"):
             raise UserError(f"--output must be a checkpoint; got {output}; the record is written to --json")
         check_distinct(output, *args.checkpoints)
-    from .heads_analyses import RUN  # imports torch and fairseq
+    from . import heads_analyses  # imports torch and fairseq
 
-    RUN[args.analysis](args)
+    getattr(heads_analyses, args.analysis)(args)
     return 0

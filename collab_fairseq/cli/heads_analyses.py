@@ -1,4 +1,4 @@
-"""The analyses of `collab heads`: load the model, run the analysis, print the report and draw the figure."""
+"""The analyses of `collab heads`, one function each: load the model, analyse it, print the report, draw the figure."""
 
 import argparse
 import os
@@ -13,6 +13,7 @@ from collab_fairseq.heads import redundancy as head_redundancy
 from collab_fairseq.heads import roles as head_roles
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, test_settings, text_setting
+from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.significance import METHOD
 from collab_fairseq.translation import TrainedModel, load_model
@@ -59,31 +60,26 @@ def importance(args: argparse.Namespace) -> None:
 
 def ablate(args: argparse.Namespace) -> None:
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
-    sites = attention_hooks.parse_sites(args.sites)
+    options: Dict[str, Any] = {"modes": modes, "sites": attention_hooks.parse_sites(args.sites)}
     if _is_huggingface(args):
         splits = ["text"]
-        record = _ablate_huggingface(args, modes, sites)
+        loaded = _load_huggingface(args)
+        settings = _labelled_text_settings(args)
+        search = {"beam": args.beam, "lenpen": args.lenpen}
+        if huggingface.translates(loaded.model):
+            settings.update(search=search, p=METHOD)
+        else:
+            refuse(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
+        record = _record(args, "ablate", settings, loaded.model.device)
+        huggingface.ablate(loaded, record, **search, **options)
     else:
         tests = _tests(args)
         splits = [test.split for test in tests]
         trained = _load(args, args.checkpoint)
         record = _record(args, "ablate", test_settings(trained, tests), trained.device)
-        ablation.ablate(trained, tests, record, modes=modes, sites=sites)
+        ablation.ablate(trained, tests, record, **options)
     reports = [ablation.report(record.parts, splits, mode) for mode in modes]
     _show(args, "".join(reports), partial(ablation.draw, record.content))
-
-
-def _ablate_huggingface(args: argparse.Namespace, modes: List[str], sites: List[str]) -> Record:
-    loaded = _load_huggingface(args)
-    settings = _labelled_text_settings(args)
-    search = {"beam": args.beam, "lenpen": args.lenpen}
-    if huggingface.translates(loaded.model):
-        settings.update(search=search, p=METHOD)
-    else:
-        refuse(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
-    record = _record(args, "ablate", settings, loaded.model.device)
-    huggingface.ablate(loaded, record, modes=modes, sites=sites, **search)
-    return record
 
 
 def prune(args: argparse.Namespace) -> None:
@@ -139,17 +135,17 @@ def _importance(args: argparse.Namespace, trained: TrainedModel) -> Dict[str, fl
 
 def _remove(args: argparse.Namespace) -> None:
     """Remove the heads of --remove, a percentage or names, from the checkpoint."""
-    heads: Any = args.remove
     checkpoint = args.checkpoint[0]
     try:
-        percent = float(heads)
+        percent = float(args.remove)
     except ValueError:
         ranked = ("importance", "ranking", "split", "sentences", "sites", "data", "max_tokens", "device", "threads")
         refuse(args, ranked, "applies to --remove PERCENT and not to named heads")
+        heads = parse_heads(args.remove)
         state = checkpoints.load_with_model(checkpoint)
     else:
         if not 0 < percent < 100:
-            raise UserError(f"--remove must be names of heads or a percentage between 0 and 100; got {heads}")
+            raise UserError(f"--remove must be names of heads or a percentage between 0 and 100; got {args.remove}")
         sites = attention_hooks.parse_sites(args.sites)
         trained = _load(args, checkpoint)
         ranking = pruning.ascending(_importance(args, trained), sites)
@@ -188,16 +184,6 @@ def roles(args: argparse.Namespace) -> None:
     head_roles.measure(trained, args.split, record, **options, **_text_options(args))
     ranks = head_importance.read(args.importance, "normalised") if args.importance else {}
     _show(args, head_roles.report(record.parts, ranks), partial(head_roles.draw, record.parts))
-
-
-RUN: Dict[str, Callable[[argparse.Namespace], None]] = {
-    "redundancy": redundancy,
-    "importance": importance,
-    "ablate": ablate,
-    "prune": prune,
-    "gates": gates,
-    "roles": roles,
-}
 
 
 def _is_huggingface(args: argparse.Namespace) -> bool:

@@ -1,4 +1,4 @@
-"""Hugging Face models for redundancy, importance and ablation: sequence classifiers and Marian."""
+"""Hugging Face models in redundancy, importance and ablation: sequence classifiers and Marian."""
 
 import json
 import os
@@ -21,25 +21,19 @@ from .importance import Batch, measure
 Inputs = Dict[str, Tensor]
 
 
-class Example(NamedTuple):
-    """One or two texts, and a label or a translation."""
-
-    texts: Sequence[str]
-    label: Any
-
-
 class Loaded(NamedTuple):
-    """A model with its text.
+    """A model with labelled examples.
 
     Attributes:
-        model: in evaluation mode. layers: layer_id → attention. batches: the examples.
+        model: in evaluation mode. layers: layer_id → attention.
+        labels: classes, numbers or translations. batches: the examples with their labels.
         available: number of examples in the file.
     """
 
     model: Any
     tokenizer: Any
     layers: Dict[str, Any]
-    examples: List[Example]
+    labels: List[Any]
     batches: List[Inputs]
     available: int
 
@@ -66,10 +60,10 @@ def load(
     batch_size: int = 32,
     device: str = "cpu",
 ) -> Loaded:
-    """The model of a folder, with text.
+    """The model of a folder with examples from a file of JSON objects, one per line.
 
     Args:
-        text: a file with one JSON object per line. fields, label: see :func:`read_examples`.
+        fields: names of the one or two texts. label: name of the label or translation.
         sentences: only the first N examples.
     """
     adapters, model = _open(path)
@@ -82,11 +76,19 @@ def load(
         )
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     model.to(device)
-    name, lines = os.fspath(text), read_lines(text, "the examples")
-    examples = read_examples(lines[:sentences], fields, label, name)
-    check_labels(model, examples, name)
-    batches = list(encode(model, tokenizer, examples, batch_size))
-    return Loaded(model, tokenizer, adapters.head_layers(model), examples, batches, len(lines))
+    lines = read_lines(text, "the examples")
+    texts, labels = [], []
+    for number, line in enumerate(lines[:sentences], 1):
+        try:
+            example = parse_example(line, fields, label, model)
+        except ValueError as error:
+            raise UserError(f"{os.fspath(text)}, line {number}: {error}") from error
+        texts.append(example[0])
+        labels.append(example[1])
+    if not labels:
+        raise UserError(f"{os.fspath(text)} has no examples")
+    batches = list(encode(model, tokenizer, texts, labels, batch_size))
+    return Loaded(model, tokenizer, adapters.head_layers(model), labels, batches, len(lines))
 
 
 def read_weights(path: str) -> Dict[str, HeadFactors]:
@@ -97,61 +99,44 @@ def read_weights(path: str) -> Dict[str, HeadFactors]:
     return {layer_id: scores.heads.to(torch.float64) for layer_id, (_, scores) in zip(layer_ids, weights, strict=True)}
 
 
-def read_examples(lines: Sequence[str], fields: Sequence[str], label: str, name: str) -> List[Example]:
-    """Examples from JSON objects.
-
-    Args:
-        fields: names of the one or two texts. label: name of the label or translation. name: of the file, for errors.
-    """
-    examples = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{name}, line {number} must be a JSON object; got {line[:40]!r}") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{name}, line {number} must be a JSON object; got {type(row).__name__}")
-        for field in (*fields, label):
-            if field not in row:
-                raise UserError(f"{name}, line {number} must have the field {field}; got {', '.join(row)}")
-        texts = [row[field] for field in fields]
-        for field, text in zip(fields, texts, strict=True):
-            if not isinstance(text, str):
-                raise UserError(f"{name}, line {number}: {field} must be a text; got {text!r}")
-        examples.append(Example(texts, row[label]))
-    if not examples:
-        raise UserError(f"{name} has no examples")
-    return examples
+def parse_example(line: str, fields: Sequence[str], label: str, model: Any) -> Tuple[List[str], Any]:
+    """Texts and label of a JSON object; a ValueError says what is wrong."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"it must be a JSON object; got {type(row).__name__}")
+    for field in (*fields, label):
+        if field not in row:
+            raise ValueError(f"it must have the field {field}; got {', '.join(row)}")
+    for field in fields:
+        if not isinstance(row[field], str):
+            raise ValueError(f"{field} must be a text; got {row[field]!r}")
+    value, classes = row[label], model.config.num_labels
+    if translates(model):
+        expected, valid = "a translation", isinstance(value, str)
+    elif classes == 1:
+        expected, valid = "a number", isinstance(value, (int, float))
+    else:
+        expected, valid = f"a class from 0 to {classes - 1}", value in range(classes)
+    if not valid:
+        raise ValueError(f"the label must be {expected}; got {value!r}")
+    return [row[field] for field in fields], value
 
 
-def check_labels(model: Any, examples: Sequence[Example], name: str) -> None:
-    """Check that the labels, from the file ``name``, are of the kind that the model predicts."""
-    classes = model.config.num_labels
-    for line, (_, label) in enumerate(examples, 1):
-        if translates(model):
-            expected, fits = "a translation", isinstance(label, str)
-        elif classes == 1:
-            expected, fits = "a number", isinstance(label, (int, float))
-        else:
-            expected, fits = f"a class from 0 to {classes - 1}", label in range(classes)
-        if not fits:
-            raise UserError(f"{name}, line {line}: the label must be {expected}; got {label!r}")
-
-
-def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: int) -> Iterator[Inputs]:
+def encode(
+    model: Any, tokenizer: Any, texts: Sequence[List[str]], labels: Sequence[Any], batch_size: int
+) -> Iterator[Inputs]:
     """The examples in batches, in order, on the device of the model."""
     options = {"padding": True, "truncation": True, "return_tensors": "pt"}
-    for start in range(0, len(examples), batch_size):
-        rows = examples[start : start + batch_size]
-        labels = [row.label for row in rows]
-        texts = [list(column) for column in zip(*(row.texts for row in rows), strict=True)]
-        inputs = dict(tokenizer(*texts, **options))
+    for start in range(0, len(labels), batch_size):
+        rows = slice(start, start + batch_size)
+        columns = [list(column) for column in zip(*texts[rows], strict=True)]
+        inputs = dict(tokenizer(*columns, **options))
         if translates(model):
-            target = tokenizer(text_target=labels, **options)
+            target = tokenizer(text_target=labels[rows], **options)
             inputs["labels"] = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
         else:
             dtype = torch.float32 if model.config.num_labels == 1 else torch.int64
-            inputs["labels"] = torch.tensor(labels, dtype=dtype)
+            inputs["labels"] = torch.tensor(labels[rows], dtype=dtype)
         yield {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
@@ -194,8 +179,7 @@ def translations(loaded: Loaded, beam: int, lenpen: float) -> List[str]:
 
 def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
     """:func:`.ablation.ablate_split` on the test set ``text``, by BLEU or by accuracy (:func:`compare_answers`)."""
-    model = loaded.model
-    labels = [example.label for example in loaded.examples]
+    model, labels = loaded.model, loaded.labels
 
     def evaluate_translations() -> Dict[str, Any]:
         return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, tokenised=False))

@@ -6,7 +6,7 @@ dimensions are removed if the mixing weights of all remaining heads are zero the
 in ``attention_shapes``.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,15 +107,11 @@ def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal
     if isinstance(criterion, dict) and criterion.get("_name") == CRITERION:
         settings = {name: value for name, value in criterion.items() if name != "gate_penalty"}
         collab_state["cfg"]["criterion"] = {**settings, "_name": "label_smoothed_cross_entropy"}
-    if not closed and not config.get("mask_heads"):
-        parameters = _attention_parameters(model, checkpoint_layers(collab_state))
-        drop_training_state(collab_state)
-        return Removal(collab_state, {}, parameters, parameters)
-    return remove_heads(collab_state, " ".join(closed), empty_layers=empty_layers)
+    return _remove(collab_state, parse_heads(" ".join(closed)), empty_layers)
 
 
 def remove_heads(
-    state: Mapping[str, Any], heads: Union[Mapping[str, Iterable[int]], str], *, empty_layers: bool = False
+    state: Mapping[str, Any], heads: Mapping[str, Iterable[int]], *, empty_layers: bool = False
 ) -> Removal:
     """The checkpoint without these heads and without the heads in its ``mask_heads``.
 
@@ -123,14 +119,19 @@ def remove_heads(
 
     Args:
         state: of fairseq's ``transformer`` or of ``transformer_collab``; not modified.
-        heads: layer_id → heads, from 0; or names such as ``E:1:3,5``.
+        heads: layer_id → heads, from 0.
         empty_layers: a layer may lose all heads; it keeps a head of one dimension with zero weights.
     """
-    collab_state = as_transformer_collab(dict(state))
+    result = _remove(as_transformer_collab(dict(state)), heads, empty_layers)
+    if not result.removed:
+        raise UserError("there are no heads to remove")
+    return result
+
+
+def _remove(collab_state: Dict[str, Any], heads: Mapping[str, Iterable[int]], empty_layers: bool) -> Removal:
     config, model = model_config(collab_state), collab_state["model"]
     layers = checkpoint_layers(collab_state)
-    names = heads if isinstance(heads, str) else describe(heads)
-    removed = parse_heads(f"{config.get('mask_heads') or ''} {names}")
+    removed = parse_heads(f"{config.get('mask_heads') or ''} {describe(heads)}")
     _check_removable(removed, layers, empty_layers)
     before = _attention_parameters(model, layers)
     shapes = {layer_id: dict(shape) for layer_id, shape in (config.get("attention_shapes") or {}).items()}
@@ -154,8 +155,6 @@ def remove_heads(
 def _check_removable(removed: Heads, layers: Mapping[str, AttentionLayer], empty_layers: bool) -> None:
     counts = head_counts(layers)
     check_heads(removed, counts)
-    if not removed:
-        raise UserError("there are no heads to remove")
     empty = [short_name(layer_id) for layer_id, members in removed.items() if len(members) == counts[layer_id]]
     if len(empty) == len(layers):
         raise UserError("all heads of the model would be removed; keep at least one")

@@ -4,8 +4,8 @@ Importing this package registers collaborative models with ``AutoConfig`` and ``
 ``huggingface``. :mod:`collab_fairseq.reparam.huggingface` converts models.
 """
 
-from .layers import CollaborativeHeads, Shape
-from .models import (
+from .layers import CollaborativeHeads, Shape  # noqa: F401
+from .models import (  # noqa: F401
     CONFIGS,
     CollaborativeModel,
     HeadOutputs,
@@ -19,17 +19,3 @@ from .models import (
 )
 
 register()
-
-__all__ = [
-    "CONFIGS",
-    "CollaborativeHeads",
-    "CollaborativeModel",
-    "HeadOutputs",
-    "Shape",
-    "attention_layers",
-    "check_convertible",
-    "collaborative_class",
-    "from_pretrained",
-    "head_layers",
-    "score_weights",
-]

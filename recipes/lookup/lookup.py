@@ -3,17 +3,16 @@
 
     lookup.py --output FILE.json [--page README.md]
 
-A position has attributes of b bits (±1) and a label. A query has attributes too. Head i has to find the only position
-that agrees with the query on pair i of attributes, and return its label. The six pairs of *shared* attributes are all
-pairs of four attributes; those of *disjoint* attributes are pairs of twelve. For every bit of every pair, one position
-differs from the query in that bit only. To reject it for every query q, |M_ii| must exceed the sum of the other
-|M_ij|, where M = W_Qᵀ diag(m) W_K. M is therefore diagonally dominant on the 2b bits of the pair and has rank 2b.
-Standard heads need 2b dimensions each, 12b in total, for either task. Collaborative heads need the dimensions that all
-pairs span: 4b for shared and 12b for disjoint attributes. The experiment measures the smallest key dimension with which
-every seed solves the task.
+A position has attributes of b bits (±1) and a label. Head i has to find the only position that agrees
+with the query on pair i of attributes, and return its label. The six pairs of *shared* attributes are
+all pairs of four; those of *disjoint* attributes are pairs of twelve. For every bit of every pair, one
+position differs from the query in that bit only. To reject it for every query, M = W_Qᵀ diag(m) W_K must
+be diagonally dominant on the 2b bits of the pair, and thus have rank 2b. Standard heads need 2b
+dimensions each, 12b in total, for either task. Collaborative heads need the dimensions that all pairs
+span: 4b for shared and 12b for disjoint attributes.
 
-Only queries, keys and mixing vectors are trained. The values are the labels, and the output is the label that each head
-finds.
+Only queries, keys and mixing vectors are trained: values are labels, and the output is the label that
+each head finds.
 """
 
 import argparse

@@ -1,6 +1,9 @@
 """Trained models, standard and collaborative, shared by the tests of `collab heads`."""
 
+import contextlib
 import copy
+import io
+import json
 
 import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
@@ -8,6 +11,7 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
+from collab_fairseq.cli.main import main
 from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
@@ -17,6 +21,17 @@ from collab_fairseq.translation.load import run_state
 #: the attention layers of TINY_MODEL: width 16, two heads each
 LAYER_IDS = ("encoder.0", "cross.0", "decoder.0")
 HEADS = [f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)]
+
+
+def collab(*words):
+    """What `collab heads WORDS` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["heads", *map(str, words)]) == 0
+    return printed.getvalue()
+
+
+def parts_of(record):
+    return json.loads(record.read_text(encoding="utf-8"))["parts"]
 
 
 def standard_state(run):

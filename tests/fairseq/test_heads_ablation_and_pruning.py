@@ -1,14 +1,12 @@
 """Ablation, pruning and removal of heads: the smaller model equals the masked model."""
 
 import copy
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
@@ -21,7 +19,16 @@ from collab_fairseq.translation import loss, translate
 from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR
-from tests.fairseq.heads_cases import HEADS, collaborative_state, load, logits, logits_without, standard_state
+from tests.fairseq.heads_cases import (
+    HEADS,
+    collab,
+    collaborative_state,
+    load,
+    logits,
+    logits_without,
+    parts_of,
+    standard_state,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +55,10 @@ def references(states, tiny_data, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("kind", ["standard", "grouped", "collaborative", "content-bias"])
+@pytest.mark.parametrize("name", ["standard", "grouped", "collaborative", "content-bias"])
 @pytest.mark.parametrize("heads", ["E:1:1", "A:1:2 D:1:1", "E:1:1,2 D:1:2"])
-def test_model_without_heads_equals_masked_model(states, kind, heads, tiny_data):
-    state = states[kind]
+def test_model_without_heads_equals_masked_model(states, name, heads, tiny_data):
+    state = states[name]
     before, trained = copy.deepcopy(state["model"]), load(state, tiny_data)
     expected = logits_without(trained, parse_heads(heads))
     assert (expected - logits(trained)).abs().max() > 1e-3
@@ -63,15 +70,12 @@ def test_model_without_heads_equals_masked_model(states, kind, heads, tiny_data)
     smaller = load(result.state, tiny_data)
     assert (logits(smaller) - expected).abs().max() < 1e-10
     assert translate(smaller, "test", max_len_b=20) == translations
-    sizes = []
-    for model in (trained.model, smaller.model):
-        parameters = [p for layer in attention_layers(model).values() for p in layer.parameters()]
-        sizes.append(sum(parameter.numel() for parameter in parameters))
-    assert [result.parameters_before, result.parameters_after] == sizes
-    assert sizes[1] < sizes[0]
-    layer = attention_layers(smaller.model)[list(result.removed)[-1]]
+    layers = attention_layers(smaller.model)
+    parameters = sum(parameter.numel() for layer in layers.values() for parameter in layer.parameters())
+    assert result.parameters_after == parameters < result.parameters_before
+    layer = layers[list(result.removed)[-1]]
     assert (layer.num_heads, layer.head_dim) == (1, 8)
-    assert layer.q_proj.out_features == {"collaborative": 11, "content-bias": 16}.get(kind, 8)
+    assert layer.q_proj.out_features == {"collaborative": 11, "content-bias": 16}.get(name, 8)
 
 
 def test_unused_shared_dimensions_are_removed(states, tiny_data):
@@ -134,20 +138,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     assert points[50]["loss"] == expected.loss != points[0]["loss"]
 
 
-@pytest.fixture
-def collab(capsys):
-    def collab(*words):
-        assert main(["heads", *map(str, words)]) == 0
-        return capsys.readouterr().out
-
-    return collab
-
-
-def parts_of(record):
-    return json.loads(record.read_text(encoding="utf-8"))["parts"]
-
-
-def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path, collab):
+def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path):
     checkpoint, pruned, record = (tmp_path / name for name in ("model.pt", "pruned.pt", "pruning.json"))
     checkpoints.save(states["standard"], checkpoint)
     few = ["--data", tiny_data, "--sentences", 4]
@@ -166,7 +157,7 @@ def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path,
     assert parts_of(raw)["encoder_cross_decoder/10"]["heads"] == min(ranks, key=ranks.get)
 
 
-def test_several_checkpoints_have_separate_curves(states, references, tiny_data, tmp_path, collab):
+def test_several_checkpoints_have_separate_curves(states, references, tiny_data, tmp_path):
     pytest.importorskip("matplotlib")
     names, figure = ("model.pt", "copy.pt"), tmp_path / "when.svg"
     for name in names:

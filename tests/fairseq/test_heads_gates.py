@@ -20,7 +20,16 @@ from collab_fairseq.translation import batches, loss, translate
 from fairseq_modern.errors import UserError
 from tests.common import BIN, TINY_MODEL, TINY_TRAINING
 from tests.fairseq.commands import USER_DIR
-from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, logits, standard_state
+from tests.fairseq.heads_cases import (
+    HEADS,
+    LAYER_IDS,
+    collab,
+    collaborative_state,
+    load,
+    logits,
+    parts_of,
+    standard_state,
+)
 from tests.fairseq.test_modern_processes import torchrun
 
 #: log α of the heads of each layer
@@ -116,13 +125,11 @@ def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path,
     assert "valid_expected_heads" in log
     assert read_gates(checkpoints.load(last))["A:1:1"].log_alpha < 2.4  # the penalty lowers it
 
-    words = ["heads", "gates", last, "--output", final, "--json", record, "--figure", figure]
-    command = [str(word) for word in words]
-    assert main(command) == 1
+    command = ["gates", last, "--output", final, "--json", record, "--figure", figure]
+    assert main(["heads", *map(str, command)]) == 1
     assert "E:1 would lose all heads" in capsys.readouterr().err
-    assert main([*command, "--empty-layers"]) == 0
-    assert "open: E 0 of 2, A 2 of 2, D 2 of 2" in capsys.readouterr().out
-    assert list(json.loads(record.read_text(encoding="utf-8"))["parts"]["gates"]) == HEADS
+    assert "open: E 0 of 2, A 2 of 2, D 2 of 2" in collab(*command, "--empty-layers")
+    assert list(parts_of(record)["gates"]) == HEADS
     assert "P(open)" in figure.read_text(encoding="utf-8")
     removed = checkpoints.load(final)["extra_state"]["removed_heads"]
     assert removed == "E:1:1,2 D:1:1"  # closed and masked heads

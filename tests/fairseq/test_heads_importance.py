@@ -1,7 +1,6 @@
 """Head importance, against finite differences and single sentences."""
 
 import itertools
-import json
 from collections import Counter
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
 from collab_fairseq.heads.attention_hooks import masked, multiplied
-from collab_fairseq.heads.figures import grids
 from collab_fairseq.heads.importance import batch_of, gradients, importance
 from collab_fairseq.heads.relevance import relevance
 from collab_fairseq.heads.roles import roles
@@ -19,7 +17,7 @@ from collab_fairseq.modules.heads import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from fairseq_modern.errors import UserError
-from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, standard_state
+from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collab, collaborative_state, load, parts_of, standard_state
 
 
 @pytest.fixture(scope="module", params=[standard_state, collaborative_state])
@@ -110,22 +108,16 @@ def test_encoder_heads_have_no_importance_without_cross_attention(tiny_run, tiny
         roles(load(state, tiny_data), "valid", sentences=3)
 
 
-def test_grids_have_one_row_per_layer():
-    assert dict(grids({"E:1:1": 1, "E:2:2": 4, "D:1:1": 5})) == {"encoder": [[1, None], [None, 4]], "decoder": [[5]]}
-
-
 def test_command_prints_draws_and_rejects_several_processes(tiny_run, tiny_data, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     checkpoint, record, figure = (tmp_path / name for name in ("collaborative.pt", "result.json", "figure.svg"))
     checkpoints.save(collaborative_state(tiny_run), checkpoint)
-    words = [checkpoint, "--data", tiny_data, "--sentences", 8, "--json", record, "--figure", figure]
-    command = ["heads", "importance", *map(str, words)]
-    assert main(command) == 0
-    assert "8 of 20 sentences" in capsys.readouterr().out
-    heads = json.loads(record.read_text(encoding="utf-8"))["parts"]["importance"]["heads"]
+    command = ["importance", checkpoint, "--data", tiny_data, "--sentences", 8, "--json", record, "--figure", figure]
+    assert "8 of 20 sentences" in collab(*command)
+    heads = parts_of(record)["importance"]["heads"]
     assert list(heads) == HEADS
     assert sum(heads[head]["normalised"] ** 2 for head in HEADS[:2]) == pytest.approx(1)
     assert "normalised in the layer" in figure.read_text(encoding="utf-8")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(command) == 1
+    assert main(["heads", *map(str, command)]) == 1
     assert "collab heads importance: error: importance is computed by one process" in capsys.readouterr().err

@@ -1,8 +1,5 @@
 """Captured energy of heads, against the singular values of explicit matrices."""
 
-import json
-import sys
-
 import pytest
 import torch
 
@@ -11,8 +8,9 @@ from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.factors import HeadFactors, standard_heads
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads.redundancy import captured, read_weights, redundancy
+from collab_fairseq.heads.redundancy import read_weights, redundancy
 from collab_fairseq.modules.settings import ConfigurationError
+from tests.fairseq.heads_cases import collab, parts_of
 from tests.fairseq.models import SMALL, arguments, build
 
 
@@ -59,9 +57,8 @@ def test_comparison_of_mixing_vectors_is_independent_of_their_scale():
 
 
 def test_zero_matrix_captures_nothing():
-    assert captured(torch.zeros(3, dtype=torch.float64)) == [0.0, 0.0, 0.0]
-    zero = HeadFactors(*(torch.zeros(2, width).double() for width in (3, 3, 2)))
-    assert redundancy(zero)["effective_dims"] == [0.0, 0.0]
+    zero = redundancy(HeadFactors(*(torch.zeros(2, width).double() for width in (3, 3, 2))))
+    assert zero["captured"]["query"]["layer"] == zero["effective_dims"] == [0.0, 0.0]
 
 
 def state_of(model, **flags):
@@ -96,36 +93,28 @@ def test_rejects_missing_and_misshapen_parameters(name, rows, message):
 
 
 def test_command_prints_and_rejects_the_record_of_another_checkpoint(tiny_run, tmp_path, capsys):
-    checkpoint, path = tiny_run / "checkpoint_best.pt", tmp_path / "result.json"
-    assert main(["heads", "redundancy", str(checkpoint), "--json", str(path)]) == 0
-    printed = capsys.readouterr().out
+    checkpoint, record = tiny_run / "checkpoint_best.pt", tmp_path / "result.json"
+    printed = collab("redundancy", checkpoint, "--json", record)
     assert printed.count("\n") == 2 + 3
     assert "| E:1 | 2 | 16 |" in printed
-    record = json.loads(path.read_text(encoding="utf-8"))
     weights = read_weights(checkpoints.load(checkpoint))
-    assert record["parts"]["cross.0"] == redundancy(weights["cross.0"])
-    assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(path)]) == 1
+    assert parts_of(record)["cross.0"] == redundancy(weights["cross.0"])
+    assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(record)]) == 1
     assert "another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
 
 
-def test_command_on_a_hugging_face_folder(tmp_path, capsys, monkeypatch):
+def test_command_on_a_hugging_face_folder(tmp_path):
     """Figure 1 of the paper is BERT; this is a small one with random weights."""
     pytest.importorskip("transformers")
     pytest.importorskip("matplotlib")
     from tests.unit.huggingface_cases import make
 
-    model, folder = make("bert").bert, str(tmp_path / "bert")
-    model.save_pretrained(folder)
-    assert main(["heads", "redundancy", folder, "--figure", str(tmp_path / "bert.svg")]) == 0
-    rows = capsys.readouterr().out.splitlines()
+    model = make("bert").bert
+    model.save_pretrained(tmp_path)
+    rows = collab("redundancy", tmp_path, "--figure", tmp_path / "bert.svg").splitlines()
     assert len(rows) == 2 + 2
     assert "| 4 | 32 |" in rows[2]
     attention = model.encoder.layer[1].attention.self
     heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 4)
     counts = redundancy(heads)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for name in [name for name in sys.modules if name.startswith("collab_fairseq.huggingface")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert main(["heads", "redundancy", folder]) == 1
-    assert "pip install 'collab_fairseq[huggingface]'" in capsys.readouterr().err

@@ -11,11 +11,10 @@ from collab_fairseq.huggingface import layers
 WIDTH, HEADS, WORDS = 32, 4, 48
 SMALL = {"vocab_size": WORDS, "pad_token_id": 0}
 BERT = {**SMALL, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": 2, "intermediate_size": 64}
-MARIAN = {
-    **SMALL, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "max_position_embeddings": 40,
-    "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None,
-}  # fmt: skip
+MARIAN = {**SMALL, "d_model": WIDTH, "max_position_embeddings": 40}
+MARIAN.update({"eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None})
+for side in ("encoder", "decoder"):
+    MARIAN.update({f"{side}_layers": 2, f"{side}_ffn_dim": 64, f"{side}_attention_heads": HEADS})
 
 
 class Case(NamedTuple):
