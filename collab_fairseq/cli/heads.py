@@ -1,140 +1,224 @@
-"""See, rank, prune and gate heads of a translation model, standard or collaborative.
+"""Analyse, prune and gate the attention heads of a translation model, standard or collaborative.
 
-    collab heads redundancy   what heads share: captured energy of their projections (Cordonnier et al. 2020, Figure 1)
-    collab heads importance   sensitivity of the loss to each head (Michel et al. 2019)
-    collab heads ablate       BLEU without each head, or with it alone in its layer, with significance
-    collab heads prune        BLEU and loss as ever more heads go; --remove makes a smaller model
-    collab heads gates        heads that stochastic gates have closed (Voita et al. 2019), and the model without them
-    collab heads roles        what heads do: confidence, positions, rare words, syntax, relevance
+    collab heads redundancy   captured energy of the query and key projections
+    collab heads importance   sensitivity of the loss to each head
+    collab heads ablate       BLEU without each head and with only that head
+    collab heads prune        BLEU and loss as more heads are masked; removal of heads
+    collab heads gates        heads closed by stochastic gates; removal of these heads
+    collab heads roles        confidence, position, rare words, syntax and relevance
 
-Checkpoints are those of fairseq's transformer and of transformer_collab. Heads are named as by Michel et al.: E:1:3,5
-are heads 3 and 5 of the first encoder layer, A is encoder-decoder attention, D the decoder's own. Results are
-records (--json) and pictures (--figure); an interrupted one resumes when started again with the same --json.
+Checkpoints are those of fairseq's transformer and of transformer_collab. Head names follow Michel
+et al. (2019): E:1:3,5 means heads 3 and 5 of the first encoder layer; A is encoder-decoder attention
+and D decoder self-attention. --json writes the results to a record and --figure draws them. The same
+command with the same --json resumes an interrupted analysis.
 """
 
 import argparse
-import inspect
-from functools import partial
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Optional
 
-from . import heads_analyses as analyses
-from .heads_options import add_model, add_output, add_tests, add_text, check_output
-from .options import add_sites
+from collab_fairseq.records.drawing import check_figure
+from collab_fairseq.records.files import check_targets
+from fairseq_modern.errors import UserError
 
-HELP = "see, rank, prune and gate heads"
+from .options import add_machine, add_sites, check_distinct, pair, positive
 
-Flag = Callable[[argparse.ArgumentParser], Any]
+HELP = "analyse, prune and gate attention heads"
 
+#: analysis → its description; the first line is also its help in the list of analyses
+ANALYSES = {
+    "redundancy": """\
+captured energy of W_Q, W_K and W_Q W_K' (Cordonnier et al. 2020, Figure 1)
 
-class Analysis(NamedTuple):
-    """A subcommand: its line in the list of subcommands, what it does, and functions that add its flags to a parser."""
+    collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
+    collab heads redundancy my-bert --figure redundancy.svg
 
-    help: str
-    run: Callable[[argparse.Namespace], None]
-    flags: Tuple[Flag, ...]
+Prints the number of principal components that capture 90, 95 and 99 % of the energy, of all heads of
+a layer together and of the mean head. The record also contains the cosine similarities of mixing
+vectors and the effective number of key dimensions of each head.
+""",
+    "importance": """\
+sensitivity of the loss to each head (Michel et al. 2019)
 
+    collab heads importance averaged.pt --data data-bin --json importance.json
+    collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis
 
-def flag(*names: str, **options: Any) -> Flag:
-    """A flag of one analysis; ``options``: of ``add_argument``."""
-    return lambda parser: parser.add_argument(*names, **options)
+Importance is the mean of |∂L/∂ξ_h|, where ξ_h is a multiplier on the output of head h. --form
+sentence takes the absolute value per sentence, as in the paper; --form token takes it per token, as
+in the authors' code. Values are divided by their l2 norm over the heads of a layer.
+""",
+    "ablate": """\
+BLEU without each head and with only that head (Michel et al. 2019)
 
+    collab heads ablate averaged.pt --data data-bin --reference test=test_2016_flickr.de \\
+        --reference test1=test_2017_flickr.de --json ablation.json --figure ablation.svg
+    collab heads ablate my-bert --text mnli.jsonl --fields premise,hypothesis
 
-ANALYSES: Dict[str, Analysis] = {
-    "redundancy": Analysis(
-        "what heads share",
-        analyses.redundancy,
-        (
-            flag("checkpoint", metavar="CHECKPOINT", help="of fairseq, or a Hugging Face model's folder"),
-            partial(add_output, figure="draw the captured energy"),
-        ),
-    ),
-    "importance": Analysis(
-        "rank heads by the gradient of the loss",
-        analyses.importance,
-        (
-            partial(add_model, split="valid"),
-            flag("--form", choices=("sentence", "token"), default="sentence", help="default: sentence"),
-            partial(add_output, figure="draw heat maps"),
-            add_text,
-        ),
-    ),
-    "ablate": Analysis(
-        "BLEU without each head, or with it alone",
-        analyses.ablate,
-        (
-            add_model,
-            add_tests,
-            add_sites,
-            flag(
-                "--mode",
-                choices=("without", "only", "both"),
-                default="both",
-                help="mask the head, or all others of its layer",
-            ),
-            partial(add_output, figure="draw the differences as heat maps"),
-            add_text,
-        ),
-    ),
-    "prune": Analysis(
-        "prune heads in the order of their importance",
-        analyses.prune,
-        (
-            partial(add_model, split="valid", several=True),
-            flag("--importance", metavar="FILE", help="result of collab heads importance for this checkpoint"),
-            partial(add_tests, sentences=False),
-            add_sites,
-            flag(
-                "--ranking",
-                choices=("normalised", "raw"),
-                default="normalised",
-                help="of the heads (default: normalised)",
-            ),
-            flag("--by-site", action="store_true", help="also prune each of the --sites alone"),
-            flag("--remove", metavar="PERCENT|HEADS", help="cut these heads out instead"),
-            partial(add_output, figure="draw the curves", checkpoint="where --remove writes the smaller checkpoint"),
-        ),
-    ),
-    "gates": Analysis(
-        "show what gates have closed, and remove it",
-        analyses.gates,
-        (
-            flag("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates"),
-            partial(
-                add_output,
-                figure="draw P(open) as heat maps",
-                checkpoint="where the checkpoint without gates and closed heads goes",
-            ),
-        ),
-    ),
-    "roles": Analysis(
-        "show what heads do",
-        analyses.roles,
-        (
-            partial(add_model, split="valid"),
-            flag("--parses", metavar="FILE", help="CoNLL-U of the first sentences, for syntactic heads"),
-            flag("--importance", metavar="FILE", help="result of collab heads importance, for the table"),
-            flag("--relevance-sentences", type=int, default=100, metavar="N", help="0: no relevance (default: 100)"),
-            partial(add_output, figure="draw confidence as heat maps"),
-        ),
-    ),
+p values come from a paired bootstrap. With two test sets, the correlation of the differences is
+printed. The figure shows the first test set and frames differences with p < 0.05. Classifiers are
+evaluated by accuracy and McNemar's exact test.
+""",
+    "prune": """\
+BLEU and loss as the least important heads are masked (Michel et al. 2019)
+
+    collab heads prune averaged.pt --data data-bin --reference test=test.de --figure pruning.svg
+    collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de
+    collab heads prune averaged.pt --remove 40 --output pruned.pt
+    collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
+
+Importance is computed on --split as by `collab heads importance`, or read from its record. It is
+normalised per layer, as in the paper, unless --ranking raw. Each of several checkpoints has its own
+curve.
+
+--remove takes a percentage of the heads or their names, and writes a smaller checkpoint that is
+equivalent to the model with these heads masked. fairseq-generate and the other tools load it with
+--user-dir. fairseq-train continues training it with --attention-from pruned.pt
+--finetune-from-model pruned.pt and the layer, width and head flags of the source model.
+""",
+    "gates": """\
+heads closed by stochastic gates, and their removal (Voita et al. 2019)
+
+    fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab … \\
+        --finetune-from-model averaged.pt --head-gates encoder_cross_decoder \\
+        --criterion label_smoothed_cross_entropy_with_gates --gate-penalty 0.02
+    collab heads gates checkpoint_last.pt
+    collab heads gates checkpoint_last.pt --output pruned.pt
+
+A gate is open if log alpha > 0. The checkpoint in --output has neither gates nor closed heads and is
+equivalent to the gated model in evaluation mode. Training continues from it in the same way as from
+`collab heads prune --remove`.
+""",
+    "roles": """\
+confidence, position, rare words, syntax and relevance of each head (Voita et al. 2019)
+
+    collab heads roles averaged.pt --data data-bin --split valid --json roles.json
+    collab heads roles averaged.pt --data data-bin --parses valid.conllu
+
+Sentence i of --parses is the parse of source line i of --split; the last ones may be missing.
+Relevance is layer-wise relevance propagation from the largest logit to the encoder heads, with one
+backward pass per target position.
+""",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for name, analysis in ANALYSES.items():
-        command = commands.add_parser(
+    commands = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
+    parsers = {}
+    for name, description in ANALYSES.items():
+        parsers[name] = commands.add_parser(
             name,
-            help=analysis.help,
-            description=inspect.getdoc(analysis.run),
+            help=description.splitlines()[0],
+            description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=run, parser=command)
-        for add in analysis.flags:
-            add(command)
+        parsers[name].set_defaults(run=run, parser=parsers[name])
+
+    command = parsers["redundancy"]
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help="fairseq checkpoint or Hugging Face model folder")
+    _add_output(command, "draw the captured energy")
+
+    command = parsers["importance"]
+    _add_model(command)
+    _add_split(command)
+    text = "absolute gradients per sentence or per token (default: sentence)"
+    command.add_argument("--form", choices=("sentence", "token"), default="sentence", help=text)
+    _add_output(command, "draw heat maps")
+    _add_labelled_text(command)
+
+    command = parsers["ablate"]
+    _add_model(command)
+    _add_tests(command)
+    add_sites(command)
+    text = "mask the head, mask all other heads of its layer, or do both (default: both)"
+    command.add_argument("--mode", choices=("without", "only", "both"), default="both", help=text)
+    _add_output(command, "draw the differences as heat maps")
+    _add_labelled_text(command)
+
+    command = parsers["prune"]
+    _add_model(command, nargs="+")
+    _add_split(command)
+    _add_importance(command)
+    _add_tests(command)
+    add_sites(command)
+    text = "importance by which heads are ranked (default: normalised)"
+    command.add_argument("--ranking", choices=("normalised", "raw"), default="normalised", help=text)
+    command.add_argument("--by-site", action="store_true", help="also prune each attention site separately")
+    command.add_argument("--remove", metavar="PERCENT|HEADS", help="remove these heads instead of measuring")
+    _add_output(command, "draw the curves")
+    _add_checkpoint_output(command, "smaller checkpoint written by --remove")
+
+    command = parsers["gates"]
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint trained with --head-gates")
+    _add_output(command, "draw P(open) as heat maps")
+    _add_checkpoint_output(command, "checkpoint without gates and closed heads")
+
+    command = parsers["roles"]
+    _add_model(command)
+    _add_split(command)
+    text = "CoNLL-U parses of the first source sentences, for syntactic heads"
+    command.add_argument("--parses", metavar="FILE", help=text)
+    _add_importance(command)
+    text = "number of sentences for relevance; 0: no relevance (default: 100)"
+    command.add_argument("--relevance-sentences", type=int, default=100, metavar="N", help=text)
+    _add_output(command, "draw confidence as heat maps")
+
+
+def _add_model(parser: argparse.ArgumentParser, nargs: Optional[str] = None) -> None:
+    add = parser.add_argument
+    text = "checkpoint of fairseq's transformer or of transformer_collab"
+    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=text)
+    add("--data", metavar="DATA_BIN", help="data-bin (default: the path stored in the checkpoint)")
+    add("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
+    add("--max-tokens", type=positive, default=4000, metavar="N", help="maximum tokens per batch (default: 4000)")
+    add_machine(parser)
+    add("--seed", type=int, default=1, help="seed for the order of sentences (default: 1)")
+
+
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--split", default="valid", help="train, valid, test, test1, … (default: valid)")
+
+
+def _add_tests(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "test split of the data-bin and its raw references, one per line, such as test=test.de; repeatable"
+    add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
+    add("--beam", type=positive, default=5, metavar="N", help="beam size (default: 5)")
+    add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
+
+
+def _add_importance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--importance", metavar="FILE", help="record of `collab heads importance` for this checkpoint")
+
+
+def _add_labelled_text(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Hugging Face models (CHECKPOINT is a folder)")
+    add = group.add_argument
+    add("--text", metavar="FILE.jsonl", help="labelled examples, one JSON object per line")
+    add("--fields", default="text", metavar="NAME[,NAME]", help="fields with the one or two texts (default: text)")
+    add("--label", default="label", metavar="NAME", help="field with the label or the translation (default: label)")
+    add("--batch-size", type=positive, default=32, metavar="N", help="examples per batch (default: 32)")
+
+
+def _add_output(parser: argparse.ArgumentParser, figure: str) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write the record; an existing record is resumed")
+    parser.add_argument("--figure", metavar="FILE", help=f"{figure} (.svg or .png)")
+
+
+def _add_checkpoint_output(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--output", metavar="FILE.pt", help=text)
+    parser.add_argument("--empty-layers", action="store_true", help="with --output: layers may lose all heads")
 
 
 def run(args: argparse.Namespace) -> int:
-    check_output(args)
-    ANALYSES[args.what].run(args)
+    check_targets(args.json)
+    check_figure(args.figure)
+    args.checkpoints = args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
+    output = getattr(args, "output", None)
+    if output:
+        check_targets(output)
+        if output.endswith(".json"):
+            raise UserError(f"--output must be a checkpoint; got {output}; the record is written to --json")
+        check_distinct(output, *args.checkpoints)
+    from . import heads_analyses  # imports torch and fairseq
+
+    getattr(heads_analyses, args.analysis)(args)
     return 0

@@ -1,252 +1,249 @@
-"""The analyses of `collab heads`, one function each. Its docstring is the description of the subcommand."""
+"""The analyses of `collab heads`, one function each: load the model, analyse it, print the report, draw the figure."""
 
 import argparse
 import os
 import sys
 from functools import partial
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
-from . import heads_options as shared
-from . import options
+from collab_fairseq import checkpoints
+from collab_fairseq.heads import ablation, attention_hooks, huggingface, pruning, removal
+from collab_fairseq.heads import importance as head_importance
+from collab_fairseq.heads import redundancy as head_redundancy
+from collab_fairseq.heads import roles as head_roles
+from collab_fairseq.heads.ablation import TestSet
+from collab_fairseq.heads.record import new_record, test_settings, text_setting
+from collab_fairseq.modules.heads import parse_heads
+from collab_fairseq.records.record import Record
+from collab_fairseq.scoring.significance import METHOD
+from collab_fairseq.translation import TrainedModel, load_model
+from collab_fairseq.translation.text import dataset
+from fairseq_modern.errors import UserError
+
+from .options import choose_device, command, refuse
+
+FAIRSEQ_FLAGS = ("data", "split", "reference", "form", "max_tokens", "seed")
+HUGGINGFACE_FLAGS = ("text", "fields", "label", "batch_size")
 
 
 def redundancy(args: argparse.Namespace) -> None:
-    """What heads share: captured energy of W_Q, W_K and W_Q W_K', by head and layer (Cordonnier et al. 2020, Figure 1).
-
-        collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
-
-    Printed: how many principal components hold 90, 95 and 99 % of the energy, in the layer as a whole and in the mean
-    head. The record also has the cosines of collaborative heads' mixing vectors, and how many dimensions each head
-    uses. A folder instead of a checkpoint is a Hugging Face model of an architecture that collab_fairseq.huggingface
-    knows.
-    """
-    from collab_fairseq import checkpoints
-    from collab_fairseq.heads import huggingface, redundancy
-
     if os.path.isdir(args.checkpoint):
         weights = huggingface.read_weights(args.checkpoint)
     else:
-        weights = redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
-    record = shared.make_record(args, "redundancy", {})
-    for layer_id, heads in weights.items():
-        record.part(layer_id, partial(redundancy.redundancy, heads))
-    layers = {layer_id: record.parts[layer_id] for layer_id in weights}
-    shared.show(args, redundancy.report(layers), partial(redundancy.draw, layers))
+        weights = head_redundancy.read_weights(checkpoints.load_with_model(args.checkpoint))
+    record = _record(args, "redundancy", {})
+    layers = {}
+    for layer_id, factors in weights.items():
+        layers[layer_id] = record.part(layer_id, partial(head_redundancy.redundancy, factors))
+    _show(args, head_redundancy.report(layers), partial(head_redundancy.draw, layers))
 
 
 def importance(args: argparse.Namespace) -> None:
-    """Head importance: sensitivity of the loss to each head, |∂L/∂ξ_h| of a multiplier on it (Michel et al. 2019).
-
-        collab heads importance averaged.pt --data data-bin --json importance.json --figure importance.svg
-        collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis   # a Hugging Face model
-
-    --form sentence is the paper's (the gradient of a sentence, then the absolute value), --form token that of its
-    authors' code (the absolute value of every token's part). Values are divided by their ℓ2 norm over the heads of a
-    layer.
-    """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise options.UserError("importance is computed by one process: start it without torchrun")
-    from collab_fairseq.heads import huggingface, importance
-
+        raise UserError("importance is computed by one process: start it without torchrun")
     compute: Callable[[], Dict[str, Any]]
-    if shared.is_folder(args):
-        loaded, settings = shared.load_folder(args)
-        device = loaded.model.device
-        compute = partial(huggingface.importance, loaded.model, loaded.layers, loaded.batches)
+    if _is_huggingface(args):
+        loaded = _load_huggingface(args)
+        record = _record(args, "importance", _labelled_text_settings(args), loaded.model.device)
+        compute = partial(huggingface.importance, loaded)
+        available = loaded.available
     else:
-        trained = shared.load(args)
-        settings, device = {**shared.data_setting(args, trained), "form": args.form}, trained.device
-        text = {"max_tokens": args.max_tokens, "sentences": args.sentences}
-        compute = partial(importance.importance, trained, args.split, tokens=args.form == "token", **text)
-    result = shared.make_record(args, "importance", settings, device).part("importance", compute)
-    shared.show(args, importance.report(result), partial(importance.draw, result))
+        trained = _load(args, args.checkpoint)
+        settings = {**text_setting(trained, args.split, args.sentences), "form": args.form}
+        record = _record(args, "importance", settings, trained.device)
+        tokens = args.form == "token"
+        compute = partial(head_importance.importance, trained, args.split, tokens=tokens, **_text_options(args))
+        available = len(dataset(trained, args.split))
+    result = record.part("importance", compute)
+    _show(args, head_importance.report(result, available), partial(head_importance.draw, result))
 
 
 def ablate(args: argparse.Namespace) -> None:
-    """BLEU without each head, and with each head alone in its layer, with significance (Michel et al. 2019).
-
-        collab heads ablate averaged.pt --data data-bin --reference test=raw/test_2016_flickr.de \\
-            --reference test1=raw/test_2017_flickr.de --json ablation.json --figure ablation.svg
-
-    The differences come with the p of a paired bootstrap. With two test sets their correlation is printed: Michel et
-    al. compare newstest2013 with MTNT, where data-bin has them as test and test1:
-    --reference test=newstest2013.fr --reference test1=mtnt.fr. The figure shows the first test set; a frame: p < 0.05.
-
-        collab heads ablate my-bert --text mnli.jsonl --fields premise,hypothesis         # a Hugging Face model
-
-    For a classifier accuracy and McNemar's exact test take the place of BLEU and the bootstrap.
-    """
-    from collab_fairseq.heads import ablation, attention_hooks, huggingface
-    from collab_fairseq.scoring.significance import METHOD
-
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
-    heads: Dict[str, Any] = {"modes": modes, "sites": attention_hooks.sites(args.sites)}
-    if shared.is_folder(args):
-        loaded, settings = shared.load_folder(args)
-        splits, search = ["text"], {"beam": args.beam, "lenpen": args.lenpen}
+    options: Dict[str, Any] = {"modes": modes, "sites": attention_hooks.parse_sites(args.sites)}
+    if _is_huggingface(args):
+        splits = ["text"]
+        loaded = _load_huggingface(args)
+        settings = _labelled_text_settings(args)
+        search = {"beam": args.beam, "lenpen": args.lenpen}
         if huggingface.translates(loaded.model):
             settings.update(search=search, p=METHOD)
         else:
-            options.refuse(args, ("beam", "lenpen"), "is for models that translate, this one classifies")
-        record = shared.make_record(args, "ablate", settings, loaded.model.device)
-        huggingface.ablate(loaded, record, **search, **heads)
+            refuse(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
+        record = _record(args, "ablate", settings, loaded.model.device)
+        huggingface.ablate(loaded, record, **search, **options)
     else:
-        tests = shared.read_tests(args)
+        tests = _tests(args)
         splits = [test.split for test in tests]
-        trained = shared.load(args)
-        record = shared.make_record(args, "ablate", shared.test_settings(args, trained), trained.device)
-        ablation.ablate(trained, tests, record, **heads)
-    text = "".join(ablation.report(record.parts, splits, mode) for mode in modes)
-    shared.show(args, text, partial(ablation.draw, record.content))
+        trained = _load(args, args.checkpoint)
+        record = _record(args, "ablate", test_settings(trained, tests), trained.device)
+        ablation.ablate(trained, tests, record, **options)
+    reports = [ablation.report(record.parts, splits, mode) for mode in modes]
+    _show(args, "".join(reports), partial(ablation.draw, record.content))
 
 
 def prune(args: argparse.Namespace) -> None:
-    """BLEU and loss as ever more heads go, least important first (Michel et al. 2019); --remove makes the cut real.
-
-        collab heads prune averaged.pt --data data-bin --reference test=test.de --json pruning.json --figure pruning.svg
-        collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de --figure when.svg     # and when
-        collab heads prune averaged.pt --remove 40 --output pruned.pt                             # percent, or heads:
-        collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
-
-    Importance is that of `collab heads importance` on --split, or read from its result (--importance). It is divided by
-    its norm over the heads of a layer, as in the paper; with --ranking raw it is not, and whole layers that matter
-    little go first. --by-site adds a curve for each attention site alone. Several checkpoints of a training run have a
-    curve each.
-
-    --remove writes a smaller checkpoint that translates as the masked model does. fairseq-generate and the other tools
-    take it with --user-dir; fairseq-train continues training it with --attention-from pruned.pt
-    --finetune-from-model pruned.pt and the flags of the source's layers, widths and heads.
-    """
     if (args.remove is None) != (args.output is None):
-        raise options.UserError("--remove and --output go together; the record of a measurement goes to --json")
+        raise UserError("--remove and --output go together; the record of a measurement is written to --json")
     if len(args.checkpoint) > 1:
-        options.refuse(args, ("importance", "remove"), "is for one checkpoint")
+        refuse(args, ("importance", "remove"), "applies to a single checkpoint")
     if args.remove is None:
-        options.refuse(args, ("empty_layers",), "needs --remove")
+        refuse(args, ("empty_layers",), "needs --remove")
         _measure_pruning(args)
     else:
-        measuring = ("reference", "beam", "lenpen", "by_site", "json", "figure")
-        options.refuse(args, measuring, "is of a measurement, and --remove measures nothing")
+        measurement = ("reference", "beam", "lenpen", "by_site", "json", "figure")
+        refuse(args, measurement, "applies to measurements and not to --remove")
         _remove(args)
 
 
-def _importance(args: argparse.Namespace, trained: Any) -> Dict[str, float]:
-    """Head → importance as in --ranking, read or computed."""
-    from collab_fairseq.heads import importance
-
-    if args.importance:
-        return importance.read(args.importance, args.ranking, args.checkpoint[0])
-    measured = importance.importance(trained, args.split, max_tokens=args.max_tokens, sentences=args.sentences)
-    return {head: values[args.ranking] for head, values in measured["heads"].items()}
-
-
 def _measure_pruning(args: argparse.Namespace) -> None:
-    """One checkpoint, or several."""
-    from collab_fairseq.heads import attention_hooks, pruning
-
-    sites = attention_hooks.sites(args.sites)
-    tests = shared.read_tests(args)
+    sites = attention_hooks.parse_sites(args.sites)
+    tests = _tests(args)
     names = [os.path.basename(path) for path in args.checkpoint]
     if len(set(names)) < len(names):
-        raise options.UserError("several checkpoints must have different file names")
+        raise UserError("several checkpoints must have different file names")
     groups = {"_".join(sites): sites}
     if args.by_site:
         groups.update({site: [site] for site in sites})
     record: Any = None
-    measured = []
+    curves = []
     for path, name in zip(args.checkpoint, names, strict=True):
-        trained = shared.load(args, path)
+        trained = _load(args, path)
         if record is None:
-            source = {} if args.importance else {"importance_text": shared.data_setting(args, trained)}
-            settings = {**source, **shared.test_settings(args, trained), "ranking": args.ranking, "loss": args.split}
-            record = shared.make_record(args, "prune", settings, trained.device)
+            settings: Dict[str, Any] = {}
+            if not args.importance:
+                settings["importance_text"] = text_setting(trained, args.split, args.sentences)
+            settings.update(test_settings(trained, tests), ranking=args.ranking, loss=args.split)
+            record = _record(args, "prune", settings, trained.device)
         prefix = f"{name}/" if len(names) > 1 else ""
-        with record.within(prefix):  # each checkpoint has its own parts, the unpruned model's scores included
+        with record.within(prefix):
             ranks = record.part("importance", partial(_importance, args, trained))
-            for group, chosen in groups.items():
-                pruning.prune(trained, ranks, record, group, sites=chosen, tests=tests, loss_split=args.split)
-                measured.append(prefix + group)
-    splits = [test.split for test in tests]
-    text = pruning.report(record.parts, measured, splits)
-    shared.show(args, text, partial(pruning.draw, record.content))
+            for group, group_sites in groups.items():
+                pruning.prune(trained, ranks, record, group, sites=group_sites, tests=tests, loss_split=args.split)
+                curves.append(prefix + group)
+    report = pruning.report(record.parts, curves, [test.split for test in tests])
+    _show(args, report, partial(pruning.draw, record.content))
+
+
+def _importance(args: argparse.Namespace, trained: TrainedModel) -> Dict[str, float]:
+    """Head → importance: read from --importance, or computed."""
+    if args.importance:
+        return head_importance.read(args.importance, args.ranking, args.checkpoint[0])
+    heads = head_importance.importance(trained, args.split, **_text_options(args))["heads"]
+    return {head: values[args.ranking] for head, values in heads.items()}
 
 
 def _remove(args: argparse.Namespace) -> None:
-    from collab_fairseq import checkpoints
-    from collab_fairseq.heads import attention_hooks, pruning, removal
-
-    heads: Any = args.remove
+    """Remove the heads of --remove, a percentage or names, from the checkpoint."""
+    checkpoint = args.checkpoint[0]
     try:
-        percent = float(heads)
+        percent = float(args.remove)
     except ValueError:
-        measured = ("importance", "ranking", "split", "sentences", "sites", "data", "max_tokens", "device", "threads")
-        options.refuse(args, measured, "is for --remove PERCENT, the heads are named")
-        state = checkpoints.load_with_model(args.checkpoint[0])
+        ranked = ("importance", "ranking", "split", "sentences", "sites", "data", "max_tokens", "device", "threads")
+        refuse(args, ranked, "applies to --remove PERCENT and not to named heads")
+        heads = parse_heads(args.remove)
+        state = checkpoints.load_with_model(checkpoint)
     else:
         if not 0 < percent < 100:
-            raise options.UserError(f"--remove takes heads, or per cent of them between 0 and 100, got {heads}")
-        sites, trained = attention_hooks.sites(args.sites), shared.load(args)
-        heads = pruning.least(pruning.ascending(_importance(args, trained), sites), percent)
+            raise UserError(f"--remove must be names of heads or a percentage between 0 and 100; got {args.remove}")
+        sites = attention_hooks.parse_sites(args.sites)
+        trained = _load(args, checkpoint)
+        ranking = pruning.ascending(_importance(args, trained), sites)
+        heads = pruning.least_important(ranking, percent)
         state = trained.state
     _save(args, removal.remove_heads(state, heads, empty_layers=args.empty_layers))
 
 
-def _save(args: argparse.Namespace, result: Any) -> None:
-    """Write the smaller checkpoint to --output."""
-    from collab_fairseq import checkpoints
-
+def _save(args: argparse.Namespace, result: removal.Removal) -> None:
     checkpoints.save(result.state, args.output)
     sys.stdout.write(f"{result.report()}{args.output}\n")
 
 
 def gates(args: argparse.Namespace) -> None:
-    """Heads that stochastic gates have closed, and the model without them (Voita et al. 2019).
-
-        fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab … \\
-            --finetune-from-model averaged.pt --head-gates encoder_cross_decoder \\
-            --criterion label_smoothed_cross_entropy_with_gates --gate-penalty 0.02
-        collab heads gates checkpoint_last.pt                             # log alpha and P(open) of every head
-        collab heads gates checkpoint_last.pt --output pruned.pt          # without gates and closed heads
-
-    A gate is open where log alpha > 0. The finalised model computes exactly what the gated one does in evaluation;
-    training continues from it as from one of `collab heads prune --remove`.
-    """
     if not args.output:
-        options.refuse(args, ("empty_layers",), "needs --output")
-    import collab_fairseq.models  # noqa: F401  (so that fairseq knows the presets' names)
-    from collab_fairseq import checkpoints
-    from collab_fairseq.heads import removal
-
+        refuse(args, ("empty_layers",), "needs --output")
     state = checkpoints.load_with_model(args.checkpoint)
-    gates = removal.read_gates(state)
-    shared.make_record(args, "gates", {}).part("gates", lambda: {head: gate._asdict() for head, gate in gates.items()})
-    shared.show(args, removal.gates_report(gates), partial(removal.draw_gates, gates))
+    head_gates = removal.read_gates(state)
+    values = {head: gate._asdict() for head, gate in head_gates.items()}
+    _record(args, "gates", {}).part("gates", lambda: values)
+    _show(args, removal.gates_report(head_gates), partial(removal.draw_gates, head_gates))
     if args.output:
         _save(args, removal.finalise(state, empty_layers=args.empty_layers))
 
 
 def roles(args: argparse.Namespace) -> None:
-    """What heads do: confidence, positions, rare words, syntax, relevance (Voita et al. 2019).
-
-        collab heads roles averaged.pt --data data-bin --split valid --json roles.json
-        collab heads roles averaged.pt --data data-bin --parses valid.conllu --importance importance.json
-
-    --parses: CoNLL-U of any parser, sentence i for line i of the split's source text; as many as there are, from the
-    first. Relevance is layer-wise relevance propagation from the largest logit to the heads of the encoder. It takes
-    one backward pass for every target position: --relevance-sentences limits it.
-    """
     if args.relevance_sentences < 0:
-        raise options.UserError(f"--relevance-sentences must not be negative, got {args.relevance_sentences}")
-    trained = shared.load(args)
-    from collab_fairseq.checkpoints import file_setting
-    from collab_fairseq.heads import importance, roles
-
-    settings = {**shared.data_setting(args, trained), "relevance_sentences": args.relevance_sentences}
+        raise UserError(f"--relevance-sentences must not be negative; got {args.relevance_sentences}")
+    trained = _load(args, args.checkpoint)
+    settings = text_setting(trained, args.split, args.sentences)
+    settings["relevance_sentences"] = args.relevance_sentences
     if args.parses:
-        settings["parses"] = file_setting(args.parses)
-    record = shared.make_record(args, "roles", settings, trained.device)
-    measured = {"parses": args.parses, "relevance_sentences": args.relevance_sentences}
-    text = {"max_tokens": args.max_tokens, "sentences": args.sentences}
-    roles.measure(trained, args.split, record, **measured, **text)
-    ranks = importance.read(args.importance, "normalised") if args.importance else {}
-    shared.show(args, roles.report(record.parts, ranks), partial(roles.draw, record.parts))
+        settings["parses"] = checkpoints.file_setting(args.parses)
+    record = _record(args, "roles", settings, trained.device)
+    options = {"parses": args.parses, "relevance_sentences": args.relevance_sentences}
+    head_roles.measure(trained, args.split, record, **options, **_text_options(args))
+    ranks = head_importance.read(args.importance, "normalised") if args.importance else {}
+    _show(args, head_roles.report(record.parts, ranks), partial(head_roles.draw, record.parts))
+
+
+def _is_huggingface(args: argparse.Namespace) -> bool:
+    """Whether CHECKPOINT is a Hugging Face model folder; flags of the other format raise a UserError."""
+    if not os.path.isdir(args.checkpoint):
+        refuse(args, HUGGINGFACE_FLAGS, f"applies to Hugging Face model folders; {args.checkpoint} is not a folder")
+        return False
+    if args.text is None:
+        raise UserError(f"{args.checkpoint} is a Hugging Face model folder, which needs --text FILE.jsonl")
+    refuse(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
+    return True
+
+
+def _load(args: argparse.Namespace, checkpoint: str) -> TrainedModel:
+    device = choose_device(args)
+    return load_model(checkpoint, args.data, device=device, seed=args.seed)
+
+
+def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:
+    return huggingface.load(
+        args.checkpoint,
+        args.text,
+        args.fields.split(","),
+        args.label,
+        sentences=args.sentences,
+        batch_size=args.batch_size,
+        device=choose_device(args),
+    )
+
+
+def _tests(args: argparse.Namespace) -> List[TestSet]:
+    splits = [split for split, _ in args.reference]
+    if not splits:
+        raise UserError("--reference SPLIT=FILE is needed, such as test=test.de: a test split and its raw references")
+    if len(set(splits)) < len(splits):
+        raise UserError(f"--reference must name each split once; got {', '.join(splits)}")
+    for split, file in args.reference:
+        if not os.path.isfile(file):
+            raise UserError(f"--reference {split}={file}: the file does not exist")
+    search = {"beam": args.beam, "lenpen": args.lenpen, **_text_options(args)}
+    return [TestSet(split, file, search) for split, file in args.reference]
+
+
+def _text_options(args: argparse.Namespace) -> Dict[str, Any]:
+    return {"max_tokens": args.max_tokens, "sentences": args.sentences}
+
+
+def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
+    text = checkpoints.file_setting(args.text)
+    return {"text": text, "fields": args.fields, "label": args.label, "sentences": args.sentences}
+
+
+def _record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu") -> Record:
+    command_line = getattr(args, "command_line", None) or command()
+    return new_record(name, command_line, args.checkpoints, settings, args.json, device)
+
+
+def _show(args: argparse.Namespace, report: str, draw: Callable[[str, str], None]) -> None:
+    """Print the report; draw --figure, titled with the names of the checkpoints."""
+    sys.stdout.write(report)
+    if args.figure:
+        names = [os.path.basename(os.path.normpath(path)) for path in args.checkpoints]
+        draw(args.figure, ", ".join(names))

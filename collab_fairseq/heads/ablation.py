@@ -1,4 +1,7 @@
-"""BLEU without some heads: without one, and with one alone in its layer (Michel, Levy, Neubig 2019, section 3)."""
+"""Ablation of heads: BLEU without each head, or with only that head in its layer.
+
+Michel, Levy, Neubig (2019), https://arxiv.org/abs/1905.10650, section 3. Masking head h sets its multiplier ξ_h to 0.
+"""
 
 import logging
 from functools import partial
@@ -18,22 +21,22 @@ from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TrainedModel, score
 from fairseq_modern.errors import UserError
 
-from .attention_hooks import Layers, counts, masked
+from .attention_hooks import Layers, head_counts, masked
 from .figures import Column, draw_grids, test_names
 
 logger = logging.getLogger(__name__)
 
-#: mode → title of its figure. ``without``: that head is masked; ``only``: all others of its layer are
+#: mode → its title in figures. ``without`` masks the head, ``only`` masks all other heads of its layer
 MODES = {"without": "without the head", "only": "only that head"}
-#: differences with a p below are called significant, as in the paper
+#: differences with a smaller p value are called significant, as in the paper
 SIGNIFICANT = 0.05
 
 
 class TestSet(NamedTuple):
-    """A split of the data-bin, the file of its raw references, and how it is translated.
+    """A split of the data-bin, its raw references, and the search.
 
     Attributes:
-        search: ``beam``, ``lenpen``, ``max_tokens``, ``sentences``: see :func:`collab_fairseq.translation.score`.
+        search: ``beam``, ``lenpen``, ``max_tokens``, ``sentences``, as in :func:`collab_fairseq.translation.score`.
     """
 
     split: str
@@ -41,53 +44,50 @@ class TestSet(NamedTuple):
     search: Mapping[str, Any]
 
 
-def evaluate(
-    trained: TrainedModel, test: TestSet, without: Optional[Mapping[str, Sequence[int]]] = None
-) -> Dict[str, Any]:
-    """:func:`result` of the model without the heads named.
-
-    Raises:
-        UserError: another number of references than sentences.
-    """
+def evaluate(trained: TrainedModel, test: TestSet, without: Optional[Heads] = None) -> Dict[str, Any]:
+    """:func:`bleu_result` of the model, without some heads."""
     with masked(attention_layers(trained.model), without or {}):
-        return result(score(trained, test.split, test.references, **test.search))
+        return bleu_result(score(trained, test.split, test.references, **test.search))
 
 
-def result(scored: RawScore) -> Dict[str, Any]:
-    """``score`` (sacreBLEU), ``signature`` and ``statistics``, as records have them."""
+def bleu_result(scored: RawScore) -> Dict[str, Any]:
+    """``score`` (sacreBLEU), ``signature`` and the sentence ``statistics``, as stored in records."""
     return {"score": scored.bleu.score, "signature": scored.bleu.signature, "statistics": scored.statistics}
 
 
-def whole_model(trained: TrainedModel, test: TestSet, record: Record) -> Dict[str, Any]:
-    """:func:`evaluate` with all heads, ``whole/SPLIT`` in the record."""
+def with_all_heads(trained: TrainedModel, test: TestSet, record: Record) -> Dict[str, Any]:
+    """:func:`evaluate` with all heads; it is ``whole/SPLIT`` in the record."""
     return record.part(f"whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
 
 
-def compare(system: Mapping[str, Any], whole: Mapping[str, Any]) -> Dict[str, Any]:
-    """``bleu``, ``difference`` to the whole model and ``p_value`` of the paired bootstrap, of two results."""
-    rows, baseline = (load(result["statistics"], "sacreBLEU") for result in (system, whole))
-    comparison = paired_bootstrap(rows, baseline)
+def compare(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, Any]:
+    """``bleu``, ``difference`` to the baseline, and ``p_value`` of the paired bootstrap, of two results."""
+    statistics = load(system["statistics"], "sacreBLEU")
+    comparison = paired_bootstrap(statistics, load(baseline["statistics"], "sacreBLEU"))
     return {"bleu": system["score"], "difference": comparison.difference, "p_value": comparison.p_value}
 
 
-def conditions(numbers: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
-    """Head → the heads to mask, for every head at the sites; ``only`` leaves out layers of a single head."""
+def conditions(counts: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
+    """Head → heads to mask, for every head at the sites; ``only`` skips layers with a single head.
+
+    Args:
+        counts: layer_id → number of heads.
+    """
     to_mask: Dict[str, Heads] = {}
-    for layer_id, number in numbers.items():
-        if layer_id.split(".")[0] not in sites or (mode == "only" and number == 1):
+    for layer_id, count in counts.items():
+        if layer_id.split(".")[0] not in sites or (mode == "only" and count == 1):
             continue
-        for head in range(number):
-            others = tuple(other for other in range(number) if other != head)
+        for head in range(count):
+            others = tuple(other for other in range(count) if other != head)
             to_mask[head_name(layer_id, head)] = {layer_id: (head,) if mode == "without" else others}
     return to_mask
 
 
 def ablate(trained: TrainedModel, tests: Sequence[TestSet], record: Record, **options: Any) -> None:
-    """Fill the record with :func:`ablate_split` of every test set; ``options``: of that."""
+    """:func:`ablate_split` on every test set."""
+    layers = attention_layers(trained.model)
     for test in tests:
-        ablate_split(
-            record, test.split, attention_layers(trained.model), partial(evaluate, trained, test), compare, **options
-        )
+        ablate_split(record, test.split, layers, partial(evaluate, trained, test), compare, **options)
 
 
 def ablate_split(
@@ -100,24 +100,20 @@ def ablate_split(
     modes: Sequence[str] = tuple(MODES),
     sites: Sequence[str] = SITES,
 ) -> None:
-    """Fill the record: ``whole/SPLIT``, and ``SPLIT/MODE/HEAD`` with ``difference``, ``p_value`` and a score.
+    """Add ``whole/SPLIT`` and, for every mode and head, ``SPLIT/MODE/HEAD`` to the record.
 
     Args:
-        layers: of the model, whatever library runs it.
-        evaluate: computes the result of the model as it is. compare: two results, the second with all heads.
-        modes: among :data:`MODES`. sites: whose heads.
-
-    Raises:
-        UserError: there is nothing to mask.
+        evaluate: computes the result of the model in its present state.
+        compare: compares a result with the result of all heads: ``difference``, ``p_value`` and a score.
     """
-    masks = {mode: conditions(counts(layers), mode, sites) for mode in modes}
+    masks = {mode: conditions(head_counts(layers), mode, sites) for mode in modes}
     if not any(masks.values()):
-        raise UserError("no layer has a second head, so that there is nothing to mask for a head alone")
-    whole = record.part(f"whole/{split}", evaluate)
+        raise UserError("all layers have a single head: --mode only has no heads to mask")
+    baseline = record.part(f"whole/{split}", evaluate)
 
     def measure(heads: Heads) -> Dict[str, Any]:
         with masked(layers, heads):
-            return compare(evaluate(), whole)
+            return compare(evaluate(), baseline)
 
     for mode in modes:
         for head, heads in masks[mode].items():
@@ -127,19 +123,19 @@ def ablate_split(
 
 
 def splits(parts: Mapping[str, Any]) -> List[str]:
-    """The test sets that were scored with all heads."""
+    """The test sets in a record."""
     return [key.removeprefix("whole/") for key in parts if key.startswith("whole/") and key != "whole/loss"]
 
 
 def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[str, Any]]:
-    """Head → its result, of one split and mode, in the order of the model."""
+    """Head → result on a split in a mode, in the order of the model."""
     prefix = f"{split}/{mode}/"
     heads = [key.removeprefix(prefix) for key in parts if key.startswith(prefix)]
     return {head: parts[prefix + head] for head in sorted(heads, key=in_model)}
 
 
 def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> Dict[str, float]:
-    """Pearson's r of the heads' differences on two test sets: of each site's heads (by letter) and of ``all``."""
+    """Pearson's r of the differences on two test sets, over the heads of each site (by letter) and of ``all``."""
     first, second = (results(parts, split, mode) for split in splits)
     values = {}
     for name in ("all", *dict.fromkeys(head[0] for head in first)):
@@ -151,17 +147,15 @@ def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> D
 
 
 def significant(differences: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Heads whose difference has a p below :data:`SIGNIFICANT`."""
     return [head for head, result in differences.items() if result["p_value"] < SIGNIFICANT]
 
 
 def metric(result: Mapping[str, Any]) -> str:
-    """What the differences of a result are in."""
     return "accuracy" if "accuracy" in result else "BLEU"
 
 
 def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
-    """A table of all heads in Markdown, and sentences on each test set."""
+    """Markdown table of all heads, a summary of each test set, and the correlation of two test sets."""
     differences = {split: results(parts, split, mode) for split in splits}
     rows = [["head" if mode == "without" else "only head"]]
     for split in splits:
@@ -169,47 +163,49 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
     for head in differences[splits[0]]:
         row = [head]
         for split in splits:
-            cell = differences[split][head]
-            row += [f"{cell['difference']:+.2f}", f"{cell['p_value']:.3f}"]
+            result = differences[split][head]
+            row += [f"{result['difference']:+.2f}", f"{result['p_value']:.3f}"]
         rows.append(row)
-    text = pages.table(rows) + "\n"
-    for split in splits:
-        heads = significant(differences[split])
-        scores = metric(next(iter(differences[split].values()), {}))
-        better = sum(differences[split][head]["difference"] > 0 for head in heads)
-        text += (
-            f"\n{split}: {scores} {parts[f'whole/{split}']['score']:.2f} with all heads; {len(heads)} of "
-            f"{len(differences[split])} differences have p < {SIGNIFICANT}, {better} of them improve it\n"
+    lines = [pages.table(rows), ""]
+    for split, heads in differences.items():
+        changed = significant(heads)
+        name = metric(next(iter(heads.values()), {}))
+        score = parts[f"whole/{split}"]["score"]
+        better = sum(heads[head]["difference"] > 0 for head in changed)
+        lines.append(
+            f"{split}: {name} {score:.2f} with all heads; {len(changed)} of {len(heads)} differences have "
+            f"p < {SIGNIFICANT}, {better} of them improve it"
         )
     if len(splits) == 2:
         values = correlation(parts, splits, mode)
-        text += f"correlation of the two: {', '.join(f'{k} {v:.2f}' for k, v in values.items())}\n"
-    return text + "\n"
+        lines.append(f"correlation of the two: {', '.join(f'{name} {r:.2f}' for name, r in values.items())}")
+    return "\n".join(lines) + "\n\n"
 
 
 def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequence[Mapping[str, Any]] = ()) -> None:
-    """The differences on the first test set as heat maps; a frame: significant.
+    """Heat maps of the differences on the first test set; significant ones have a frame.
 
     Args:
-        record: with settings and parts. model: its name, in the title. compared: records whose figures have the same
-            scales.
-
-    Raises:
-        UserError: see :func:`.drawing`.
+        model: its name, for the title. compared: records whose figures use the same scales.
     """
-    parts, (split, *_) = record["parts"], splits(record["parts"])
+    split = splits(record["parts"])[0]
     columns: List[Column] = []
     for mode, title in MODES.items():
-        heads = results(parts, split, mode)
-        if heads:
-            of_all = [results(each["parts"], splits(each["parts"])[0], mode) for each in (record, *compared)]
-            largest = max(abs(result["difference"]) for heads in of_all for result in heads.values()) or 1.0
-            differences = {head: result["difference"] for head, result in heads.items()}
-            label = f"difference in {metric(next(iter(heads.values())))}, {title}"
-            columns.append(Column(label, differences, largest, significant(heads), signed=True))
+        heads = results(record["parts"], split, mode)
+        if not heads:
+            continue
+        differences = {head: result["difference"] for head, result in heads.items()}
+        largest = max(_largest_difference(other["parts"], mode) for other in (record, *compared)) or 1.0
+        label = f"difference in {metric(next(iter(heads.values())))}, {title}"
+        columns.append(Column(label, differences, largest, significant(heads), signed=True))
     name = test_names(record["settings"]).get(split, split)
     description = (
-        f"Differences from the model with all heads on {name}; above 0: better without. Frames: p < {SIGNIFICANT} for "
-        "this head alone, one seed. The two colour scales differ."
+        f"Differences from the model with all heads on {name}; above 0: better without. "
+        f"Frames: p < {SIGNIFICANT} for this head alone, one seed. The two colour scales differ."
     )
     draw_grids(columns, path, f"Ablation of single heads, {model}", description)
+
+
+def _largest_difference(parts: Mapping[str, Any], mode: str) -> float:
+    heads = results(parts, splits(parts)[0], mode)
+    return max((abs(result["difference"]) for result in heads.values()), default=0.0)

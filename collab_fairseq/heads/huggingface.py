@@ -1,8 +1,8 @@
-"""Hugging Face models in their folders, as importance, ablation and redundancy read them."""
+"""Hugging Face models in redundancy, importance and ablation: sequence classifiers and Marian."""
 
 import json
 import os
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -14,43 +14,36 @@ from collab_fairseq.scoring.references import read_lines, score_raw
 from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
-from .ablation import ablate_split, compare, result
+from .ablation import ablate_split, bleu_result, compare
 from .importance import Batch, measure
 
-
-class Example(NamedTuple):
-    """One or two texts, and either a label or a translation."""
-
-    texts: Sequence[str]
-    label: Any
-
-
-class Encoded(NamedTuple):
-    """Tensors of a batch, as the model takes them, with ``labels``; and how many sentences and tokens it has."""
-
-    inputs: Dict[str, Tensor]
-    sentences: int
-    source_tokens: int
-    target_tokens: int
+#: keyword arguments of the model for N examples, with ``labels``
+Inputs = Dict[str, Tensor]
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode, its tokenizer, its layers by layer_id, its text, and that text in batches."""
+    """A model with labelled examples.
+
+    Attributes:
+        model: in evaluation mode. layers: layer_id → attention.
+        labels: classes, numbers or translations. batches: the examples with their labels.
+        available: number of examples in the file.
+    """
 
     model: Any
     tokenizer: Any
     layers: Dict[str, Any]
-    examples: List[Example]
-    batches: List[Encoded]
+    labels: List[Any]
+    batches: List[Inputs]
+    available: int
 
 
 def translates(model: Any) -> bool:
-    """Whether its labels are texts."""
     return bool(model.config.is_encoder_decoder)
 
 
 def _open(path: str) -> Tuple[Any, Any]:
-    """:mod:`collab_fairseq.huggingface`, and the model of a folder as it was saved."""
+    """:mod:`collab_fairseq.huggingface` and the model of a folder."""
     adapters = require("collab_fairseq.huggingface", "huggingface")
     model = adapters.from_pretrained(path, local_files_only=True)
     check_finite(dict(model.named_parameters()), path)
@@ -67,180 +60,158 @@ def load(
     batch_size: int = 32,
     device: str = "cpu",
 ) -> Loaded:
-    """The model of a folder with text; for ``fields``, ``label`` and ``sentences`` see :func:`read_examples`.
+    """The model of a folder with examples from a file of JSON objects, one per line.
 
-    Raises:
-        UserError: the model neither classifies nor translates, or text or labels that are none.
-        UserError: the text cannot be read. TranslationError: transformers is missing or too old.
-        ReparamError: an architecture that is not known.
-        CheckpointError: parameters that are not finite.
+    Args:
+        fields: names of the one or two texts. label: name of the label or translation.
+        sentences: only the first N examples.
     """
     adapters, model = _open(path)
     from transformers import AutoTokenizer
 
     if not (translates(model) or type(model).__name__.endswith("ForSequenceClassification")):
         raise UserError(
-            f"{path} holds a {type(model).__name__}, expected a model for sequence classification or "
-            "translation, whose loss on a text is known from its label"
+            f"{path} must be a model for sequence classification or translation, whose loss follows from "
+            f"a text and its label; got {type(model).__name__}"
         )
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     model.to(device)
-    examples = read_examples(text, fields, label, sentences)
-    check_labels(model, examples, os.fspath(text))
-    batches = list(encode(model, tokenizer, examples, batch_size))
-    return Loaded(model, tokenizer, adapters.head_layers(model), examples, batches)
+    lines = read_lines(text, "the examples")
+    texts, labels = [], []
+    for number, line in enumerate(lines[:sentences], 1):
+        try:
+            example = parse_example(line, fields, label, model)
+        except ValueError as error:
+            raise UserError(f"{os.fspath(text)}, line {number}: {error}") from error
+        texts.append(example[0])
+        labels.append(example[1])
+    if not labels:
+        raise UserError(f"{os.fspath(text)} has no examples")
+    batches = list(encode(model, tokenizer, texts, labels, batch_size))
+    return Loaded(model, tokenizer, adapters.head_layers(model), labels, batches, len(lines))
 
 
 def read_weights(path: str) -> Dict[str, HeadFactors]:
-    """:func:`.redundancy.read_weights` of the model of a folder."""
+    """:func:`.redundancy.read_weights` for the model of a folder."""
     adapters, model = _open(path)
-    weights = zip(adapters.head_layers(model), adapters.score_weights(model), strict=True)
-    return {layer_id: scores.heads.to(torch.float64) for layer_id, (_, scores) in weights}
+    layer_ids = adapters.head_layers(model)
+    weights = adapters.score_weights(model)
+    return {layer_id: scores.heads.to(torch.float64) for layer_id, (_, scores) in zip(layer_ids, weights, strict=True)}
 
 
-def read_examples(path: PathLike, fields: Sequence[str], label: str, sentences: Optional[int] = None) -> List[Example]:
-    """Examples from a file of JSON objects, one per line.
-
-    Args:
-        fields: names of the one or two texts. label: name of the label, or of the translation.
-        sentences: only the first N.
-
-    Raises:
-        UserError: the line that is no JSON, or lacks a field. UserError: the file cannot be read.
-    """
-    name = os.fspath(path)
-    examples = []
-    for number, line in enumerate(read_lines(path, "the examples")[:sentences], 1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{name}, line {number}: expected a JSON object, got {line[:40]!r}") from error
-        names = list(row) if isinstance(row, dict) else []
-        for field in (*fields, label):
-            if field not in names:
-                got = ", ".join(names) or f"no object but {type(row).__name__}"
-                raise UserError(f"{name}, line {number}: expected the field {field}, got {got}")
-            if field != label and not isinstance(row[field], str):
-                raise UserError(f"{name}, line {number}: {field} must be a text; got {row[field]!r}")
-        examples.append(Example([row[field] for field in fields], row[label]))
-    if not examples:
-        raise UserError(f"{name} has no examples")
-    return examples
-
-
-def check_labels(model: Any, examples: Sequence[Example], name: str) -> None:
-    """See that all labels are what the model predicts.
-
-    Raises:
-        UserError: the first line of the file ``name`` that has another label.
-    """
-    number = model.config.num_labels
-    fits: Callable[[Any], bool]
+def parse_example(line: str, fields: Sequence[str], label: str, model: Any) -> Tuple[List[str], Any]:
+    """Texts and label of a JSON object; a ValueError says what is wrong."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"it must be a JSON object; got {type(row).__name__}")
+    for field in (*fields, label):
+        if field not in row:
+            raise ValueError(f"it must have the field {field}; got {', '.join(row)}")
+    for field in fields:
+        if not isinstance(row[field], str):
+            raise ValueError(f"{field} must be a text; got {row[field]!r}")
+    value, classes = row[label], model.config.num_labels
     if translates(model):
-        wanted, fits = "a translation", lambda label: isinstance(label, str)
-    elif number == 1:
-        wanted, fits = "a number", lambda label: isinstance(label, (int, float))
+        expected, valid = "a translation", isinstance(value, str)
+    elif classes == 1:
+        expected, valid = "a number", isinstance(value, (int, float))
     else:
-        wanted, fits = f"a class from 0 to {number - 1}", lambda label: label in range(number)
-    for line, example in enumerate(examples, 1):
-        if not fits(example.label):
-            raise UserError(f"{name}, line {line}: expected {wanted} as label, got {example.label!r}")
+        expected, valid = f"a class from 0 to {classes - 1}", value in range(classes)
+    if not valid:
+        raise ValueError(f"the label must be {expected}; got {value!r}")
+    return [row[field] for field in fields], value
 
 
-def encode(model: Any, tokenizer: Any, examples: Sequence[Example], batch_size: int) -> Iterator[Encoded]:
-    """The examples in batches, in their order, on the model's device."""
+def encode(
+    model: Any, tokenizer: Any, texts: Sequence[List[str]], labels: Sequence[Any], batch_size: int
+) -> Iterator[Inputs]:
+    """The examples in batches, in order, on the device of the model."""
     options = {"padding": True, "truncation": True, "return_tensors": "pt"}
-    for start in range(0, len(examples), batch_size):
-        rows = examples[start : start + batch_size]
-        labels = [row.label for row in rows]
-        texts = [list(side) for side in zip(*(row.texts for row in rows), strict=True)]
-        inputs = dict(tokenizer(*texts, **options))
-        source_tokens = int(inputs["attention_mask"].sum())
+    for start in range(0, len(labels), batch_size):
+        rows = slice(start, start + batch_size)
+        columns = [list(column) for column in zip(*texts[rows], strict=True)]
+        inputs = dict(tokenizer(*columns, **options))
         if translates(model):
-            target = tokenizer(text_target=labels, **options)
+            target = tokenizer(text_target=labels[rows], **options)
             inputs["labels"] = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
-            target_tokens = int((inputs["labels"] != -100).sum())
         else:
             dtype = torch.float32 if model.config.num_labels == 1 else torch.int64
-            inputs["labels"] = torch.tensor(labels, dtype=dtype)
-            target_tokens = len(rows)
-        on_device = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-        yield Encoded(on_device, len(rows), source_tokens, target_tokens)
+            inputs["labels"] = torch.tensor(labels[rows], dtype=dtype)
+        yield {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
-def batch_of(model: Any, encoded: Encoded) -> Batch:
-    """What importance reads of a batch. The model's own loss is a mean over labels: one, or a translation's tokens."""
+def batch_of(model: Any, inputs: Inputs) -> Batch:
+    """The batch for :func:`.importance.measure`; the loss of the model is a mean over labels."""
+    labels = inputs["labels"]
+    target_tokens = int((labels != -100).sum()) if translates(model) else len(labels)
     return Batch(
-        loss=lambda: model(**encoded.inputs).loss * encoded.target_tokens,
-        source=encoded.inputs["input_ids"].shape,
-        target=encoded.inputs["labels"].shape,
-        source_tokens=encoded.source_tokens,
-        target_tokens=encoded.target_tokens,
+        loss=lambda: model(**inputs).loss * target_tokens,
+        source=inputs["input_ids"].shape,
+        target=labels.shape,
+        source_tokens=int(inputs["attention_mask"].sum()),
+        target_tokens=target_tokens,
     )
 
 
-def importance(model: Any, layers: Mapping[str, Any], batches: Sequence[Encoded]) -> Dict[str, Any]:
+def importance(loaded: Loaded) -> Dict[str, Any]:
     """Importance of all heads, see :func:`.importance.measure`."""
-    return measure(model, layers, (batch_of(model, batch) for batch in batches))
+    return measure(loaded.model, loaded.layers, (batch_of(loaded.model, inputs) for inputs in loaded.batches))
 
 
 @torch.no_grad()
-def answers(model: Any, batches: Sequence[Encoded]) -> List[int]:
-    """The class that a model in evaluation mode predicts for each example."""
-    return [answer for batch in batches for answer in model(**batch.inputs).logits.argmax(-1).tolist()]
+def predictions(model: Any, batches: Sequence[Inputs]) -> List[int]:
+    """The predicted class of each example."""
+    classes: List[int] = []
+    for inputs in batches:
+        classes += model(**inputs).logits.argmax(-1).tolist()
+    return classes
 
 
 def translations(loaded: Loaded, beam: int, lenpen: float) -> List[str]:
-    """The model's translation of each example."""
+    """The translation of each example."""
     texts: List[str] = []
     for batch in loaded.batches:
-        inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "labels"}
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         tokens = loaded.model.generate(**inputs, num_beams=beam, length_penalty=lenpen, do_sample=False)
         texts += loaded.tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return texts
 
 
 def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
-    """Fill the record as :func:`.ablation.ablate` does; the one test set is called ``text``.
-
-    Translations are compared by BLEU, classes by accuracy (:func:`compare_answers`).
-
-    Raises:
-        UserError: a model that predicts a number.
-    """
-    labels = [example.label for example in loaded.examples]
+    """:func:`.ablation.ablate_split` on the test set ``text``, by BLEU or by accuracy (:func:`compare_answers`)."""
+    model, labels = loaded.model, loaded.labels
 
     def evaluate_translations() -> Dict[str, Any]:
-        return result(score_raw(translations(loaded, beam, lenpen), labels, tokenised=False))
+        return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, tokenised=False))
 
-    def evaluate_answers() -> Dict[str, Any]:
-        predicted = answers(loaded.model, loaded.batches)
-        right = [answer == label for answer, label in zip(predicted, labels, strict=True)]
-        return {"score": 100 * sum(right) / len(right), "right": "".join("01"[one] for one in right)}
+    def evaluate_classes() -> Dict[str, Any]:
+        predicted = predictions(model, loaded.batches)
+        correct = [prediction == label for prediction, label in zip(predicted, labels, strict=True)]
+        return {"score": 100 * sum(correct) / len(correct), "right": "".join("01"[one] for one in correct)}
 
-    if translates(loaded.model):
+    if translates(model):
         ablate_split(record, "text", loaded.layers, evaluate_translations, compare, **options)
-    elif loaded.model.config.num_labels == 1:
-        raise UserError(f"{loaded.model.name_or_path} predicts a number, but accuracy needs two or more classes")
+    elif model.config.num_labels == 1:
+        raise UserError(f"accuracy needs a model with at least two classes; {model.name_or_path} predicts a number")
     else:
-        ablate_split(record, "text", loaded.layers, evaluate_answers, compare_answers, **options)
+        ablate_split(record, "text", loaded.layers, evaluate_classes, compare_answers, **options)
 
 
-def compare_answers(system: Mapping[str, Any], whole: Mapping[str, Any]) -> Dict[str, float]:
-    """``accuracy`` in %, ``difference`` to the whole model's, and the p of McNemar's exact test, two-sided.
+def compare_answers(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, float]:
+    """``accuracy`` and ``difference`` to the baseline in %, and ``p_value`` of McNemar's exact test, two-sided.
 
-    McNemar (1947), https://doi.org/10.1007/BF02295996: of the examples that only one of two models gets right, each is
-    as likely to be the one's as the other's.
+    McNemar (1947), https://doi.org/10.1007/BF02295996: under the null hypothesis, an example that only one of the two
+    models classifies correctly is equally likely to be either model's.
 
     Args:
-        system, whole: results whose ``right`` has a 1 for every example with the right answer, else a 0.
+        system, baseline: results with ``right``, a string with 1 for every correct example and 0 for every other.
     """
     stats = require("scipy.stats", "huggingface")
-    pairs = list(zip(system["right"], whole["right"], strict=True))
+    pairs = list(zip(system["right"], baseline["right"], strict=True))
     won, lost = pairs.count(("1", "0")), pairs.count(("0", "1"))
+    p_value = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
     return {
         "accuracy": 100 * system["right"].count("1") / len(pairs),
         "difference": 100 * (won - lost) / len(pairs),
-        # binomtest needs at least one trial
-        "p_value": float(stats.binomtest(won, won + lost).pvalue) if won + lost else 1.0,
+        "p_value": float(p_value),
     }

@@ -1,20 +1,20 @@
-"""How much the loss depends on each head: the importance of Michel, Levy and Neubig (2019).
+"""Head importance: sensitivity of the loss to each head (Michel, Levy, Neubig 2019).
 
-https://arxiv.org/abs/1905.10650, section 4.1. With a multiplier ξ_h = 1 on the output of every head h,
+https://arxiv.org/abs/1905.10650, section 4.1. With a multiplier ξ_h = 1 on the output of head h,
 
     I_h = E_x | ∂L(x) / ∂ξ_h |
 
-L(x) is the training criterion of sentence x, summed over its target tokens, the model being in evaluation mode. A
-multiplier of shape (sentences, heads) gives the gradients of all sentences in one backward pass.
+L(x) is the training criterion of sentence x, summed over its target tokens, with the model in evaluation mode. A
+multiplier of shape (N, H) gives the gradients of N sentences and H heads in one backward pass.
 
-Two forms: ``sentence``, the paper's equation; ``token``, as the authors' code has it: the absolute value of every
-token's own part of the gradient, averaged over tokens (those of the queries: source tokens in the encoder, target
-tokens in the decoder). For comparison between layers I is divided by its ℓ2 norm over the heads of a layer.
+There are two forms. ``sentence`` is the paper's equation. ``token`` follows the authors' code: the absolute value of
+the gradient of each query token (source tokens in the encoder, target tokens in the decoder), averaged over tokens.
+For comparison between layers, I is divided by its ℓ2 norm over the heads of a layer.
 """
 
 import logging
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,16 +33,13 @@ from .figures import Column, draw_grids
 
 logger = logging.getLogger(__name__)
 
-#: layer_id → gradients of the heads' multipliers
-Gradients = Dict[str, Tensor]
-
 
 class Batch(NamedTuple):
-    """N sentences of S source and T target positions, whatever library computes their loss.
+    """N sentences of S source and T target positions, of a fairseq or a Hugging Face model.
 
     Attributes:
         loss: computes the training loss, summed over target tokens.
-        source, target: (N, S) and (N, T), the queries of encoder and decoder.
+        source, target: (N, S) and (N, T), the shapes of the encoder and decoder queries.
         source_tokens, target_tokens: number of tokens without padding.
     """
 
@@ -54,22 +51,14 @@ class Batch(NamedTuple):
 
 
 def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:
-    """Importance of all heads on the text of a split; see :func:`measure`.
-
-    Args:
-        tokens: the form ``token``, see the top of this file.
-        split, text: of :func:`collab_fairseq.translation.batches`.
-    """
-
-    def read() -> Iterator[Batch]:
-        for sample in batches(trained, split, **text):
-            yield batch_of(trained, sample)
-
-    return measure(trained.model, attention_layers(trained.model), read(), tokens=tokens)
+    """:func:`measure` on a split; ``text``: options of :func:`collab_fairseq.translation.batches`."""
+    samples = batches(trained, split, **text)
+    text_batches = (batch_of(trained, sample) for sample in samples)
+    return measure(trained.model, attention_layers(trained.model), text_batches, tokens=tokens)
 
 
 def batch_of(trained: TrainedModel, sample: Mapping[str, Any]) -> Batch:
-    """A batch of fairseq, which is on the model's device."""
+    """A fairseq sample."""
     inputs = sample["net_input"]
     return Batch(
         loss=lambda: trained.criterion(trained.model, sample)[0],
@@ -81,11 +70,11 @@ def batch_of(trained: TrainedModel, sample: Mapping[str, Any]) -> Batch:
 
 
 def measure(model: nn.Module, layers: Layers, text: Iterable[Batch], *, tokens: bool = False) -> Dict[str, Any]:
-    """Mean absolute gradients over sentences, or with ``tokens`` over tokens, as a record has them.
+    """Importance of all heads, of the form ``token`` if ``tokens``, else ``sentence``.
 
     Returns:
-        ``heads``: head → ``raw``, its importance, and ``normalised``; ``sentences``, ``source_tokens``,
-        ``target_tokens``: of the text, without padding.
+        ``heads``: head → ``raw`` and ``normalised`` importance; ``sentences``, ``source_tokens`` and
+        ``target_tokens``: size of the text without padding.
     """
     sums: Dict[str, Tensor] = {}
     sizes = {"sentences": 0, "source_tokens": 0, "target_tokens": 0}
@@ -108,33 +97,25 @@ def measure(model: nn.Module, layers: Layers, text: Iterable[Batch], *, tokens: 
     return {"heads": heads, **sizes}
 
 
-def gradients(model: nn.Module, layers: Layers, batch: Batch, *, tokens: bool = False) -> Gradients:
-    """∂L/∂ξ of every sentence of a batch, in one backward pass.
-
-    Args:
-        tokens: ∂L/∂ξ of every token instead.
+def gradients(model: nn.Module, layers: Layers, batch: Batch, *, tokens: bool = False) -> Dict[str, Tensor]:
+    """∂L/∂ξ of each sentence of a batch, or of each query token, in one backward pass.
 
     Returns:
-        layer_id → (N, H), or (N, T, H) of T query positions with ``tokens``.
+        layer_id → (N, H), or (N, T, H) with ``tokens``, where T is the number of query positions.
     """
     parameter = next(model.parameters())
-    like: Any = {"dtype": parameter.dtype, "device": parameter.device, "requires_grad": True}
     multipliers: Dict[str, Tensor] = {}
     for layer_id, layer in layers.items():
         queries = batch.source if layer_id.startswith("encoder") else batch.target
         rows = queries if tokens else queries[:1]
-        multipliers[layer_id] = torch.ones(*rows, layer.num_heads, **like)
+        multipliers[layer_id] = parameter.new_ones(*rows, layer.num_heads, requires_grad=True)
     with torch.enable_grad(), frozen(model), multiplied(layers, multipliers):
         result = torch.autograd.grad(batch.loss(), list(multipliers.values()), materialize_grads=True)
     return dict(zip(multipliers, result, strict=True))
 
 
 def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:
-    """Head → importance, ``normalised`` or ``raw``, of a result of `collab heads importance`.
-
-    Raises:
-        UserError: another kind of file. UserError: it is of another checkpoint than ``checkpoint``.
-    """
+    """Head → ``normalised`` or ``raw`` importance from a record, which must be of ``checkpoint`` if given."""
     content = load(path, "heads", "importance")
     source = content["settings"]["checkpoint"]
     if checkpoint is not None and file_setting(checkpoint)["sha256"] != source["sha256"]:
@@ -142,18 +123,23 @@ def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) ->
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
 
 
-def report(result: Mapping[str, Any]) -> str:
-    """A table of all heads in Markdown, the most important first, and the size of the text."""
+def report(result: Mapping[str, Any], available: int) -> str:
+    """Markdown table of all heads, the most important first, and the size of the text.
+
+    Args:
+        available: number of sentences of the split or file.
+    """
     heads = result["heads"]
     rows = [["head", "importance", "not normalised"]]
     for head in sorted(heads, key=lambda head: -heads[head]["normalised"]):
         rows.append([head, f"{heads[head]['normalised']:.4f}", f"{heads[head]['raw']:.5g}"])
+    sentences = f"{result['sentences']:,} of {available:,} sentences"
     tokens = f"{result['source_tokens']:,} source and {result['target_tokens']:,} target tokens"
-    return f"{pages.table(rows)}\n\n{result['sentences']:,} sentences, {tokens}\n"
+    return f"{pages.table(rows)}\n\n{sentences}, {tokens}\n"
 
 
 def draw(result: Mapping[str, Any], path: PathLike, model: str) -> None:
-    """Heat maps of normalised importance; ``model``: its name. Raises UserError as :func:`.drawing` does."""
+    """Heat maps of normalised importance; ``model``: its name, for the title."""
     values = {head: numbers["normalised"] for head, numbers in result["heads"].items()}
     description = f"Mean over {result['sentences']:,} sentences, one seed. Higher: the loss depends more on the head."
     column = Column("importance, normalised in the layer", values, 1.0)

@@ -1,19 +1,20 @@
-"""Layer-wise relevance propagation: how much each encoder head contributes to what the model predicts.
+"""Layer-wise relevance propagation: the contribution of each encoder head to the predictions.
 
-Voita et al. (2019), section 3.1, with the rules of Ali et al. (2022, https://arxiv.org/abs/2202.07304), which conserve
-relevance in transformers. From the largest logit f of a generation step relevance goes back to the inputs:
+Voita et al. (2019), https://arxiv.org/abs/1905.09418, section 3.1, with the rules of Ali et al. (2022),
+https://arxiv.org/abs/2202.07304, which conserve relevance in transformers. The relevance of the largest logit f of a
+generation step is propagated back to the inputs:
 
     linear layers       R_i = Σ_j x_i w_ji / z_j · R_j
-    attention           weights are constants: a head's output is a weighted sum, relevance goes to the values
+    attention           weights are constants: a head's output is a weighted sum of values
     layer norm          the standard deviation is a constant
     activation          f(z)/z is a constant
-    residual, products  in the proportion of the summands
+    residual, products  in proportion to the summands
 
-All of these are gradient × input in a network whose constants are cut off from the gradient. Nothing is lost: the
-relevances of all inputs and biases add up to f.
+All rules are gradient × input in a network with these constants detached from the gradient. The relevances of all
+inputs and biases sum to f.
 
-The relevance of a head is Σ c · ∂f/∂c of its output c; its absolute value is divided by the sum over the heads of the
-layer, and averaged over generation steps and sentences. The decoder reads the reference.
+The relevance of a head with output c is Σ c · ∂f/∂c. Its absolute value is divided by the sum over the heads of the
+layer, and averaged over generation steps and sentences. The decoder input is the reference.
 """
 
 import contextlib
@@ -24,19 +25,20 @@ import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
+from collab_fairseq.attention.cache import Attended
 from collab_fairseq.modules.heads import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 from fairseq_modern.errors import UserError
 
-from .attention_hooks import Attended, Layers, frozen, hooked, multiplied
+from .attention_hooks import Layers, frozen, hooked, multiplied
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def linearised(model: nn.Module) -> Iterator[None]:
-    """Let gradient × input be relevance in all but attention, for which see :func:`values_only`."""
+    """Make gradient × input follow the rules for layer norms and activations."""
 
     def norm(module: Any, inputs: Tuple[Tensor, ...], output: Tensor) -> Tensor:
         x = inputs[0]
@@ -47,26 +49,26 @@ def linearised(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             if type(module).__name__.endswith("LayerNorm"):
                 stack.callback(module.register_forward_hook(norm).remove)
-            activation = module.__dict__.get("activation_fn")
+            activation = vars(module).get("activation_fn")
             if activation is not None:
                 stack.callback(setattr, module, "activation_fn", activation)
-                setattr(module, "activation_fn", _as_share(activation))  # noqa: B010  (a module, to mypy)
+                vars(module)["activation_fn"] = _with_constant_ratio(activation)
         yield
 
 
-def _as_share(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """f(z)/z · z with f(z)/z a constant, 0 at z = 0."""
+def _with_constant_ratio(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """f(z)/z · z, where f(z)/z is a constant, and 0 at z = 0."""
 
-    def shared(z: Tensor) -> Tensor:
+    def propagate(z: Tensor) -> Tensor:
         constant = z.detach()
-        share = activation(constant) / constant.masked_fill(constant == 0, 1.0)
-        return z * share.masked_fill(constant == 0, 0.0)
+        ratio = activation(constant) / constant.masked_fill(constant == 0, 1.0)
+        return z * ratio.masked_fill(constant == 0, 0.0)
 
-    return shared
+    return propagate
 
 
 def values_only(layers: Layers) -> ContextManager[None]:
-    """Let no gradient go through the weights of attention."""
+    """Make attention weights constants, so that gradients reach the values only."""
 
     def hook(
         layer_id: str, compute: Callable[..., Attended], query: Tensor, entry: KeyValue, mask: Any, *_: Any
@@ -80,53 +82,49 @@ def values_only(layers: Layers) -> ContextManager[None]:
 
 
 def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
-    """Relevance of encoder heads at every generation step of a batch of N sentences: layer_id → (N, H).
-
-    Raises:
-        UserError: nothing that the model predicts comes from them.
-    """
+    """Relevance of the H heads of each encoder layer at every generation step of N sentences: layer_id → (N, H)."""
     model, layers = trained.model, attention_layers(trained.model)
-    rows = sample["net_input"]["src_tokens"].size(0)
-    like: Any = {"dtype": next(model.parameters()).dtype, "device": trained.device, "requires_grad": True}
+    sentences = sample["net_input"]["src_tokens"].size(0)
+    parameter = next(model.parameters())
     multipliers: Dict[str, Tensor] = {}
     for layer_id, layer in layers.items():
         if layer_id.startswith("encoder"):
-            multipliers[layer_id] = torch.ones(rows, layer.num_heads, **like)
+            multipliers[layer_id] = parameter.new_ones(sentences, layer.num_heads, requires_grad=True)
     with torch.enable_grad(), frozen(model), values_only(layers), multiplied(layers, multipliers), linearised(model):
         logits = model(**sample["net_input"])[0]
         if not logits.requires_grad:
-            raise UserError("encoder heads have no relevance, since the decoder has no cross-attention")
+            raise UserError("encoder heads have no relevance: the decoder has no cross-attention")
         for step in range(logits.size(1)):
-            top = logits[:, step].max(dim=-1).values
-            gradients = torch.autograd.grad(
-                top.sum(), list(multipliers.values()), retain_graph=True, materialize_grads=True
-            )
+            top = logits[:, step].max(dim=-1).values.sum()
+            inputs = list(multipliers.values())
+            gradients = torch.autograd.grad(top, inputs, retain_graph=True, materialize_grads=True)
             yield dict(zip(multipliers, gradients, strict=True))
 
 
 def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
-    """Of the encoder's heads on the text of a split (see :func:`collab_fairseq.translation.batches`).
+    """Mean relevance of the encoder heads, by one backward pass per target position.
 
-    It takes one backward pass for every target position.
+    Args:
+        text: options of :func:`collab_fairseq.translation.batches`.
 
     Returns:
-        ``heads``: head → mean relevance in its layer; ``steps``: number of generation steps.
+        ``heads``: head → mean share of the relevance of its layer; ``steps``: number of generation steps.
     """
     sums: Dict[str, Tensor] = {}
-    counted = done = 0
+    total_steps = sentences = 0
     pad = trained.task.target_dictionary.pad()
     for sample in batches(trained, split, **text):
-        real = sample["target"].ne(pad)
-        for number, heads in enumerate(steps(trained, sample)):
-            keep = real[:, number]
-            counted += int(keep.sum())
+        not_padding = sample["target"].ne(pad)
+        for step, heads in enumerate(steps(trained, sample)):
+            keep = not_padding[:, step]
+            total_steps += int(keep.sum())
             for layer_id, values in heads.items():
                 shares = nn.functional.normalize(values[keep].abs(), p=1.0, dim=1)
                 sums[layer_id] = sums.get(layer_id, 0.0) + shares.double().sum(0).cpu()
-        done += sample["nsentences"]
-        logger.info("relevance: %d sentences", done)
+        sentences += sample["nsentences"]
+        logger.info("relevance: %d sentences", sentences)
     means = {}
     for layer_id, total in sums.items():
-        for head, mean in enumerate((total / counted).tolist()):
+        for head, mean in enumerate((total / total_steps).tolist()):
             means[head_name(layer_id, head)] = mean
-    return {"heads": means, "steps": counted}
+    return {"heads": means, "steps": total_steps}

@@ -1,12 +1,14 @@
-"""What heads do, inferred from their attention (Voita et al. 2019, https://arxiv.org/abs/1905.09418, section 3).
+"""Roles of heads, inferred from their attention.
 
-All numbers are means over queries that are words, the decoder reading the reference; </s> counts neither as a query nor
-as a key. A head *points to* the word with its largest weight.
+Voita et al. (2019), https://arxiv.org/abs/1905.09418, sections 3 and 5. All numbers are means over queries
+that are words, with the reference as decoder input. </s> is neither a query nor a key. A head *points to* the word with
+its largest weight.
 
-confidence   the largest weight
-positional   points to one fixed offset (the most frequent one), of all queries that have a word at that offset
-rare         points to the sentence's least frequent word, of all sentences whose least frequent word is not among the
-             500 most frequent of the dictionary (encoder only)
+confidence   mean of the largest weight
+positional   share of queries for which the head points to the word at one fixed offset, the most frequent one, among
+             the queries that have a word at this offset
+rare         share of queries for which the head points to the least frequent word of the sentence, among sentences
+             in which this word is not one of the 500 most frequent of the dictionary (encoder only)
 """
 
 from collections import Counter
@@ -27,56 +29,55 @@ from .figures import Column, draw_grids
 from .relevance import relevance
 from .syntax import read_conllu, syntax
 
-#: from these shares on a head is called positional, as in the paper, or a head for rare words (one of theirs has 0.66)
-POSITIONAL, RARE = 0.9, 0.5
+#: smallest share of a positional head, as in the paper
+POSITIONAL = 0.9
+#: smallest share of a head for rare words; the paper's has 0.66
+RARE = 0.5
+#: number of most frequent words that are never rare
 COMMON = 500
 
 
-class _Sums:
-    """Of the H heads of one layer.
-
-    Args:
-        site: ``encoder``, ``cross`` or ``decoder``.
-    """
+class _Counts:
+    """Counts for the H heads of one layer of a site."""
 
     def __init__(self, heads: int, site: str) -> None:
         self.site = site
         self.queries = 0
-        self.rare_queries = 0
         self.confidence = torch.zeros(heads, dtype=torch.float64)
-        self.rare = torch.zeros(heads, dtype=torch.float64)
         self.offsets: List[Counter] = [Counter() for _ in range(heads)]
-        self.possible: Counter = Counter()
+        self.possible: Counter = Counter()  # offset → queries with a word there
+        self.rare_queries = 0
+        self.rare = torch.zeros(heads, dtype=torch.float64)
 
-    def add(self, maps: AttentionMaps, frequency: Tensor) -> None:
-        """Count a batch."""
+    def add(self, maps: AttentionMaps, ranks: Tensor) -> None:
+        """Count a batch; ``ranks``: see :func:`frequency_ranks`."""
         weights, keys, positions = argmax_keys(maps)
         self.queries += len(positions)
         self.confidence += weights.double().sum(0).cpu()
         if self.site != "cross":
             self._add_offsets(maps, keys, positions)
         if self.site == "encoder":
-            self._add_rare(maps, keys, positions[:, 0], frequency)
+            self._add_rare(maps, keys, positions[:, 0], ranks)
 
     def _add_offsets(self, maps: AttentionMaps, keys: Tensor, positions: Tensor) -> None:
         distances = keys - positions[:, 1:]
-        for offsets, of_head in zip(self.offsets, distances.T.tolist(), strict=True):
-            offsets.update(of_head)
+        for offsets, head_distances in zip(self.offsets, distances.T.tolist(), strict=True):
+            offsets.update(head_distances)
         words = [row.nonzero().flatten().tolist() for row in maps.keys]
-        for row, step in positions.tolist():
-            self.possible.update(key - step for key in words[row] if self.site == "encoder" or key <= step)
+        for sentence, step in positions.tolist():
+            self.possible.update(key - step for key in words[sentence] if self.site == "encoder" or key <= step)
 
-    def _add_rare(self, maps: AttentionMaps, keys: Tensor, rows: Tensor, frequency: Tensor) -> None:
-        ranks = frequency[maps.tokens].masked_fill(~maps.keys, -1)
-        rarest, position = ranks.max(dim=1)
-        counted = rarest[rows] >= COMMON
+    def _add_rare(self, maps: AttentionMaps, keys: Tensor, sentences: Tensor, ranks: Tensor) -> None:
+        key_ranks = ranks[maps.tokens].masked_fill(~maps.keys, -1)
+        rarest, position = key_ranks.max(dim=1)
+        counted = rarest[sentences] >= COMMON
         self.rare_queries += int(counted.sum())
-        # the same word may stand in the sentence more than once
-        hits = maps.tokens[rows[:, None], keys] == maps.tokens[rows, position[rows]][:, None]
+        # compare words: the rarest word can occur more than once
+        rare_words = maps.tokens[sentences, position[sentences]]
+        hits = maps.tokens[sentences[:, None], keys] == rare_words[:, None]
         self.rare += hits[counted].sum(0).double().cpu()
 
     def result(self, head: int) -> Dict[str, Any]:
-        """The numbers of one head."""
         numbers: Dict[str, Any] = {"confidence": float(self.confidence[head]) / max(1, self.queries)}
         if self.site != "cross":
             counts = self.offsets[head].items()
@@ -88,25 +89,26 @@ class _Sums:
 
 
 def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str, Any]]:
-    """Head → ``confidence``; ``offset`` and ``positional``, its share (encoder and decoder); ``rare`` (encoder).
+    """Head → ``confidence``; ``offset`` and its share ``positional`` (encoder and decoder); ``rare`` (encoder).
 
-    ``split``, ``text``: of :func:`collab_fairseq.translation.batches`.
+    Args:
+        text: options of :func:`collab_fairseq.translation.batches`.
     """
-    frequency = frequencies(trained)
+    ranks = frequency_ranks(trained)
     layers = attention_layers(trained.model)
-    sums = {layer_id: _Sums(layer.num_heads, layer_id.split(".")[0]) for layer_id, layer in layers.items()}
+    counts = {layer_id: _Counts(layer.num_heads, layer_id.split(".")[0]) for layer_id, layer in layers.items()}
     for sample in batches(trained, split, **text):
         for layer_id, maps in attention(trained, sample).items():
-            sums[layer_id].add(maps, frequency)
+            counts[layer_id].add(maps, ranks)
     results = {}
-    for layer_id, total in sums.items():
-        for head in range(layers[layer_id].num_heads):
-            results[head_name(layer_id, head)] = total.result(head)
+    for layer_id, layer in layers.items():
+        for head in range(layer.num_heads):
+            results[head_name(layer_id, head)] = counts[layer_id].result(head)
     return results
 
 
-def frequencies(trained: TrainedModel) -> Tensor:
-    """Rank of every source vocabulary entry by its count, 0 for the most frequent word; special symbols last."""
+def frequency_ranks(trained: TrainedModel) -> Tensor:
+    """Rank of each source vocabulary entry by frequency, from 0 for the most frequent; special symbols are last."""
     dictionary = trained.task.source_dictionary
     counts = torch.tensor(dictionary.count, dtype=torch.int64)
     counts[: dictionary.nspecial] = -1
@@ -116,7 +118,7 @@ def frequencies(trained: TrainedModel) -> Tensor:
 
 
 def role_of(numbers: Mapping[str, Any]) -> str:
-    """The roles of a head in words, from its numbers (those of :mod:`.syntax` under ``syntax``); ``–`` for none."""
+    """Names of the roles of a head, or ``–``; its numbers may include those of :mod:`.syntax`."""
     names: List[str] = []
     if numbers.get("positional", 0.0) >= POSITIONAL:
         names.append(f"position {numbers['offset']:+d}")
@@ -135,8 +137,8 @@ def measure(
     relevance_sentences: int = 100,
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
-) -> Dict[str, Dict[str, Any]]:
-    """Head → all its numbers; fills the record with ``looks``, ``syntax`` and ``relevance``.
+) -> None:
+    """Add ``looks`` (:func:`roles`), ``syntax`` and ``relevance`` to the record.
 
     Args:
         parses: CoNLL-U of the first sentences; None: no syntax. relevance_sentences: 0: no relevance.
@@ -147,7 +149,6 @@ def measure(
     if relevance_sentences:
         options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
         record.part("relevance", lambda: relevance(trained, split, **options))
-    return by_head(record.parts)
 
 
 def by_head(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
@@ -160,10 +161,10 @@ def by_head(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
-    """A table of all heads in Markdown, and the size of what they were measured on.
+    """Markdown table of all heads, and the size of the text.
 
     Args:
-        importance: head → normalised importance, of the heads for which it is known.
+        importance: head → normalised importance; may be empty.
     """
     rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
     heads = by_head(parts)
@@ -177,16 +178,16 @@ def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
     if "relevance" in parts:
         text += f"\nrelevance: {parts['relevance']['steps']:,} generation steps\n"
     if "syntax" in parts:
-        skipped = f"{parts['syntax']['skipped']:,} skipped, whose text is another"
-        text += f"\nsyntax: {parts['syntax']['sentences']:,} parsed sentences; {skipped}\n"
+        parsed, skipped = parts["syntax"]["sentences"], parts["syntax"]["skipped"]
+        text += f"\nsyntax: {parsed:,} parsed sentences; {skipped:,} skipped because of a different text\n"
     return text
 
 
 def draw(parts: Mapping[str, Any], path: PathLike, model: str) -> None:
-    """Heat maps of the heads' confidence; ``model``: its name. Raises UserError as :func:`.drawing` does."""
+    """Heat maps of confidence; ``model``: its name, for the title."""
     values = {head: numbers["confidence"] for head, numbers in by_head(parts).items()}
     description = (
-        "Confidence: the largest attention weight, mean over the words, one seed. Higher: the head looks at one word. "
-        "The table has the other numbers that roles are inferred from."
+        "Confidence: the largest attention weight, mean over the words, one seed. Higher: the head looks at "
+        "one word. The table has the other numbers that roles are inferred from."
     )
     draw_grids([Column("confidence", values, 1.0)], path, f"Confidence of the heads, {model}", description)

@@ -1,11 +1,11 @@
-"""BERT, DistilBERT, ALBERT and Marian of ``transformers`` with collaborative heads, and where their heads are.
+"""Collaborative heads for BERT, DistilBERT, ALBERT and Marian of ``transformers``, and access to their heads.
 
-Importing this package also lets ``AutoConfig`` and ``AutoModelFor…`` load collaborative models. It needs the extra
-``huggingface``. Models are converted by :mod:`collab_fairseq.reparam.huggingface`.
+Importing this package registers collaborative models with ``AutoConfig`` and ``AutoModelFor…``. It needs the extra
+``huggingface``. :mod:`collab_fairseq.reparam.huggingface` converts models.
 """
 
-from .layers import CollaborativeHeads, Shape
-from .models import (
+from .layers import CollaborativeHeads, Shape  # noqa: F401
+from .models import (  # noqa: F401
     CONFIGS,
     CollaborativeModel,
     HeadOutputs,
@@ -19,17 +19,3 @@ from .models import (
 )
 
 register()
-
-__all__ = [
-    "CONFIGS",
-    "CollaborativeHeads",
-    "CollaborativeModel",
-    "HeadOutputs",
-    "Shape",
-    "attention_layers",
-    "check_convertible",
-    "collaborative_class",
-    "from_pretrained",
-    "head_layers",
-    "score_weights",
-]

@@ -1,15 +1,14 @@
-"""Collaborative heads in the attention layers of ``transformers``: BERT, DistilBERT, ALBERT and Marian.
+"""Collaborative heads in the attention layers of BERT, DistilBERT, ALBERT and Marian of ``transformers``.
 
-Each class here replaces one of theirs, is a subclass of it (``output_attentions`` finds layers by their
-class), has its parameters under the same names, and adds ``mixing`` and ``content_bias``. What is computed is
-:class:`collab_fairseq.attention.CollaborativeAttention`, by the same kernels.
+Each class here is a subclass of the layer that it replaces (``output_attentions`` finds layers by class). It keeps the
+parameter names and adds ``mixing`` and ``content_bias``. It computes the same function as
+:class:`collab_fairseq.attention.CollaborativeAttention`, with the same kernels.
 
-The model's attention implementation stays a setting of the model. ``eager`` and ``sdpa`` compute the same; with
-``eager`` the attention weights come back, with ``sdpa`` only where ``output_attentions`` asks for them, and the fastest
-kernel for the device is chosen. Flash and flex attention are rejected: in them queries and keys are as wide as values,
-and keys have no content scores.
+The attention implementation is a setting of the model. ``eager`` returns attention weights; ``sdpa`` returns them only
+for ``output_attentions`` and selects the fastest kernel for the device. Flash and flex attention are rejected: they
+need queries and keys of the width of the values, and have no content scores.
 
-Letters: N sentences, T queries, S keys, H heads, D̃k shared key dim, dv value dim of one head.
+Letters: N sentences, T queries, S keys, H heads, D̃k shared key dimension, D model width, dv value dimension of a head.
 """
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Type
@@ -33,7 +32,7 @@ Attended = Tuple[Tensor, Optional[Tensor]]
 
 
 class Names(NamedTuple):
-    """What the attention layer of an architecture calls its parts; no ``output``: its parent has the projection."""
+    """Attribute names of an architecture's attention layer; ``output`` is None if its parent has the projection."""
 
     query: str
     key: str
@@ -43,13 +42,15 @@ class Names(NamedTuple):
     output: Optional[str]
 
     def parameters(self, weights: ScoreWeights) -> Dict[str, Tensor]:
-        """The scores by the names of their parameters in the layer."""
-        named = weights.parameters().items()
-        return {n.replace("q_proj", self.query).replace("k_proj", self.key): tensor for n, tensor in named}
+        """Parameter name in the layer → tensor."""
+        parameters = {}
+        for name, tensor in weights.parameters().items():
+            parameters[name.replace("q_proj", self.query).replace("k_proj", self.key)] = tensor
+        return parameters
 
 
 class Shape(NamedTuple):
-    """What a config says of one collaborative layer: D̃k, the factor on the scores, and which biases it has."""
+    """Config entry of a collaborative layer: D̃k, the scale of the scores, and which biases it has."""
 
     key_dim: int
     scale: float
@@ -58,37 +59,42 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, weights: ScoreWeights) -> "Shape":
-        """The shape of a layer with these scores."""
-        biases = (bias is not None for bias in (weights.query_bias, weights.content_bias))
-        return cls(weights.heads.rank, weights.scale, *biases)
+        return cls(
+            key_dim=weights.heads.rank,
+            scale=weights.scale,
+            query_bias=weights.query_bias is not None,
+            content_bias=weights.content_bias is not None,
+        )
 
     @classmethod
     def read(cls, name: str, fields: Mapping[str, Any]) -> "Shape":
-        """From a config. Raises ReparamError for other fields or types, with the layer's name."""
+        """The entry of the layer ``name`` in a config; wrong fields or types raise a ReparamError."""
         types = cls.__annotations__
-        right = isinstance(fields, Mapping) and fields.keys() == types.keys()
-        if not right or not all(type(fields[field]) is kind for field, kind in types.items()) or fields["key_dim"] < 1:
-            wanted = ", ".join(f"{field} ({kind.__name__})" for field, kind in types.items())
-            raise ReparamError(f"attention_shapes: {name} must have {wanted}; got {fields!r}")
+        valid = isinstance(fields, Mapping) and fields.keys() == types.keys()
+        valid = valid and all(type(fields[field]) is types[field] for field in types) and fields["key_dim"] >= 1
+        if not valid:
+            expected = ", ".join(f"{field} ({types[field].__name__})" for field in types)
+            raise ReparamError(f"attention_shapes: {name} must have {expected}; got {fields!r}")
         return cls(**fields)
 
 
 def visible(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys: int) -> Optional[Tensor]:
-    """A mask of ``transformers`` in the conventions of torch, (N, 1 or H, T, S) or (T, S); None where all is visible.
+    """A mask of ``transformers`` in torch's convention, (N, 1 or H, T, S) or (T, S); None if all keys are visible.
 
     Args:
-        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive; None: ``causal`` or everything.
+        mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive; None: ``causal`` or no mask.
     """
     if mask is None:
         return torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else None
-    return (~mask if mask.dtype == torch.bool else mask)[..., :keys].expand(rows, -1, queries, keys)
+    mask = ~mask if mask.dtype == torch.bool else mask
+    return mask[..., :keys].expand(rows, -1, queries, keys)
 
 
 class CollaborativeHeads(nn.Module):
-    """What all collaborative layers of this module share; a base beside the class of ``transformers``.
+    """Mixin for an attention layer of ``transformers``, which comes second in the base classes.
 
-    Parameters, beside those of the other base: query weight (D̃k, D), key weight (D̃k, D) without a bias, which would not
-    change anything, ``mixing`` (H, D̃k), and ``content_bias`` (H, D) or None.
+    Parameters in addition to those of the layer: query weight (D̃k, D), key weight (D̃k, D) without a bias, which would
+    have no effect, ``mixing`` (H, D̃k), and ``content_bias`` (H, D) or None.
     """
 
     names: Names
@@ -99,28 +105,30 @@ class CollaborativeHeads(nn.Module):
     content_bias: Optional[nn.Parameter]
 
     def __init__(self, standard: Any, shape: Shape) -> None:
-        """Untrained heads of this shape, with all other parts of a layer of the other base."""
+        """Untrained heads; all other parts are those of the layer ``standard``."""
         nn.Module.__init__(self)
         vars(self).update({**vars(standard), "_modules": {**standard._modules}, "_parameters": {}})
-        names, like = self.names, getattr(self, self.names.key).weight
-        heads, width = getattr(self, names.heads), like.size(1)
-        for name, bias in ((names.query, shape.query_bias), (names.key, False)):
-            setattr(self, name, nn.Linear(width, shape.key_dim, bias=bias, device=like.device, dtype=like.dtype))
-        self.mixing = nn.Parameter(like.new_empty(heads, shape.key_dim))
+        key_weight = getattr(self, self.names.key).weight
+        heads, width = getattr(self, self.names.heads), key_weight.size(1)
+        for name, bias in ((self.names.query, shape.query_bias), (self.names.key, False)):
+            options = {"device": key_weight.device, "dtype": key_weight.dtype}
+            setattr(self, name, nn.Linear(width, shape.key_dim, bias=bias, **options))
+        self.mixing = nn.Parameter(key_weight.new_empty(heads, shape.key_dim))
         nn.init.xavier_uniform_(self.mixing)
-        self.content_bias = nn.Parameter(like.new_zeros(heads, width)) if shape.content_bias else None
+        self.content_bias = nn.Parameter(key_weight.new_zeros(heads, width)) if shape.content_bias else None
         self.scaling = shape.scale
 
     def entry(self, states: Tensor, cache: Optional[Cache], from_source: bool) -> KeyValue:
-        """Keys and values of (N, S, D), with those that are cached, and cached themselves.
+        """Keys and values of states (N, S, D) and of the cache, which is updated.
 
-        The content scores lie beside the shared keys in the cache, which has one head for keys and values alike.
+        The cache has a single head, and content scores follow the shared keys in its last dimension.
         """
         site_cache, cached = cache, None
         if isinstance(cache, EncoderDecoderCache):
             site_cache = cache.cross_attention_cache if from_source else cache.self_attention_cache
             if from_source and cache.is_updated.get(self.layer_idx):
-                cached = site_cache.layers[self.layer_idx].keys, site_cache.layers[self.layer_idx].values
+                layer_cache = site_cache.layers[self.layer_idx]
+                cached = layer_cache.keys, layer_cache.values
         if cached is None:
             keys = getattr(self, self.names.key)(states)
             if self.content_bias is not None:
@@ -136,7 +144,7 @@ class CollaborativeHeads(nn.Module):
         return KeyValue(keys[..., :key_dim], values.unflatten(-1, (heads, -1)).transpose(1, 2), content)
 
     def finish(self, context: Tensor, queries: Tensor) -> Tensor:
-        """What the architecture's layer makes of the heads' outputs, (N, T, H·dv)."""
+        """Output of the architecture's layer, given the head outputs (N, T, H·dv)."""
         return context if self.names.output is None else getattr(self, self.names.output)(context)
 
     def forward(
@@ -150,41 +158,41 @@ class CollaborativeHeads(nn.Module):
         output_attentions: Optional[bool] = False,
         **_: Any,
     ) -> Attended:
-        """Output (N, T, D) and weights (N, H, T, S) or None. Models give all but the first two by name.
+        """Output (N, T, D) and weights (N, H, T, S) or None. Models pass all but the first two by name.
 
         Args:
-            hidden_states: queries, (N, T, D). attention_mask: as the model hands it to its layers.
+            hidden_states: queries, (N, T, D). attention_mask: as the model passes it to its layers.
             past_key_values: cache of earlier positions or of the source.
-            key_value_states, encoder_hidden_states: (N, S, D), the source, as Marian and as BERT call it, or None.
-            is_causal: instead of the layer's own, as transformers' layers take it.
-            output_attentions: return the weights whatever the implementation.
-
-        Raises:
-            ReparamError: an attention implementation that cannot compute collaborative heads.
+            key_value_states, encoder_hidden_states: source (N, S, D), by its name in Marian and in BERT, or None.
+            is_causal: overrides the layer's attribute.
+            output_attentions: return the weights with any implementation.
         """
         implementation = self.config._attn_implementation or "eager"
         if implementation not in IMPLEMENTATIONS:
             raise ReparamError(
                 f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}; got "
-                f"{implementation}, which takes no queries wider than values and no content scores"
+                f"{implementation}, which supports neither queries wider than values nor content scores"
             )
         source = encoder_hidden_states if key_value_states is None else key_value_states
-        entry = self.entry(hidden_states if source is None else source, past_key_values, source is not None)
-        rows, query_len, key_len = hidden_states.size(0), hidden_states.size(1), entry.key.size(1)
+        states = hidden_states if source is None else source
+        entry = self.entry(states, past_key_values, from_source=source is not None)
         query = getattr(self, self.names.query)(hidden_states)
-        # with eager attention transformers hands over every mask, with sdpa a missing one may mean a causal one
-        own_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
-        causal = implementation == "sdpa" and query_len > 1 and bool(own_causal)
-        seen = visible(attention_mask, causal, rows, query_len, key_len)
-        heads = 1 if seen is None or seen.dim() == 2 else seen.size(1)
-        seen = None if seen is None else seen.to(query.device)
-        combined = combine(None, seen, False, (rows, heads, query_len, key_len), query)
+        rows, query_len, key_len = hidden_states.size(0), hidden_states.size(1), entry.key.size(1)
+
+        # transformers passes every mask to eager attention; with sdpa, no mask can mean a causal one
+        layer_is_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
+        causal = implementation == "sdpa" and query_len > 1 and bool(layer_is_causal)
+        mask = visible(attention_mask, causal, rows, query_len, key_len)
+        mask = None if mask is None else mask.to(query.device)
+        mask_heads = 1 if mask is None or mask.dim() == 2 else mask.size(1)
+        combined = combine(None, mask, False, (rows, mask_heads, query_len, key_len), query)
         additive, hidden = (None, None) if combined is None else combined
+
         need_weights = implementation == "eager" or bool(output_attentions)
         dropout = getattr(self, self.names.dropout)
-        probability = float(dropout.p if isinstance(dropout, nn.Dropout) else dropout) if self.training else 0.0
+        rate = float(dropout.p if isinstance(dropout, nn.Dropout) else dropout) if self.training else 0.0
         context, weights = attend_collaborative(
-            "auto", query, self.mixing, entry, additive, self.scaling, probability, need_weights
+            "auto", query, self.mixing, entry, additive, self.scaling, rate, need_weights
         )
         if hidden is not None:
             context = context.masked_fill(hidden, 0.0)
@@ -217,7 +225,7 @@ class CollaborativeMarianAttention(CollaborativeHeads, MarianAttention):
     names = Names("q_proj", "k_proj", "v_proj", "num_heads", "dropout", "out_proj")
 
 
-#: attention layer of transformers → the one that replaces it
+#: attention layer of transformers → its replacement
 COLLABORATIVE: Dict[Type[nn.Module], Type[CollaborativeHeads]] = {
     AlbertAttention: CollaborativeAlbertAttention,
     BertCrossAttention: CollaborativeBertCrossAttention,
@@ -228,6 +236,8 @@ COLLABORATIVE: Dict[Type[nn.Module], Type[CollaborativeHeads]] = {
 
 
 def names_of(layer: nn.Module) -> Optional[Names]:
-    """What an attention layer calls its parts; None for modules that are not an attention layer known here."""
-    kind = type(layer) if isinstance(layer, CollaborativeHeads) else COLLABORATIVE.get(type(layer))
-    return None if kind is None else kind.names  # type: ignore[attr-defined]
+    """Attribute names of an attention layer; None for all other modules."""
+    if isinstance(layer, CollaborativeHeads):
+        return layer.names
+    replacement = COLLABORATIVE.get(type(layer))
+    return None if replacement is None else replacement.names

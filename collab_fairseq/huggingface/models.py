@@ -1,8 +1,8 @@
-"""Whole models of ``transformers`` with collaborative heads: their configs, their classes, and how they are loaded.
+"""Models of ``transformers`` with collaborative heads: configs, model classes and loading.
 
-A collaborative model has a separate ``model_type``, so that a ``transformers`` without this package rejects it by
-name instead of loading some of its weights. Its config is the architecture's, with ``attention_shapes``: layer name →
-:class:`.layers.Shape`. Layers that are not named there keep standard heads.
+A collaborative model has a separate ``model_type``, so that ``transformers`` without this package rejects it instead of
+loading some of its weights. Its config is that of the architecture plus ``attention_shapes``: layer name →
+:class:`.layers.Shape`. Layers that are missing there have standard heads.
 """
 
 import functools
@@ -24,35 +24,39 @@ from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of
 Shapes = Dict[str, Dict[str, Any]]
 
 
-def _with_shapes(base: Type[Any]) -> Type[Any]:
-    """The config class ``Collaborative…`` of an architecture, with ``attention_shapes``."""
+def _define(name: str, bases: Tuple[Any, ...], fields: Dict[str, Any]) -> Type[Any]:
+    """A class of this module; pickle finds it by its name."""
+    defined: Type[Any] = type(name, bases, {"__module__": __name__, **fields})
+    setattr(sys.modules[__name__], name, defined)
+    return defined
+
+
+def _config_class(base: Type[Any]) -> Type[Any]:
+    """``Collaborative…Config`` with the field ``attention_shapes``."""
     fields = {
-        "__module__": __name__,
         "__annotations__": {"attention_shapes": Optional[Shapes]},
         "attention_shapes": None,
         "model_type": f"collaborative_{base.model_type}",
     }
-    made: Type[Any] = strict(type(f"Collaborative{base.__name__}", (base,), fields))
-    setattr(sys.modules[__name__], made.__name__, made)  # where pickle looks for it
-    return made
+    return strict(_define(f"Collaborative{base.__name__}", (base,), fields))
 
 
 #: config class of transformers → that of the collaborative model
 CONFIGS: Dict[Type[Any], Type[Any]] = {
-    base: _with_shapes(base) for base in (BertConfig, DistilBertConfig, AlbertConfig, MarianConfig)
+    base: _config_class(base) for base in (BertConfig, DistilBertConfig, AlbertConfig, MarianConfig)
 }
 
 
 def base_prefix(model: PreTrainedModel) -> str:
-    """What the names of the base model's parts begin with in this model: ``bert.``, or nothing in the base model."""
+    """Prefix of the parameters of the base model: ``bert.``, or nothing in the base model itself."""
     return "" if model.base_model is model else f"{model.base_model_prefix}."
 
 
 def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
     """Name and module of every attention layer of BERT, DistilBERT, ALBERT or Marian, standard or collaborative.
 
-    Names are those within the base model, ``encoder.layer.0.attention.self``, so that they are the same for
-    ``BertModel`` and ``BertForSequenceClassification``. A layer that is used several times (ALBERT) comes once.
+    Names are relative to the base model (``encoder.layer.0.attention.self``), so that they are the same in
+    ``BertModel`` and ``BertForSequenceClassification``. A layer that is used several times (ALBERT) appears once.
     """
     for name, module in model.base_model.named_modules():
         if names_of(module) is not None:
@@ -60,11 +64,11 @@ def attention_layers(model: PreTrainedModel) -> Iterator[Tuple[str, nn.Module]]:
 
 
 class HeadOutputs:
-    """The outputs of the H heads of an attention layer, which can be multiplied as those of fairseq's layers here can.
+    """The outputs of the H heads of an attention layer, with a multiplier as in the fairseq layers.
 
     Attributes:
-        out_proj: the projection that reads the heads' outputs, (N, T, H · dv).
-        head_multiplier: factor on these outputs, (H), (N, H) or (N, T, H), or None.
+        out_proj: projection of the concatenated head outputs, (N, T, H · dv).
+        head_multiplier: multiplier of these outputs, (H), (N, H) or (N, T, H), or None.
     """
 
     def __init__(self, num_heads: int, out_proj: nn.Module) -> None:
@@ -91,12 +95,12 @@ class HeadOutputs:
 
 
 def head_layers(model: PreTrainedModel) -> Dict[str, HeadOutputs]:
-    """The layers of :func:`attention_layers` by site and number: ``encoder.0``, ``cross.3``, ``decoder.1``, …
+    """The layers of :func:`attention_layers` by layer_id: ``encoder.0``, ``cross.3``, ``decoder.1``, …
 
-    A layer that is used several times (ALBERT) has one multiplier for all its uses.
+    A layer that is used several times (ALBERT) has one multiplier for all uses.
     """
     layers: Dict[str, HeadOutputs] = {}
-    # not every config class says whether the model is a decoder
+    # not every config class has is_decoder
     only_site = "decoder" if getattr(model.config, "is_decoder", False) else "encoder"
     for name, layer in attention_layers(model):
         names: Any = names_of(layer)
@@ -104,14 +108,17 @@ def head_layers(model: PreTrainedModel) -> Dict[str, HeadOutputs]:
         if "crossattention" in name or "encoder_attn" in name:
             site = "cross"
         number = sum(layer_id.startswith(site) for layer_id in layers)
-        owner = layer if names.output else model.base_model.get_submodule(name.rpartition(".")[0])
-        out_proj = owner.get_submodule(names.output or "output.dense")
+        if names.output:
+            out_proj = layer.get_submodule(names.output)
+        else:
+            parent = model.base_model.get_submodule(name.rpartition(".")[0])
+            out_proj = parent.get_submodule("output.dense")
         layers[f"{site}.{number}"] = HeadOutputs(getattr(layer, names.heads), out_proj)
     return layers
 
 
 class CollaborativeModel(PreTrainedModel):
-    """Base beside a model class of transformers: makes the layers of ``config.attention_shapes`` collaborative."""
+    """Mixin for a model class of transformers: makes the layers in ``config.attention_shapes`` collaborative."""
 
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -121,53 +128,45 @@ class CollaborativeModel(PreTrainedModel):
         layers = dict(attention_layers(self))
         for name, fields in (config.attention_shapes or {}).items():
             if name not in layers:
-                raise ReparamError(f"attention_shapes: expected one of {', '.join(layers)}, got {name}")
+                raise ReparamError(f"attention_shapes must name layers among {', '.join(layers)}; got {name}")
             standard, shape = layers[name], Shape.read(name, fields)
             self.base_model.set_submodule(name, COLLABORATIVE[type(standard)](standard, shape))
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As transformers', but weights of collaborative layers may not be missing.
-
-        Raises:
-            ReparamError: names those that are missing.
-        """
+        """As in transformers, but missing weights of collaborative layers raise a ReparamError."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        layers = [f"{base_prefix(model)}{n}." for n, m in attention_layers(model) if isinstance(m, CollaborativeHeads)]
-        missing = [name for name in info["missing_keys"] if name.startswith(tuple(layers))]
+        layers = [name for name, layer in attention_layers(model) if isinstance(layer, CollaborativeHeads)]
+        prefixes = tuple(f"{base_prefix(model)}{name}." for name in layers)
+        missing = [name for name in info["missing_keys"] if name.startswith(prefixes)]
         if missing:
             raise ReparamError(f"weights of collaborative heads are missing: {', '.join(sorted(missing))}")
         return (model, info) if output_loading_info else model
 
 
 def check_convertible(model: Any) -> None:
-    """Refuse models whose heads cannot be made collaborative.
+    """Raise a ReparamError if the model is not of an architecture in :data:`CONFIGS`.
 
-    Raises:
-        ReparamError: no model of an architecture that is known here. Between their projections and their scores others
-            have more, such as rotary positions.
+    Other architectures transform queries and keys between projections and scores, for example by rotary positions.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ReparamError(f"expected a model of transformers, got {type(model).__name__}")
+        raise ReparamError(f"the model must be a PreTrainedModel of transformers; got {type(model).__name__}")
     if type(model.config) not in (*CONFIGS, *CONFIGS.values()):
         known = ", ".join(config.model_type for config in CONFIGS)
         raise ReparamError(f"the architecture must be one of {known}; got {model.config.model_type}")
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
-    """Name and scores of every attention layer, standard or collaborative, by the names of :func:`attention_layers`.
-
-    Raises:
-        ReparamError: see :func:`check_convertible`; a layer whose projections are no plain linear layers, by name.
-    """
+    """Name (as in :func:`attention_layers`) and score weights of every attention layer, standard or collaborative."""
     check_convertible(model)
     for name, layer in attention_layers(model):
         names: Any = names_of(layer)
         query, key = getattr(layer, names.query), getattr(layer, names.key)
         for part, projection in ((names.query, query), (names.key, key)):
             if type(projection) is not nn.Linear:
-                wrong = f"must be a torch.nn.Linear; got {type(projection).__name__}: merge or unload it"
-                raise ReparamError(f"{name}: {part} {wrong}")
+                raise ReparamError(
+                    f"{name}: {part} must be a torch.nn.Linear; got {type(projection).__name__}: merge or unload it"
+                )
         content: Any = None
         if isinstance(layer, CollaborativeHeads):
             heads = HeadFactors(query.weight, key.weight, layer.mixing)
@@ -179,26 +178,25 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
 
 @functools.cache
 def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
-    """The collaborative form of a model class over BERT, DistilBERT, ALBERT or Marian, your own classes included.
+    """``Collaborative…``, the collaborative form of a model class for BERT, DistilBERT, ALBERT or Marian.
 
-    Its name is ``Collaborative`` and the name of the class. Its constructor takes a config of :data:`CONFIGS`.
+    The class may be your own. The constructor of the collaborative form takes a config of :data:`CONFIGS`.
     """
     if issubclass(model_class, CollaborativeModel):
         return model_class
-    bases = [base for base in CONFIGS if issubclass(model_class.config_class, base)]
-    if not bases:
-        raise ReparamError(
-            f"a model class must be built on {', '.join(base.__name__ for base in CONFIGS)}, "
-            f"but {model_class.__name__} is built on {getattr(model_class.config_class, '__name__', None)}"
-        )
-    name = f"Collaborative{model_class.__name__}"
-    made = type(name, (CollaborativeModel, model_class), {"__module__": __name__, "config_class": CONFIGS[bases[0]]})
-    setattr(sys.modules[__name__], name, made)  # where pickle looks for it
-    return made
+    config_class = model_class.config_class
+    for base, collaborative_config in CONFIGS.items():
+        if issubclass(config_class, base):
+            bases = (CollaborativeModel, model_class)
+            return _define(f"Collaborative{model_class.__name__}", bases, {"config_class": collaborative_config})
+    raise ReparamError(
+        f"the config class of {model_class.__name__} must be one of {', '.join(base.__name__ for base in CONFIGS)}; "
+        f"got {getattr(config_class, '__name__', None)}"
+    )
 
 
 def register() -> None:
-    """Let ``AutoConfig`` and every ``AutoModelFor…`` load collaborative models; done when this package is imported."""
+    """Register collaborative models with ``AutoConfig`` and every ``AutoModelFor…``."""
     for config in CONFIGS.values():
         AutoConfig.register(config.model_type, config, exist_ok=True)
     for auto in vars(modeling_auto).values():
@@ -212,24 +210,21 @@ def register() -> None:
 
 
 def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
-    """Load a model, standard or collaborative, that ``save_pretrained`` has written, as what it was.
+    """Load a standard or collaborative model, in the class in which it was saved.
 
     Args:
         name_or_path: a folder or a repository.
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
-
-    Raises:
-        ReparamError: of a class that transformers does not have, or of an architecture that is not known here.
     """
     config = AutoConfig.from_pretrained(name_or_path)
     saved = (config.architectures or [""])[0]
     base = getattr(transformers, saved.removeprefix("Collaborative"), None)
     if not isinstance(base, type) or not issubclass(base, PreTrainedModel):
         raise ReparamError(
-            f"{name_or_path} was saved as {saved or 'no class'}, which transformers does not have; "
-            "load it by collaborative_class(YourClass).from_pretrained"
+            f"{name_or_path} must be of a model class of transformers; got {saved or 'no class'}; "
+            "load your own classes by collaborative_class(YourClass).from_pretrained"
         )
-    kind: Any = collaborative_class(base) if type(config) in CONFIGS.values() else base
-    model: PreTrainedModel = kind.from_pretrained(name_or_path, **kwargs)
+    model_class: Any = collaborative_class(base) if type(config) in CONFIGS.values() else base
+    model: PreTrainedModel = model_class.from_pretrained(name_or_path, **kwargs)
     check_convertible(model)
     return model

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""The figures of head analyses from their records: figures.py RECORD ...
+"""Draw the figures of head analyses from their records: figures.py RECORD ...
 
-RECORD is NAME.ANALYSIS.json, as run.sh writes it; its figure is NAME.ANALYSIS.svg next to it. Figures of the same
-analysis have the same axes and scales of colours.
+RECORD is NAME.ANALYSIS.json, as written by run.sh. The figure is NAME.ANALYSIS.svg in the same folder. Figures of the
+same analysis share axes and colour scales.
 """
 
 import argparse
 import logging
 import sys
-from collections import defaultdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, importance, pruning, redundancy, roles
@@ -20,19 +19,21 @@ from fairseq_modern.errors import UserError
 logger = logging.getLogger(__name__)
 
 
-def draw(analysis: str, record: Dict[str, Any], path: str, model: str, compared: List[Dict[str, Any]]) -> None:
-    """The figure of a record; ``compared``: all records of the analysis."""
-    parts = record["parts"]
-    drawn: Dict[str, Callable[[], None]] = {
-        "redundancy": lambda: redundancy.draw(parts, path, model, [other["parts"] for other in compared]),
-        "importance": lambda: importance.draw(parts["importance"], path, model),
-        "ablate": lambda: ablation.draw(record, path, model, compared),
-        "prune": lambda: pruning.draw(record, path, model, compared),
-        "roles": lambda: roles.draw(parts, path, model),
-    }
-    if analysis not in drawn:
-        raise UserError(f"records must be of {', '.join(drawn)}; got one of {analysis}")
-    drawn[analysis]()
+def draw(record: Dict[str, Any], path: str, model: str, compared: List[Dict[str, Any]]) -> None:
+    """The figure of a record; ``compared``: all records of the same analysis."""
+    parts, analysis = record["parts"], record["name"]
+    if analysis == "redundancy":
+        redundancy.draw(parts, path, model, [other["parts"] for other in compared])
+    elif analysis == "importance":
+        importance.draw(parts["importance"], path, model)
+    elif analysis == "ablate":
+        ablation.draw(record, path, model, compared)
+    elif analysis == "prune":
+        pruning.draw(record, path, model, compared)
+    elif analysis == "roles":
+        roles.draw(parts, path, model)
+    else:
+        raise UserError(f"records must be of redundancy, importance, ablate, prune or roles; got {analysis}")
 
 
 def main() -> None:
@@ -40,15 +41,12 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="figures.py: %(message)s", stream=sys.stderr)
-    analyses: Dict[str, List[Tuple[Path, Dict[str, Any]]]] = defaultdict(list)
-    for path in args.records:
-        record = load(path, "heads")
-        analyses[record["name"]].append((path, record))
-    for analysis, records in analyses.items():
-        for path, record in records:
-            figure = path.with_suffix(".svg")
-            draw(analysis, record, str(figure), path.name.split(".")[0], [other for _, other in records])
-            logger.info("wrote %s", figure)
+    records = {path: load(path, "heads") for path in args.records}
+    for path, record in records.items():
+        figure = path.with_suffix(".svg")
+        compared = [other for other in records.values() if other["name"] == record["name"]]
+        draw(record, str(figure), path.name.split(".")[0], compared)
+        logger.info("wrote %s", figure)
 
 
 if __name__ == "__main__":

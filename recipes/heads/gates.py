@@ -1,63 +1,66 @@
-"""Score what training with gates leaves: loss on valid and BLEU of the model without closed heads."""
+"""Training with stochastic gates at several penalties: loss on valid and BLEU without the closed heads."""
 
-import argparse
+import logging
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.cli import heads_options as shared
 from collab_fairseq.heads import ablation, removal
-from collab_fairseq.heads.ablation import compare, evaluate, whole_model
+from collab_fairseq.heads.ablation import TestSet, compare, evaluate, with_all_heads
 from collab_fairseq.heads.figures import test_names
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look
+from collab_fairseq.records.record import Record
+
+logger = logging.getLogger("recipe")
 
 
-def score(args: argparse.Namespace, penalty: str, updates: int, train: Callable[[], Path]) -> str:
-    """Add ``penalty`` to the record: gates, loss, and each test set's BLEU and difference to the model without gates.
+def score(
+    source: translation.TrainedModel,
+    tests: Sequence[TestSet],
+    record: Record,
+    penalties: Sequence[str],
+    train: Callable[[str], Path],
+) -> None:
+    """Add the source model, and for each penalty λ the gates and the model without closed heads, to the record.
 
     Args:
-        args: of `collab heads ablate`, with the checkpoint that training begins with.
-        penalty: λ. updates: of the training run.
-        train: trains with gates, unless the record has the penalty; returns the last checkpoint.
-
-    Returns:
-        The table of all penalties in the record, in Markdown; their figure is drawn.
+        source: the model with which training with gates starts.
+        train: trains with a penalty, returns the last checkpoint; called for penalties that the record lacks.
     """
-    tests, source = shared.read_tests(args), shared.load(args)
-    settings = {**shared.test_settings(args, source), "updates": updates}
-    record = shared.make_record(args, "gates", settings, source.device, program="recipes/heads/run.sh")
-    whole = {test.split: whole_model(source, test, record) for test in tests}
+    baselines = {test.split: with_all_heads(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
-    def measure() -> Dict[str, Any]:
-        trained = train()
-        state = checkpoints.load(trained)
+    def measure(penalty: str) -> Dict[str, Any]:
+        gated = train(penalty)
+        state = checkpoints.load(gated)
         result = removal.finalise(state, empty_layers=True)
-        finalised = trained.with_name("finalised.pt")
+        finalised = gated.with_name("finalised.pt")
         checkpoints.save(result.state, finalised)
-        smaller = shared.load(args, str(finalised))
+        data, device = source.cfg.task.data, str(source.device)
+        smaller = translation.load_model(finalised, data, device=device, seed=source.seed)
         return {
-            "checkpoint": checkpoints.file_setting(trained),
+            "checkpoint": checkpoints.file_setting(gated),
             "gates": {head: gate._asdict() for head, gate in removal.read_gates(state).items()},
             "attention_parameters": [result.parameters_before, result.parameters_after],
             "loss": translation.loss(smaller, "valid").loss,
-            "tests": {test.split: compare(evaluate(smaller, test), whole[test.split]) for test in tests},
+            "tests": {test.split: compare(evaluate(smaller, test), baselines[test.split]) for test in tests},
         }
 
-    record.part(penalty, measure)
-    draw(record.content, args.figure)
-    return report(record.parts)
+    for penalty in penalties:
+        logger.info("gates, penalty %s", penalty)
+        record.part(penalty, partial(measure, penalty))
 
 
-def penalties(parts: Dict[str, Any]) -> List[str]:
-    """The penalties in the record, the smallest first."""
+def penalties_of(parts: Dict[str, Any]) -> List[str]:
+    """The penalties in the record, in ascending order."""
     return sorted((key for key in parts if "/" not in key), key=float)
 
 
 def report(parts: Dict[str, Any]) -> str:
-    """A row for the model without gates and for every penalty."""
+    """Markdown table with a row for the source model and for every penalty."""
     splits = ablation.splits(parts)
     header = ["λ", "heads left: encoder", "encoder–decoder", "decoder", "loss"]
     before = ["before", "all", "all", "all", f"{parts['whole/loss']:.3f}"]
@@ -65,7 +68,7 @@ def report(parts: Dict[str, Any]) -> str:
         header += [f"BLEU {split}", "p"]
         before += [f"{parts[f'whole/{split}']['score']:.2f}", ""]
     rows = [header, before]
-    for penalty in penalties(parts):
+    for penalty in penalties_of(parts):
         part = parts[penalty]
         row = [penalty]
         for letter in LETTERS:
@@ -79,14 +82,15 @@ def report(parts: Dict[str, Any]) -> str:
     return pages.table(rows) + "\n"
 
 
-def draw(record: Dict[str, Any], path: str) -> None:
-    """BLEU of every test set against the heads left."""
+def draw(record: Dict[str, Any], path: Path) -> None:
+    """BLEU on every test set against the number of open heads."""
     parts, names = record["parts"], test_names(record["settings"])
     splits = ablation.splits(parts)
     description = "Points: the model after training with gates, penalty λ, one seed, no intervals. Higher is better."
     with drawing(path, 2.8, "BLEU without the heads that gates have closed", description) as figure:
-        for axis, split in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits, strict=True):
-            for penalty in penalties(parts):
+        axes = figure.subplots(1, len(splits), squeeze=False)[0]
+        for axis, split in zip(axes, splits, strict=True):
+            for penalty in penalties_of(parts):
                 heads_left = sum(gate["is_open"] for gate in parts[penalty]["gates"].values())
                 point = (heads_left, parts[penalty]["tests"][split]["bleu"])
                 axis.plot(*point, **look("all"))

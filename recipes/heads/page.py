@@ -1,5 +1,5 @@
-"""The page of all results of run.sh: each analysis with its table, its figure and its record, and how well importance
-predicts the result of ablation."""
+"""The results page of run.sh: tables, figures and records of all analyses, and the rank correlation of importance with
+ablation."""
 
 from pathlib import Path
 from typing import Any, Dict
@@ -10,9 +10,9 @@ from collab_fairseq.heads import ablation
 from collab_fairseq.records.record import load
 
 TITLES = {
-    "redundancy": "What heads share",
+    "redundancy": "Redundancy",
     "importance": "Importance",
-    "ablate": "One head at a time",
+    "ablate": "Ablation of single heads",
     "prune": "Pruning",
     "prune-raw": "Pruning by importance that is not normalised",
     "gates": "Gates",
@@ -21,32 +21,33 @@ TITLES = {
 
 
 def agreement(ranks: Dict[str, Any], parts: Dict[str, Any]) -> str:
-    """Spearman's rank correlation of importance and what BLEU loses without the head."""
-    shown = []
+    """Spearman's rank correlation of importance with the loss in BLEU without the head."""
+    correlations = []
     for split in ablation.splits(parts):
         differences = ablation.results(parts, split, "without")
         frame = pandas.DataFrame([{**ranks[head], "lost": -row["difference"]} for head, row in differences.items()])
-        correlations = frame.rank().corr()["lost"]
-        shown += [f"{correlations[ranking]:.2f} ({ranking}, {split})" for ranking in ("normalised", "raw")]
-    return f"Rank correlation of importance with what a head's removal costs: {', '.join(shown)}."
+        matrix = frame.rank().corr()
+        for ranking in ("normalised", "raw"):
+            correlations.append(f"{matrix['lost'][ranking]:.2f} ({ranking}, {split})")
+    return f"Rank correlation of importance with the loss in BLEU without the head: {', '.join(correlations)}."
 
 
 def page(folder: Path, name: str) -> str:
-    """Everything of one model."""
-    texts = [f"## {name}"]
+    """All results of one model."""
+    sections = [f"## {name}"]
     ranks: Dict[str, Any] = {}
-    for what, title in TITLES.items():
-        file = f"{name}.{what}.json"
+    for step, title in TITLES.items():
+        file = f"{name}.{step}.json"
         if not (folder / file).exists():
             continue
-        record = load(folder / file, "heads", what.split("-")[0])
-        texts += [f"### {title}", (folder / f"{what}.md").read_text(encoding="utf-8").strip()]
-        if what == "importance":
+        record = load(folder / file, "heads", step.split("-")[0])
+        sections += [f"### {title}", (folder / f"{step}.md").read_text(encoding="utf-8").strip()]
+        if step == "importance":
             ranks = record["parts"]["importance"]["heads"]
-        if what == "ablate":
-            texts.append(agreement(ranks, record["parts"]))
-        if (folder / f"{name}.{what}.svg").exists():
-            texts.append(f"![{title}]({name}.{what}.svg)")
+        if step == "ablate":
+            sections.append(agreement(ranks, record["parts"]))
+        if (folder / f"{name}.{step}.svg").exists():
+            sections.append(f"![{title}]({name}.{step}.svg)")
         commit = (record["commit"]["id"] or "unknown")[:8]
-        texts.append(f"[record]({file}), {record['hardware']['device']}, commit {commit}")
-    return "\n\n".join(texts) + "\n"
+        sections.append(f"[record]({file}), {record['hardware']['device']}, commit {commit}")
+    return "\n\n".join(sections) + "\n"

@@ -1,8 +1,7 @@
-"""See, rank, prune and gate the heads of one trained translation model: all analyses of `collab heads`."""
+"""All head analyses of one trained translation model (`collab heads`)."""
 
 import argparse
 import contextlib
-import functools
 import io
 import logging
 import os
@@ -19,46 +18,55 @@ from runner.programs import collab
 from runner.settings import RecipeError
 from runner.trained import build_parser, open_folder, train_on
 
-from collab_fairseq.cli.main import build_parser as collab_parser
-from collab_fairseq.cli.options import positive
+from collab_fairseq.cli.options import command, positive
+from collab_fairseq.heads.ablation import TestSet
+from collab_fairseq.heads.record import new_record, test_settings
 from collab_fairseq.records.files import write_text
+from collab_fairseq.translation import load_model
 
 logger = logging.getLogger("recipe")
 
-ABOUT = """Analyse the heads of a trained translation model: redundancy, importance, ablation (each head without, and
-alone) with paired bootstrap, pruning curves, roles; then train it further with stochastic gates
-at several penalties, and score what they leave. The same command resumes what was interrupted."""
-ENDING = """OUTPUT: NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json, NAME.prune-raw.json,
-NAME.roles.json, NAME.gates.json (the records), NAME.*.svg (figures made from them), table.md, gates/ with the
-checkpoints of these runs."""
-# the learning rate falls linearly to zero: gates need a high one to move, the weights a low one at the end
-TRAINING = [
-    "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0", "--lr", "0.006",
-    "--lr-scheduler", "polynomial_decay", "--criterion", "label_smoothed_cross_entropy_with_gates",
-    "--label-smoothing", "0.1", "--max-tokens", "2048", "--save-interval-updates", "200", "--log-interval", "50",
-]  # fmt: skip
+ABOUT = """Analyse the heads of a trained translation model: redundancy, importance, ablation of single heads with
+paired bootstrap, pruning curves and roles. Then continue training with stochastic gates at several penalties, and
+evaluate the models without the closed heads. The same command resumes an interrupted analysis."""
+ENDING = """OUTPUT: the records NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json,
+NAME.prune-raw.json, NAME.roles.json and NAME.gates.json; their figures NAME.*.svg; table.md; and gates/ with the
+checkpoints trained with gates."""
+#: the learning rate falls linearly to zero: gates need a high one to move, the weights a low one at the end
+TRAINING = {
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9, 0.98)",
+    "--clip-norm": "0.0",
+    "--lr": "0.006",
+    "--lr-scheduler": "polynomial_decay",
+    "--criterion": "label_smoothed_cross_entropy_with_gates",
+    "--label-smoothing": "0.1",
+    "--max-tokens": "2048",
+    "--save-interval-updates": "200",
+    "--log-interval": "50",
+}
 
 
-def penalties(text: str) -> "list[str]":
+def penalties(text: str) -> List[str]:
     if not re.fullmatch(r"none|[\d.]+(,[\d.]+)*", text):
-        raise RecipeError(f"--penalties must be numbers such as 0.01,0.03, got '{text}'")
+        raise RecipeError(f"--penalties must be numbers such as 0.01,0.03; got '{text}'")
     return [] if text == "none" else text.split(",")
 
 
 def main() -> None:
     parser = build_parser("heads", description=ABOUT, epilog=ENDING)
     add = parser.add_argument
-    text = "translate only the first N of each test split in ablation and pruning (default: all)"
+    text = "only the first N sentences of each test split in ablation and pruning (default: all)"
     add("--sentences", metavar="N", type=positive, help=text)
-    text = "CoNLL-U of the validation set's source side, for syntactic heads"
+    text = "CoNLL-U parses of the source side of the validation set, for syntactic heads"
     add("--parses", metavar="FILE", type=absolute, help=text)
-    text = "gate penalties λ; 0 is the same run without a penalty (default: %(default)s; none: no gates)"
+    text = "gate penalties λ; 0: gates without a penalty; none: no gates (default: 0,0.01,0.03,0.1)"
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
-    text = "where the gates are (default: %(default)s; encoder alone freezes the decoder)"
+    text = "sites with gates (default: encoder_cross_decoder); encoder alone freezes the decoder"
     add("--gate-sites", metavar="SITES", default="encoder_cross_decoder", help=text)
-    text = "updates of each training run with gates (default: %(default)s)"
+    text = "updates of each training run with gates (default: 1000)"
     add("--gate-updates", metavar="N", type=positive, default=1000, help=text)
-    add("--device", metavar="NAME", default="auto", help="cpu or gpu (default: gpu if any)")
+    add("--device", metavar="NAME", default="auto", help="cpu or gpu (default: gpu if available)")
     args = parser.parse_args()
     if not args.reference:
         raise RecipeError("--reference is needed (see --help)")
@@ -74,20 +82,19 @@ def main() -> None:
 
 
 def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
-    """All analyses, training with gates, and the page of the results. What the records already have is not repeated."""
+    """Run all analyses and training runs whose results the records lack, and write the page."""
     name = args.name
-
-    def results(step: str) -> List[Any]:
-        return ["--json", output / f"{name}.{step}.json", "--figure", output / f"{name}.{step}.svg"]
+    device = "cuda" if machine.device == "gpu" else "cpu"
 
     def heads(step: str, *words: Any) -> None:
-        """The analysis that the step begins with. What it prints goes to a file."""
+        """Run the analysis named by the first part of the step, and write its report to STEP.md."""
         logger.info("%s", step)
+        results = ["--json", output / f"{name}.{step}.json", "--figure", output / f"{name}.{step}.svg"]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            collab("heads", step.partition("-")[0], args.model, *words, *results(step))
+            collab("heads", step.partition("-")[0], args.model, *words, *results)
         write_text(printed.getvalue(), output / f"{step}.md")
 
-    data = ["--data", args.data, "--device", "cuda" if machine.device == "gpu" else "cpu", "--threads", args.threads]
+    data = ["--data", args.data, "--device", device, "--threads", args.threads]
     tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
     limit = ["--sentences", args.sentences] if args.sentences else []
     ranking = ["--importance", output / f"{name}.importance.json"]
@@ -98,18 +105,28 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     heads("prune-raw", *data, *tests, *ranking, "--ranking", "raw", *limit)
     parses = ["--parses", args.parses] if args.parses else []
     heads("roles", *data, *ranking, *parses)
-
-    def train(penalty: str) -> Path:
-        frozen = ["--head-gates-freeze-decoder"] if args.gate_sites == "encoder" else []
-        flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
-        flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty, *frozen]
-        return train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
-
-    words = ["heads", "ablate", args.model, *data, *tests, *limit, *results("gates")]
-    options = collab_parser().parse_args([str(word) for word in words])
-    for penalty in args.penalties:
-        logger.info("gates, penalty %s", penalty)
-        text = gates.score(options, penalty, args.gate_updates, functools.partial(train, penalty))
-        write_text(text, output / "gates.md")
+    if args.penalties:
+        train_with_gates(args, machine, device, output)
     write_text(page.page(output, name), output / "table.md")
     logger.info("results: %s/table.md, %s.*.json, %s.*.svg", output, name, name)
+
+
+def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, output: Path) -> None:
+    def train(penalty: str) -> Path:
+        flags = [word for flag in TRAINING.items() for word in flag]
+        flags += ["--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
+        flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty]
+        if args.gate_sites == "encoder":
+            flags.append("--head-gates-freeze-decoder")
+        return train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
+
+    search = {"beam": 5, "lenpen": 1.0, "max_tokens": 4000, "sentences": args.sentences}
+    tests = [TestSet(split, file, search) for split, file in args.reference]
+    source = load_model(args.model, args.data, device=device)
+    settings = {**test_settings(source, tests), "updates": args.gate_updates}
+    command_line = command("recipes/heads/run.sh")
+    path = output / f"{args.name}.gates.json"
+    record = new_record("gates", command_line, [args.model], settings, path, device)
+    gates.score(source, tests, record, args.penalties, train)
+    gates.draw(record.content, path.with_suffix(".svg"))
+    write_text(gates.report(record.parts), output / "gates.md")

@@ -1,29 +1,31 @@
 #!/usr/bin/env python3
-"""When do heads collaborate? One attention layer on a lookup with shared and with disjoint attributes.
+"""Lookup: a synthetic task for heads with shared and with disjoint attributes, solved by one attention layer.
 
     lookup.py --output FILE.json [--page README.md]
 
-A position holds attributes of b bits (±1) and a label. A query holds attributes too, and head i is to find the one
-position that agrees with it on the pair i of attributes, and say its label. Six pairs of *shared* attributes are all
-pairs of four; *disjoint* ones are pairs of twelve. For every bit of every pair there is a position that differs in
-that bit alone: to tell it from the right one, q_i M_ii must outweigh what the other bits add for every q, so M = W_Qᵀ
-diag(m) W_K is diagonally dominant on the pair's 2b bits, and thus of rank 2b. Standard heads therefore need 2b dims
-each, 12b in all, for either task. Collaborative heads need the dims that all pairs span: 4b where attributes are
-shared, 12b where they are not. What is measured is the smallest key dim that every seed solves.
+A position has attributes of b bits (±1) and a label. Head i has to find the only position that agrees
+with the query on pair i of attributes, and return its label. The six pairs of *shared* attributes are
+all pairs of four; those of *disjoint* attributes are pairs of twelve. For every bit of every pair, one
+position differs from the query in that bit only. To reject it for every query, M = W_Qᵀ diag(m) W_K must
+be diagonally dominant on the 2b bits of the pair, and thus have rank 2b. Standard heads need 2b
+dimensions each, 12b in total, for either task. Collaborative heads need the dimensions that all pairs
+span: 4b for shared and 12b for disjoint attributes.
 
-Only where to look is learned: the values are the labels, and the output is what each head finds.
+Only queries, keys and mixing vectors are trained: values are labels, and the output is the label that
+each head finds.
 """
 
 import argparse
 import itertools
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy, one_hot, pad
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.cli.main import guarded
@@ -34,113 +36,126 @@ from collab_fairseq.records.record import Record
 logger = logging.getLogger("lookup")
 
 BITS, HEADS, LABELS = 3, 6, 8
-WIDTH = HEADS * LABELS  # of the layer: its output holds the labels' scores of all heads
+#: width of the layer, whose output is the scores of all labels of all heads
+WIDTH = HEADS * LABELS
 TASKS = {"shared": list(itertools.combinations(range(4), 2)), "disjoint": [(2 * i, 2 * i + 1) for i in range(HEADS)]}
-KINDS = {"standard": StandardAttention, "collaborative": CollaborativeAttention}
-PREDICTED = {(task, kind): 12 * BITS for task in TASKS for kind in KINDS} | {("shared", "collaborative"): 4 * BITS}
-KEY_DIMS = (6, 12, 24, 36, 48)  # multiples of the heads
+ATTENTION = {"standard": StandardAttention, "collaborative": CollaborativeAttention}
+PREDICTED = {
+    ("shared", "standard"): 12 * BITS,
+    ("shared", "collaborative"): 4 * BITS,
+    ("disjoint", "standard"): 12 * BITS,
+    ("disjoint", "collaborative"): 12 * BITS,
+}
+KEY_DIMS = (6, 12, 24, 36, 48)  # multiples of HEADS
 SOLVED = 0.99
-CERTAIN = 4.0  # the score of a label that a head looks at alone
+#: score of a label if a head attends to it only
+CERTAIN = 4.0
 
 
 def agreement(pairs: List[Tuple[int, int]]) -> Tuple[Tensor, Tensor]:
-    """Which bits of the positions agree with the query's.
+    """Agreement of S positions with the query, and the correct position of each head.
 
     Returns:
-        (S, A, b): 1 where they agree, −1 where they differ, 0 where chance decides, of S positions and A attributes;
-        and (heads): the right position of every head.
+        signs (S, A, b), for A attributes of b bits: 1 for equal bits, -1 for different bits, 0 for random bits.
+        correct (H).
     """
-    number = 1 + max(attribute for pair in pairs for attribute in pair)
-    positions, right = [], []
+    attributes = 1 + max(max(pair) for pair in pairs)
+    positions, correct = [], []
     for pair in pairs:
-        for wrong in (None, *itertools.product(pair, range(BITS))):
-            signs = torch.zeros(number, BITS)
-            signs[list(pair)] = 1
-            if wrong is None:
-                right.append(len(positions))
-            else:
-                signs[wrong] = -1
-            positions.append(signs)
-    return torch.stack(positions), torch.tensor(right)
+        signs = torch.zeros(attributes, BITS)
+        signs[list(pair)] = 1
+        correct.append(len(positions))
+        positions.append(signs)
+        for bit in itertools.product(pair, range(BITS)):
+            different = signs.clone()
+            different[bit] = -1
+            positions.append(different)
+    return torch.stack(positions), torch.tensor(correct)
 
 
-def batch(task: str, size: int, chance: torch.Generator) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries (N, 1, E), keys (N, S, A·b), values (N, S, labels) and the labels (N, heads) to be found."""
-    fixed, right = agreement(TASKS[task])
+def batch(task: str, size: int, generator: torch.Generator) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries (N, 1, E), keys (N, S, A·b), values (N, S, labels) and the correct labels (N, H)."""
+    fixed, correct = agreement(TASKS[task])
 
-    def flips(*shape: int) -> Tensor:
-        return torch.randint(0, 2, shape, generator=chance).float() * 2 - 1
+    def random_signs(*shape: int) -> Tensor:
+        return torch.randint(0, 2, shape, generator=generator).float() * 2 - 1
 
-    query, drawn = flips(size, *fixed.shape[1:]), flips(size, *fixed.shape)
-    # what is left to chance agrees in no whole attribute, or a position would be right by accident
-    accident = (drawn == 1).all(-1)
-    drawn[..., 0] = torch.where(accident, -1.0, drawn[..., 0])
+    query = random_signs(size, *fixed.shape[1:])
+    drawn = random_signs(size, *fixed.shape)
+    # random attributes must differ in at least one bit, or another position could be correct too
+    equal = (drawn == 1).all(-1)
+    drawn[..., 0] = torch.where(equal, -1.0, drawn[..., 0])
     signs = torch.where(fixed == 0, drawn, fixed)
     keys = (query[:, None] * signs).flatten(2)
-    labels = torch.randint(0, LABELS, (size, len(fixed)), generator=chance)
-    padded = torch.nn.functional.pad(query.flatten(1), (0, WIDTH - query[0].numel()))
-    return padded[:, None], keys, one_hot(labels, LABELS).float(), labels[:, right]
+    labels = torch.randint(0, LABELS, (size, len(fixed)), generator=generator)
+    padded = pad(query.flatten(1), (0, WIDTH - query[0].numel()))
+    return padded[:, None], keys, one_hot(labels, LABELS).float(), labels[:, correct]
 
 
-def given() -> Dict[str, Tensor]:
-    """The weights that are not learned."""
+def fixed_weights() -> Dict[str, Tensor]:
+    """The weights that are not trained."""
     return {"v_proj.weight": CERTAIN * torch.eye(LABELS).repeat(HEADS, 1), "out_proj.weight": torch.eye(WIDTH)}
 
 
-def solve(task: str, kind: str, key_dim: int, seed: int, updates: int) -> Dict[str, Any]:
-    """Train one layer; its accuracy on fresh lookups, over all heads."""
+def solve(task: str, heads: str, key_dim: int, seed: int, updates: int) -> Dict[str, Any]:
+    """Train one layer; its accuracy on new lookups, over all heads."""
     torch.manual_seed(seed)
-    chance = torch.Generator().manual_seed(seed)
-    attributes = BITS * (1 + max(map(max, TASKS[task])))
-    layer = KINDS[kind](WIDTH, HEADS, key_dim, kdim=attributes, vdim=LABELS, value_bias=False, out_bias=False)
-    layer.load_state_dict(given(), strict=False)
-    learned = [weight for name, weight in layer.named_parameters() if name not in given()]
-    optimizer = torch.optim.Adam(learned, lr=0.01)
+    generator = torch.Generator().manual_seed(seed)
+    attributes = 1 + max(max(pair) for pair in TASKS[task])
+    options = {"kdim": attributes * BITS, "vdim": LABELS, "value_bias": False, "out_bias": False}
+    layer = ATTENTION[heads](WIDTH, HEADS, key_dim, **options)
+    layer.load_state_dict(fixed_weights(), strict=False)
+    trained = [parameter for name, parameter in layer.named_parameters() if name not in fixed_weights()]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
 
-    def scores(made: Tuple[Tensor, ...]) -> Tensor:
-        output, _ = layer(*made[:3], need_weights=False)
+    def scores(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        output, _ = layer(query, keys, values, need_weights=False)
         return output.view(-1, HEADS, LABELS)
 
     for _ in range(updates):
-        made = batch(task, 128, chance)
-        loss = cross_entropy(scores(made).flatten(0, 1), made[3].flatten())
+        *inputs, labels = batch(task, 128, generator)
+        loss = cross_entropy(scores(*inputs).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        made = batch(task, 4000, chance)
-        right = (scores(made).argmax(-1) == made[3]).float().mean()
-    return {"accuracy": round(float(right), 5), "loss": round(loss.item(), 5)}
+        *inputs, labels = batch(task, 4000, generator)
+        accuracy = (scores(*inputs).argmax(-1) == labels).float().mean()
+    return {"accuracy": round(float(accuracy), 5), "loss": round(loss.item(), 5)}
 
 
-def page(parts: Dict[str, Any], seeds: int) -> str:
-    """The table: accuracies of the worst seed by key dim, the smallest that every seed solves, and the prediction."""
-    rows = [["attributes", "heads", *(f"key dim {width}" for width in KEY_DIMS), "solved from", "predicted"]]
-    for (task, kind), predicted in PREDICTED.items():
-        worst = [min(parts[f"{task}/{kind}/{w}/{s}"]["accuracy"] for s in range(1, seeds + 1)) for w in KEY_DIMS]
-        solved = [width for width, accuracy in zip(KEY_DIMS, worst, strict=True) if accuracy >= SOLVED]
-        rows.append([task, kind, *(f"{a:.3f}" for a in worst), str(min(solved, default="–")), str(predicted)])
+def table(parts: Dict[str, Any], seeds: int) -> str:
+    """Accuracy of the worst seed by key dimension, the smallest that every seed solves, and the prediction."""
+    rows = [["attributes", "heads", *(f"key dim {key_dim}" for key_dim in KEY_DIMS), "solved from", "predicted"]]
+    for (task, heads), predicted in PREDICTED.items():
+        worst = {}
+        for key_dim in KEY_DIMS:
+            accuracies = [parts[f"{task}/{heads}/{key_dim}/{seed}"]["accuracy"] for seed in range(1, seeds + 1)]
+            worst[key_dim] = min(accuracies)
+        solved = min((key_dim for key_dim in KEY_DIMS if worst[key_dim] >= SOLVED), default="–")
+        rows.append([task, heads, *(f"{accuracy:.3f}" for accuracy in worst.values()), str(solved), str(predicted)])
     return f"{pages.table(rows)}\n\nAccuracy of the worst of {seeds} seeds on 4,000 fresh lookups; solved: {SOLVED}.\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="the record; resumed if there")
-    parser.add_argument("--page", metavar="FILE.md", help="also write the table between this page's lookup markers")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="(default: 3)")
-    parser.add_argument("--updates", type=int, default=2000, metavar="N", help="of every layer (default: 2000)")
+    text = "write the record; an existing record is resumed"
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help=text)
+    parser.add_argument("--page", metavar="FILE.md", help="write the table between the lookup markers of this page")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds (default: 3)")
+    parser.add_argument("--updates", type=int, default=2000, metavar="N", help="updates per layer (default: 2000)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(1)
     settings = {"bits": BITS, "heads": HEADS, "labels": LABELS, "updates": args.updates, "batch": 128, "lr": 0.01}
     record = Record("study", "lookup", command("lookup.py"), settings, args.output, threads=1)
-    for seed, key_dim, (task, kind) in itertools.product(range(1, args.seeds + 1), KEY_DIMS, PREDICTED):
-        name = f"{task}/{kind}/{key_dim}/{seed}"
-        found = record.part(name, lambda: solve(task, kind, key_dim, seed, args.updates))  # noqa: B023  (called at once)
-        logger.info("%s: %s", name, found)
-    text = page(record.parts, args.seeds)
+    for seed, key_dim, (task, heads) in itertools.product(range(1, args.seeds + 1), KEY_DIMS, PREDICTED):
+        name = f"{task}/{heads}/{key_dim}/{seed}"
+        result = record.part(name, partial(solve, task, heads, key_dim, seed, args.updates))
+        logger.info("%s: %s", name, result)
+    text = table(record.parts, args.seeds)
     sys.stdout.write(f"{pages.publish(text, args.page, 'lookup')}\n" if args.page else text)
 
 

@@ -1,21 +1,31 @@
 """Roles of heads: planted attention is recognised, parses are aligned, relevance is conserved."""
 
 import itertools
-import json
 
 import pytest
 import torch
 from torch import nn
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads import attention_hooks, relevance, roles, syntax
 from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from fairseq_modern.errors import UserError
 from tests.fairseq.conftest import sentence_pairs
-from tests.fairseq.heads_cases import HEADS, LAYER_IDS, collaborative_state, load, relevance_totals, standard_state
+from tests.fairseq.heads_cases import (
+    HEADS,
+    LAYER_IDS,
+    collab,
+    collaborative_state,
+    load,
+    parts_of,
+    relevance_totals,
+    standard_state,
+)
+
+#: source side of valid
+SENTENCES = [source.split() for source, _ in sentence_pairs(20, seed=1)]
 
 
 @pytest.fixture(scope="module", params=[standard_state, collaborative_state])
@@ -23,119 +33,117 @@ def trained(request, tiny_run, tiny_data):
     return load(request.param(tiny_run), tiny_data)
 
 
-def valid_words():
-    return [source.split() for source, _ in sentence_pairs(20, seed=1)]
-
-
-def test_attention_is_what_every_head_computes_alone(trained):
+def test_attention_maps_equal_the_weights_of_the_layer(trained):
     sample = next(iter(batches(trained, "valid", sentences=3)))
     layer = attention_layers(trained.model)["cross.0"]
     calls = []
     handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
-    seen = attention_hooks.attention(trained, sample)
+    maps = attention_hooks.attention(trained, sample)
     handle.remove()
     ((arguments, keywords, _),) = calls
-    given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **keywords}
-    given.update(need_weights=True, need_head_weights=True)
-    assert torch.allclose(layer(**given)[1].transpose(0, 1), seen["cross.0"].weights, atol=1e-12)
+    options = {**keywords, "need_weights": True, "need_head_weights": True}
+    weights = layer(*arguments, **options)[1]
+    assert torch.allclose(weights.transpose(0, 1), maps["cross.0"].weights, atol=1e-12)
     for layer_id in LAYER_IDS:
-        assert torch.allclose(seen[layer_id].weights.sum(-1), torch.ones((), dtype=torch.float64))
-    assert seen["encoder.0"].queries.sum() == sum(len(valid_words()[n]) for n in range(3))
-    assert seen["decoder.0"].queries[:, 0].sum() == 0  # </s>
+        assert torch.allclose(maps[layer_id].weights.sum(-1), torch.ones((), dtype=torch.float64))
+    assert maps["encoder.0"].queries.sum() == sum(len(words) for words in SENTENCES[:3])
+    assert maps["decoder.0"].queries[:, 0].sum() == 0  # </s>
     assert layer.hook is None
 
 
-def plant(monkeypatch, module, trained, head_of):
-    """Head h looks at word ``head_of(sentence, h, t)`` from query t with weight 0.6, at </s> with the rest."""
+def plant(monkeypatch, module, trained, key_of):
+    """Head h attends to word ``key_of(sentence, h, t)`` from query t with weight 0.6, and to </s> with the rest."""
     dictionary = trained.task.source_dictionary
 
     def attention(_, sample):
         (number,) = sample["id"].tolist()
-        words = valid_words()[number]
+        words = SENTENCES[number]
         weights = torch.zeros(1, 2, len(words) + 1, len(words) + 1, dtype=torch.float64)
         weights[..., -1] = 0.4
         for head, step in itertools.product(range(2), range(len(words) + 1)):
-            key = head_of(number, head, step)
+            key = key_of(number, head, step)
             weights[0, head, step, key if 0 <= key < len(words) else -1] += 0.6
-        real = torch.tensor([[True] * len(words) + [False]])
+        is_word = torch.tensor([[True] * len(words) + [False]])
         tokens = torch.tensor([[dictionary.index(word) for word in words] + [dictionary.eos()]])
-        return {"encoder.0": attention_hooks.AttentionMaps(weights, real, real, tokens)}
+        return {"encoder.0": attention_hooks.AttentionMaps(weights, is_word, is_word, tokens)}
 
-    def one_by_one(model, split, max_tokens=0, sentences=None):
-        next(batches(model, split))
-        data = model.task.dataset(split)
+    def single_sentences(trained, split, max_tokens=0, sentences=None):
+        next(batches(trained, split))  # loads the data
+        data = trained.task.dataset(split)
         return (data.collater([data[number]]) for number in range(sentences))
 
     monkeypatch.setattr(module, "attention", attention)
-    monkeypatch.setattr(module, "batches", one_by_one)
+    monkeypatch.setattr(module, "batches", single_sentences)
 
 
 def test_planted_positions_and_rare_words_are_found(trained, monkeypatch):
-    frequency = roles.frequencies(trained)
+    ranks = roles.frequency_ranks(trained)
     dictionary = trained.task.source_dictionary
-    assert frequency[dictionary.nspecial] == 0
-    assert frequency[dictionary.eos()] > frequency[dictionary.nspecial :].max()
-    rank = {word: int(frequency[dictionary.index(word)]) for words in valid_words() for word in words}
+    assert ranks[dictionary.nspecial] == 0
+    assert ranks[dictionary.eos()] > ranks[dictionary.nspecial :].max()
+    rank = {word: int(ranks[dictionary.index(word)]) for words in SENTENCES for word in words}
     monkeypatch.setattr(roles, "COMMON", 5)
 
-    def head_of(number, head, step):
-        words = valid_words()[number]
+    def key_of(number, head, step):
+        words = SENTENCES[number]
         rarest = max(range(len(words)), key=lambda n: rank[words[n]])
         return step - 1 if head == 0 else rarest
 
-    plant(monkeypatch, roles, trained, head_of)
-    found = roles.roles(trained, "valid", sentences=20)
-    first, second = found["E:1:1"], found["E:1:2"]
-    assert (first["offset"], first["positional"]) == (-1, 1.0)
-    assert second["rare"] == 1.0 > 0.5 > first["rare"]
-    assert second["positional"] < 0.9
-    queries = sum(len(words) for words in valid_words())
-    assert first["confidence"] == pytest.approx(0.6 * (queries - 20) / queries)
-    assert second["confidence"] == pytest.approx(0.6)
-    assert [roles.role_of(numbers) for numbers in (first, second)] == ["position -1", "rare words"]
+    plant(monkeypatch, roles, trained, key_of)
+    results = roles.roles(trained, "valid", sentences=20)
+    previous, rare = results["E:1:1"], results["E:1:2"]
+    assert (previous["offset"], previous["positional"]) == (-1, 1.0)
+    assert rare["rare"] == 1.0 > 0.5 > previous["rare"]
+    assert rare["positional"] < 0.9
+    queries = sum(map(len, SENTENCES))
+    assert previous["confidence"] == pytest.approx(0.6 * (queries - 20) / queries)
+    assert rare["confidence"] == pytest.approx(0.6)
+    assert [roles.role_of(numbers) for numbers in (previous, rare)] == ["position -1", "rare words"]
 
 
 def parse_of(words, turn):
-    """Every second word is amod of the one after it, or before it, by turns; the last is the root."""
+    """Every second word is amod of the next word in even turns, of the previous word in odd turns."""
     rows = []
-    for number in range(1, len(words) + 1):
+    for number, word in enumerate(words, 1):
         head = number + (1 if turn % 2 == 0 else -1)
-        relation, head = ("amod", head) if number % 2 == 0 and 0 < head <= len(words) else ("dep", 0)
-        rows.append(f"{number}\t{words[number - 1]}\t_\t_\t_\t_\t{head}\t{relation}:x\t_\t_")
+        relation, head = ("amod", head) if number % 2 == 0 and head <= len(words) else ("dep", 0)
+        rows.append(f"{number}\t{word}\t_\t_\t_\t_\t{head}\t{relation}:x\t_\t_")
     return "\n".join(["# a comment", *rows]) + "\n\n"
 
 
 @pytest.fixture
 def parses(tmp_path):
     path = tmp_path / "valid.conllu"
-    path.write_text("".join(parse_of(words, n) for n, words in enumerate(valid_words())), encoding="utf-8")
+    path.write_text("".join(parse_of(words, turn) for turn, words in enumerate(SENTENCES)), encoding="utf-8")
     return path
 
 
-def test_a_planted_syntactic_head_is_told_from_a_positional_one(trained, parses, monkeypatch):
-    read = syntax.read_conllu(parses)
+def test_planted_syntactic_head_is_distinguished_from_a_positional_one(trained, parses, monkeypatch):
+    sentences = syntax.read_conllu(parses)
 
-    def head_of(number, head, step):
+    def key_of(number, head, step):
+        words = sentences[number].words
         if head == 1:
             return step + 1
-        word = read[number].words[step] if step < len(read[number].words) else None
-        return word.head - 1 if word and word.relation == "amod" else step
+        is_amod = step < len(words) and words[step].relation == "amod"
+        return words[step].head - 1 if is_amod else step
 
-    plant(monkeypatch, syntax, trained, head_of)
-    found = syntax.syntax(trained, "valid", read)
-    assert (found["sentences"], found["skipped"]) == (20, 0)
+    plant(monkeypatch, syntax, trained, key_of)
+    result = syntax.syntax(trained, "valid", sentences)
+    assert (result["sentences"], result["skipped"]) == (20, 0)
     name = "amod dependent→head"
-    following, fixed = (found["heads"][head][name] for head in ("E:1:1", "E:1:2"))
-    instances = sum(word.relation == "amod" for sentence in read for word in sentence.words)
-    forward = sum(word.relation == "amod" and word.head > n for s in read for n, word in enumerate(s.words, 1))
-    assert following["instances"] == instances >= syntax.ENOUGH
-    assert following["accuracy"] == 1.0
-    assert fixed["accuracy"] == pytest.approx(forward / instances)
-    assert following["baseline"] == pytest.approx(max(forward, instances - forward) / instances)
-    assert following["syntactic"]
-    assert not fixed["syntactic"]
-    assert not found["heads"]["E:1:1"]["amod head→dependent"]["syntactic"]
-    assert roles.role_of({"syntax": found["heads"]["E:1:1"]}) == name
+    syntactic, positional = (result["heads"][head][name] for head in ("E:1:1", "E:1:2"))
+    numbered = [(number, word) for sentence in sentences for number, word in enumerate(sentence.words, 1)]
+    heads_after = [word.head > number for number, word in numbered if word.relation == "amod"]
+    instances, forward = len(heads_after), sum(heads_after)
+    assert syntactic["instances"] == instances >= syntax.ENOUGH
+    assert syntactic["accuracy"] == 1.0
+    assert positional["accuracy"] == pytest.approx(forward / instances)
+    assert syntactic["baseline"] == pytest.approx(max(forward, instances - forward) / instances)
+    assert syntactic["syntactic"]
+    assert not positional["syntactic"]
+    assert not result["heads"]["E:1:1"]["amod head→dependent"]["syntactic"]
+    assert roles.role_of({"syntax": result["heads"]["E:1:1"]}) == name
 
 
 SAMPLE = """\
@@ -162,23 +170,22 @@ def test_parses_are_aligned_to_subwords(tmp_path):
     bpe = ["Don@@", "'t", "eat", "the", "m@@", "2", "green", "ca@@", "ke"]
     assert syntax.align(sentence, bpe) == [[0, 1], [0, 1], [2], [3], [4, 5], [6], [7, 8]]
     assert syntax.align(sentence, ["▁Do", "▁not", *pieces[3:]]) is None
-    assert set(syntax.relations(sentence)) == {
-        ("advmod dependent→head", 1, 2), ("advmod head→dependent", 2, 1), ("amod dependent→head", 5, 6),
-        ("amod head→dependent", 6, 5), ("obj dependent→head", 6, 2), ("obj head→dependent", 2, 6),
-    }  # fmt: skip
+    forward = {("advmod", 1, 2), ("amod", 5, 6), ("obj", 6, 2)}  # name, dependent, head
+    expected = {(f"{name} dependent→head", dependent, head) for name, dependent, head in forward}
+    expected |= {(f"{name} head→dependent", head, dependent) for name, dependent, head in forward}
+    assert set(syntax.relations(sentence)) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no sentences, expected CoNLL-U"),
-        (SAMPLE.replace("\n2\t", "\n4\t"), "line 4: expected word 2 and its head's number, got 4, '3'"),
-        (SAMPLE.replace("1-2", "1-x"), "line 2: expected words from 1 on, got 1-x"),
-        (SAMPLE.replace("1-2", "1-9"), "line 2: a number beyond the 7 words of the sentence"),
-        (SAMPLE, "none of the 1 parses has the text of its sentence in valid"),
+        ("", "has no sentences"),
+        (SAMPLE.replace("\n2\t", "\n4\t"), "line 1 is not valid CoNLL-U: expected word 2, got 4"),
+        (SAMPLE.replace("1-2", "1-9"), "line 1 is not valid CoNLL-U: it refers to word 9 of 7"),
+        (SAMPLE, "none of the 1 parses matches the text of its sentence in valid"),
     ],
 )
-def test_parses_that_cannot_be_or_are_of_another_text(trained, text, message, tmp_path):
+def test_rejects_invalid_parses_and_parses_of_another_text(trained, text, message, tmp_path):
     path = tmp_path / "bad.conllu"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
@@ -198,14 +205,14 @@ class Small(nn.Module):
 
 
 @pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.gelu])
-def test_relevance_is_the_rules_written_out(activation):
+def test_relevance_equals_explicit_rules(activation):
     torch.manual_seed(0)
     model = Small(activation).double()
     nn.init.normal_(model.layer_norm.weight)
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)
     with relevance.linearised(model):
         output = model(x)[2]
-        ours = x * torch.autograd.grad(output, x)[0]
+        result = x * torch.autograd.grad(output, x)[0]
     assert model.activation_fn is activation
     assert torch.allclose(model(x)[2], output)
     with torch.no_grad():
@@ -214,7 +221,7 @@ def test_relevance_is_the_rules_written_out(activation):
         z2 = model.fc2(a)
         y = x + z2
         deviation = (y.var(unbiased=False) + model.layer_norm.eps).sqrt()
-        # the norm's output 2 is Σ_i y_i c_i + its bias
+        # output 2 of the layer norm is Σ_i y_i c_i + its bias
         c = (torch.eye(4).double()[2] - 0.25) / deviation * model.layer_norm.weight[2]
         r_y = y * c
         r_x, r_z2 = r_y * x / y, r_y * z2 / y
@@ -224,7 +231,7 @@ def test_relevance_is_the_rules_written_out(activation):
 
         r_z1 = back(model.fc2, a, z2, r_z2)
         expected = r_x + back(model.fc1, x, z1, torch.where(a == 0, 0.0, r_z1))
-    assert torch.allclose(ours, expected, atol=1e-12)
+    assert torch.allclose(result, expected, atol=1e-12)
 
 
 def test_relevance_is_conserved(trained):
@@ -236,37 +243,35 @@ def test_relevance_is_conserved(trained):
         top, total = relevance_totals(model, sample)
     assert torch.allclose(top, expected, atol=1e-10)
     assert torch.allclose(total, expected.sum(0), rtol=1e-9)
-    assert not torch.allclose(plain, expected.sum(0), rtol=1e-3)  # control: plain gradients lose some
-    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    found = list(relevance.steps(trained, sample))
-    assert len(found) == expected.size(1)
-    assert all(step["encoder.0"].abs().min() > 0 for step in found)
-    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == wanted
-    with torch.no_grad():  # hooks and activations are gone
+    assert not torch.allclose(plain, expected.sum(0), rtol=1e-3)  # control: input × gradient without the rules
+    requires_grad = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    steps = list(relevance.steps(trained, sample))
+    assert len(steps) == expected.size(1)
+    assert all(step["encoder.0"].abs().min() > 0 for step in steps)
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == requires_grad
+    with torch.no_grad():  # hooks and activations are restored
         assert torch.equal(model(**sample["net_input"])[0], before)
 
 
-def test_a_head_without_output_has_no_relevance(trained):
+def test_head_without_output_has_no_relevance(trained):
     layers = attention_layers(trained.model)
     with multiplied(layers, {"encoder.0": torch.tensor([0.0, 1.0], dtype=torch.float64)}):
-        found = relevance.relevance(trained, "valid", sentences=3)
-    assert found["heads"] == pytest.approx({"E:1:1": 0.0, "E:1:2": 1.0})
+        heads = relevance.relevance(trained, "valid", sentences=3)["heads"]
+    assert heads == pytest.approx({"E:1:1": 0.0, "E:1:2": 1.0})
     assert relevance.relevance(trained, "valid", sentences=3)["heads"]["E:1:1"] > 0.01
 
 
-def test_the_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, capsys):
+def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path):
     pytest.importorskip("matplotlib")
-    checkpoint, result, ranks = tmp_path / "model.pt", tmp_path / "roles.json", tmp_path / "importance.json"
+    names = ("model.pt", "importance.json", "roles.json", "figure.svg")
+    checkpoint, importance, record, figure = (tmp_path / name for name in names)
     checkpoints.save(standard_state(tiny_run), checkpoint)
-    model = [str(checkpoint), "--data", str(tiny_data), "--device", "cpu"]
-    assert main(["heads", "importance", *model, "--json", str(ranks)]) == 0
-    command = ["heads", "roles", *model, "--json", str(result), "--parses", str(parses), "--importance", str(ranks),
-               "--relevance-sentences", "3", "--figure", str(tmp_path / "f.svg")]  # fmt: skip
-    capsys.readouterr()
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    model = [checkpoint, "--data", tiny_data, "--device", "cpu"]
+    options = ["--parses", parses, "--importance", importance, "--relevance-sentences", 3, "--figure", figure]
+    collab("importance", *model, "--json", importance)
+    printed = collab("roles", *model, *options, "--json", record)
     rows = [line for line in printed.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0][2:] for row in rows[2:]] == HEADS
     assert "20 parsed sentences; 0 skipped" in printed
-    assert set(json.loads(result.read_text(encoding="utf-8"))["parts"]) == {"looks", "syntax", "relevance"}
-    assert "confidence" in (tmp_path / "f.svg").read_text(encoding="utf-8")
+    assert set(parts_of(record)) == {"looks", "syntax", "relevance"}
+    assert "confidence" in figure.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The figures of head analyses, drawn again from their records."""
+"""Figures of head analyses, drawn from the published records."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from tests.common import ROOT, run
 HEADS = ROOT / "results" / "heads"
 
 
-def test_figures_are_those_of_the_records(tmp_path):
+def test_figures_show_names_scores_and_common_axes(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("standard-256", "collaborative-64"):
         for analysis in ("ablate", "prune", "prune-raw"):
@@ -22,6 +22,6 @@ def test_figures_are_those_of_the_records(tmp_path):
     assert ">−27.6<" in text
     for name in ("standard-256", "collaborative-64"):
         text = (tmp_path / f"curve-{name}.prune.svg").read_text()
-        assert text.count(">14<") == 1  # the loss that only standard heads reach
+        assert text.count(">14<") == 1  # the largest loss, which only standard heads reach
         assert ">BLEU, test_2017_flickr<" in text
         assert ">only encoder–decoder<" in text

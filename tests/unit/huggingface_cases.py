@@ -1,4 +1,4 @@
-"""Small models of transformers, each with an attention layer of every kind, and text for them."""
+"""Small models of transformers and text for them."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,14 @@ from collab_fairseq.huggingface import layers
 WIDTH, HEADS, WORDS = 32, 4, 48
 SMALL = {"vocab_size": WORDS, "pad_token_id": 0}
 BERT = {**SMALL, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": 2, "intermediate_size": 64}
-MARIAN = {
-    **SMALL, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "max_position_embeddings": 40,
-    "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None,
-}  # fmt: skip
+MARIAN = {**SMALL, "d_model": WIDTH, "max_position_embeddings": 40}
+MARIAN.update({"eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None})
+for side in ("encoder", "decoder"):
+    MARIAN.update({f"{side}_layers": 2, f"{side}_ffn_dim": 64, f"{side}_attention_heads": HEADS})
 
 
 class Case(NamedTuple):
-    """A small model: its class, the arguments of its config, and one attention layer of each kind."""
+    """A model class, the arguments of its config, and one attention layer per site."""
 
     name: str
     fields: dict
@@ -48,7 +47,7 @@ CASES = {
 
 
 def make(case, implementation="eager", seed=0, dtype=torch.float32):
-    """The model with weights far from those it begins with, and heads that share most of 12 directions."""
+    """A model with large random weights, whose heads share most of 12 directions."""
     torch.manual_seed(seed)
     model_class = getattr(transformers, CASES[case].name)
     config = model_class.config_class(**CASES[case].fields)
@@ -66,8 +65,8 @@ def make(case, implementation="eager", seed=0, dtype=torch.float32):
     return model.to(dtype).eval()
 
 
-def inputs(case, rows=3, seed=1):
-    """Sentences of unequal length, as keyword arguments."""
+def inputs(case, rows=3, seed=1, dtype=torch.float32):
+    """Keyword arguments: sentences of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(2, WORDS, (rows, 7), generator=generator)
     mask = torch.ones_like(words)
@@ -75,7 +74,7 @@ def inputs(case, rows=3, seed=1):
         mask[row, 7 - row :] = 0
     batch = {"input_ids": words * mask, "attention_mask": mask}
     if case == "bert-decoder":
-        batch["encoder_hidden_states"] = torch.randn(rows, 5, WIDTH, generator=generator)
+        batch["encoder_hidden_states"] = torch.randn(rows, 5, WIDTH, generator=generator).to(dtype)
         batch["encoder_attention_mask"] = mask[:, :5]
     if case == "marian":
         batch["labels"] = torch.randint(2, WORDS, (rows, 6), generator=generator)
@@ -88,8 +87,8 @@ def outputs(model, batch, **options):
         return model(**batch, **options)
 
 
-def seen(case, batch, logits):
-    """The logits at positions that are not padding."""
+def without_padding(case, batch, logits):
+    """The logits at positions without padding."""
     if case == "bert-decoder":
         return logits[batch["attention_mask"].bool()]
     return logits[batch["labels"] != -100] if case == "marian" else logits

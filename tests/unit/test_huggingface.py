@@ -1,4 +1,4 @@
-"""Models of transformers with collaborative heads, held to transformers itself and to the float64 reference."""
+"""Models of transformers with collaborative heads, compared with transformers and with the float64 reference."""
 
 import copy
 import math
@@ -17,66 +17,63 @@ from collab_fairseq.huggingface import layers  # noqa: E402
 from collab_fairseq.reparam import ReparamError, fit_scores  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
 from tests.common import FLOAT64, run  # noqa: E402
-from tests.unit.huggingface_cases import BERT, CASES, HEADS, WIDTH, inputs, make, outputs, seen  # noqa: E402
+from tests.unit.huggingface_cases import BERT, CASES, HEADS, WIDTH, inputs, make, outputs, without_padding  # noqa: E402
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attention_weights_hidden_states_and_gradients_are_those_of_the_source(case):
-    model, batch = make(case, dtype=torch.float64), inputs(case)
-    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-    made = to_collaborative(model, WIDTH)
-    ask = {"output_attentions": True, "output_hidden_states": True}
-    expected, got = (m(**batch, **ask) for m in (model, made))
-    kinds = [k for k in expected if k.endswith(("attentions", "hidden_states")) and "last" not in k]
-    assert len(kinds) == {"bert-decoder": 3, "marian": 5}.get(case, 2)
-    for kind in kinds:
-        assert len(expected[kind]) > 1
-        torch.testing.assert_close(expected[kind], got[kind], rtol=0, atol=FLOAT64 * 100)
-    for output in (expected, got):
-        seen(case, batch, output.logits).square().sum().backward()
-    gradients = {name: parameter.grad for name, parameter in made.named_parameters()}
+def test_attention_weights_hidden_states_and_gradients_equal_those_of_the_source(case):
+    model, batch = make(case, dtype=torch.float64), inputs(case, dtype=torch.float64)
+    converted = to_collaborative(model, WIDTH)
+    options = {"output_attentions": True, "output_hidden_states": True}
+    expected, output = model(**batch, **options), converted(**batch, **options)
+    fields = [name for name in expected if name.endswith(("attentions", "hidden_states")) and "last" not in name]
+    assert len(fields) == {"bert-decoder": 3, "marian": 5}.get(case, 2)
+    for field in fields:
+        assert len(expected[field]) > 1
+        torch.testing.assert_close(expected[field], output[field], rtol=0, atol=FLOAT64 * 100)
+    for logits in (expected.logits, output.logits):
+        without_padding(case, batch, logits).square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in converted.named_parameters()}
     for name, parameter in model.named_parameters():
         if not name.endswith(("key.bias", "k_lin.bias", "k_proj.bias")) and parameter.grad is not None:
             scale = float(parameter.grad.norm()) + 1
             assert float((parameter.grad - gradients[name]).norm()) < 1e-10 * scale, name
-    # sdpa gives weights where they are asked for
-    made.set_attn_implementation("sdpa")
-    again = outputs(made, batch, output_attentions=True)
-    for kind in (kind for kind in kinds if kind.endswith("attentions")):
-        torch.testing.assert_close(got[kind], again[kind], rtol=0, atol=1e-10)
+    converted.set_attn_implementation("sdpa")
+    sdpa = outputs(converted, batch, output_attentions=True)
+    for field in (name for name in fields if name.endswith("attentions")):
+        torch.testing.assert_close(output[field], sdpa[field], rtol=0, atol=1e-10)
 
 
-def collaborative(case, name, dtype=torch.float64):
-    """A layer of shared, not factored heads of an odd key dim with random weights, in a model."""
-    model = make(case, dtype=dtype)
+def model_with_random_layer(case, name):
+    """A float64 model in which one layer has random collaborative heads of key dimension 11."""
+    model = make(case, dtype=torch.float64)
     standard = dict(hf.attention_layers(model))[name]
     layer = layers.COLLABORATIVE[type(standard)](standard, hf.Shape(11, 0.37, True, True))
     model.base_model.set_submodule(name, layer)
-    with torch.no_grad():
-        for part in (layer.mixing, layer.content_bias):
-            part.normal_()
-    return model, layer.to(dtype)
+    nn.init.normal_(layer.mixing)
+    nn.init.normal_(layer.content_bias)
+    return model, layer.double()
 
 
 def reference_parameters(layer):
-    """By the names of the reference, the output being left as it is where the layer has none of its own."""
+    """Parameters by the names of the reference; the identity if the layer has no output projection."""
     names = layer.names
     renamed = {names.query: "q_proj", names.key: "k_proj", names.value: "v_proj", names.output: "out_proj"}
-    found = {"out_proj.weight": torch.eye(WIDTH, dtype=torch.float64)}
+    parameters = {"out_proj.weight": torch.eye(WIDTH, dtype=torch.float64)}
     for name, parameter in layer.named_parameters():
         first, dot, rest = name.partition(".")
         if first != "LayerNorm":
-            found[renamed.get(first, first) + dot + rest] = parameter
-    return found
+            parameters[renamed.get(first, first) + dot + rest] = parameter
+    return parameters
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("case", "name"), [(case, name) for case in CASES for name in CASES[case].layers])
-def test_a_layer_computes_the_equation(case, name, implementation):
-    """Whatever the model hands to the layer (masks, the encoder's output) goes to the reference too."""
-    model, layer = collaborative(case, name)
+def test_layer_equals_reference(case, name, implementation):
+    """The reference receives the same masks and the same encoder output as the layer in the model."""
+    model, layer = model_with_random_layer(case, name)
     model.set_attn_implementation(implementation)
-    batch = {k: v.double() if v.is_floating_point() else v for k, v in inputs(case).items()}
+    batch = inputs(case, dtype=torch.float64)
     calls = []
     handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
     outputs(model, batch, **({"use_cache": False} if case in ("marian", "bert-decoder") else {}))
@@ -90,154 +87,156 @@ def test_a_layer_computes_the_equation(case, name, implementation):
         padding = batch.get("encoder_attention_mask", batch["attention_mask"]) if cross else None
         if padding is None and not (case == "marian" and decoder):
             padding = batch["attention_mask"]
-        expected = reference_attention(
-            reference_parameters(layer), queries, keys, keys, num_heads=HEADS, scale=0.37,
-            key_padding_mask=None if padding is None else padding == 0, causal=decoder and not cross,
-        )  # fmt: skip
-        wanted = layer.LayerNorm(queries + expected.output) if case == "albert" else expected.output
-        torch.testing.assert_close(output, wanted, rtol=0, atol=FLOAT64 * 100)
+        mask = None if padding is None else padding == 0
+        options = {"num_heads": HEADS, "scale": 0.37, "key_padding_mask": mask, "causal": decoder and not cross}
+        expected = reference_attention(reference_parameters(layer), queries, keys, keys, **options)
+        expected_output = layer.LayerNorm(queries + expected.output) if case == "albert" else expected.output
+        torch.testing.assert_close(output, expected_output, rtol=0, atol=FLOAT64 * 100)
         assert (weights is None) == (implementation == "sdpa")
         if weights is not None:
             torch.testing.assert_close(weights, expected.weights, rtol=0, atol=FLOAT64 * 100)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_marian_translates_from_its_cache_as_without_one(cache):
+def test_marian_translations_are_the_same_with_and_without_cache(cache):
     model, batch = make("marian"), inputs("marian")
-    search = {"num_beams": 3, "max_new_tokens": 9, "input_ids": batch["input_ids"], "do_sample": False}
-    search["attention_mask"] = batch["attention_mask"]
-    made = to_collaborative(model, WIDTH)
+    search = {"num_beams": 3, "max_new_tokens": 9, "do_sample": False}
+    search.update({name: batch[name] for name in ("input_ids", "attention_mask")})
+    with_cache = {**search, "cache_implementation": cache, "disable_compile": True}
     expected = model.generate(**search)
     assert expected.size(1) > 5
-    assert torch.equal(expected, made.generate(**search, cache_implementation=cache, disable_compile=True))
+    assert torch.equal(expected, to_collaborative(model, WIDTH).generate(**with_cache))
     small = to_collaborative(model, 12, calibration=[batch])
     assert any(layer.content_bias is not None for _, layer in hf.attention_layers(small))
-    cached = small.generate(**search, cache_implementation=cache, disable_compile=True)
-    assert torch.equal(small.generate(**search, use_cache=False), cached)
+    assert torch.equal(small.generate(**search, use_cache=False), small.generate(**with_cache))
 
 
-def test_a_bert_decoder_continues_from_its_cache():
-    model, batch = make("bert-decoder", dtype=torch.float64), inputs("bert-decoder")
-    batch["encoder_hidden_states"] = batch["encoder_hidden_states"].double()
-    made = to_collaborative(model, 12, calibration=[batch])
+def test_bert_decoder_continues_from_its_cache():
+    model, batch = make("bert-decoder", dtype=torch.float64), inputs("bert-decoder", dtype=torch.float64)
+    converted = to_collaborative(model, 12, calibration=[batch])
     words, source = batch["input_ids"][:1], {k: v[:1] for k, v in batch.items() if k.startswith("encoder")}
-    whole = outputs(made, {"input_ids": words, **source}).logits
-    first = outputs(made, {"input_ids": words[:, :4], **source}, use_cache=True)
-    rest = outputs(made, {"input_ids": words[:, 4:], **source}, past_key_values=first.past_key_values)
-    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole, rtol=0, atol=1e-10)
-    assert list(hf.head_layers(made)) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
+    expected = outputs(converted, {"input_ids": words, **source}).logits
+    first = outputs(converted, {"input_ids": words[:, :4], **source}, use_cache=True)
+    rest = outputs(converted, {"input_ids": words[:, 4:], **source}, past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), expected, rtol=0, atol=1e-10)
+    assert list(hf.head_layers(converted)) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_half_the_key_dim_changes_little_and_loaded_again_it_is_the_same_model(case, tmp_path):
+def test_half_the_key_dimension_changes_the_output_little(case):
     model, batch = make(case), inputs(case)
     before = copy.deepcopy(model.state_dict())
-    made = to_collaborative(model, WIDTH // 2, calibration=[inputs(case, 16, 2)])
+    converted = to_collaborative(model, WIDTH // 2, calibration=[inputs(case, 16, 2)])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert not made.training
-    broken = to_collaborative(model, WIDTH)  # a control: without these heads the output is far off
-    for _, layer in hf.attention_layers(broken):
+    assert not converted.training
+    assert converted.num_parameters() < model.num_parameters()
+    without_heads = to_collaborative(model, WIDTH)  # control: far from the source
+    for _, layer in hf.attention_layers(without_heads):
         nn.init.zeros_(layer.mixing)
-    whole, close, far = (seen(case, batch, outputs(m, batch).logits) for m in (model, made, broken))
-    assert 1e-4 * whole.norm() < (close - whole).norm() < 0.3 * (far - whole).norm()
+    models = (model, converted, without_heads)
+    expected, close, far = (without_padding(case, batch, outputs(each, batch).logits) for each in models)
+    assert 1e-4 * expected.norm() < (close - expected).norm() < 0.3 * (far - expected).norm()
 
-    expected = outputs(made, batch).logits
-    made.save_pretrained(tmp_path)
-    loaded, info = type(made).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_model_is_loaded_unchanged(case, tmp_path):
+    source, batch = make(case), inputs(case)
+    model = to_collaborative(source, WIDTH // 2, calibration=[batch])
+    expected = outputs(model, batch).logits
+    model.save_pretrained(tmp_path)
+    loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
     assert not [*info["missing_keys"], *info["unexpected_keys"]]
-    auto = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert auto.model_type == f"collaborative_{model.config.model_type}"
-    assert set(auto.attention_shapes) == {name for name, _ in hf.attention_layers(made)}
-    for again in (loaded, hf.from_pretrained(tmp_path, attn_implementation="eager")):
-        assert type(again) is type(made)
-        assert torch.equal(outputs(again, batch).logits, expected)
-        assert again.num_parameters() == made.num_parameters()
-    assert made.num_parameters() < model.num_parameters()
-    assert torch.equal(outputs(pickle.loads(pickle.dumps(made)), batch).logits, expected)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert config.model_type == f"collaborative_{source.config.model_type}"
+    assert set(config.attention_shapes) == {name for name, _ in hf.attention_layers(model)}
+    pickled = pickle.loads(pickle.dumps(model))
+    for other in (loaded, hf.from_pretrained(tmp_path, attn_implementation="eager"), pickled):
+        assert type(other) is type(model)
+        assert torch.equal(outputs(other, batch).logits, expected)
+        assert other.num_parameters() == model.num_parameters()
     base = transformers.AutoModel.from_pretrained(tmp_path)
-    assert type(base).__name__ == f"Collaborative{type(model.base_model).__name__}"
-    shared = {k: v for k, v in base.state_dict().items() if k in made.base_model.state_dict()}
+    assert type(base).__name__ == f"Collaborative{type(source.base_model).__name__}"
+    parameters = model.base_model.state_dict()
+    shared = [name for name in base.state_dict() if name in parameters]
     assert len(shared) > 20
-    assert all(torch.equal(tensor, made.base_model.state_dict()[name]) for name, tensor in shared.items())
+    assert all(torch.equal(base.state_dict()[name], parameters[name]) for name in shared)
 
 
-def test_auto_classes_load_what_was_saved_and_damage_is_named(tmp_path):
-    made = to_collaborative(make("bert"), {"encoder.layer.0.attention.self": 12})
-    made.save_pretrained(tmp_path)
+def test_auto_classes_load_saved_models_and_damage_is_reported(tmp_path):
+    model = to_collaborative(make("bert"), {"encoder.layer.0.attention.self": 12})
+    model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert type(loaded) is type(made)
-    # a transformers without this package takes none of the weights
+    assert type(loaded) is type(model)
+    collaborative = [isinstance(layer, hf.CollaborativeHeads) for _, layer in hf.attention_layers(loaded)]
+    assert collaborative == [True, False]
+    # transformers without this package must not load some of the weights
     load = f"import transformers; transformers.AutoModel.from_pretrained({str(tmp_path)!r})"
     assert "model type `collaborative_bert`" in run("python", "-c", load, check=False).stderr
-    kinds = [isinstance(layer, hf.CollaborativeHeads) for _, layer in hf.attention_layers(loaded)]
-    assert kinds == [True, False]  # the layer that was not named has standard heads
 
-    state = {name: tensor for name, tensor in made.state_dict().items() if not name.endswith("mixing")}
-    made.save_pretrained(tmp_path, state_dict=state)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("mixing")}
+    model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ReparamError, match=r"missing: bert\.encoder\.layer\.0\.attention\.self\.mixing"):
         hf.from_pretrained(tmp_path)
-
     with pytest.raises(ReparamError, match=r"have key_dim \(int\), .*; got \{'key_dim': 12\}"):
-        type(made)(made.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}}))
+        type(model)(model.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}}))
     make("bert").save_pretrained(tmp_path / "standard")
     assert type(hf.from_pretrained(tmp_path / "standard")) is transformers.BertForSequenceClassification
 
 
-def test_the_scale_of_the_source_is_kept_and_scores_are_given_by_name():
-    """The paper's own code changes the scale with the key dim, which multiplies the damage."""
+def test_scale_of_the_source_is_kept():
+    """The authors' code changes the scale with the key dimension, which increases the error."""
     model = make("bert")
     sources = dict(hf.score_weights(model))
     assert list(sources) == [name for name, _ in hf.attention_layers(model)]
     first = model.bert.encoder.layer[0].attention.self
     assert torch.equal(sources["encoder.layer.0.attention.self"].heads.query, first.query.weight)
     assert torch.equal(sources["encoder.layer.0.attention.self"].heads.mixing, block_mixing([8] * HEADS))
-    made = to_collaborative(model, 12)
-    for name, weights in hf.score_weights(made):
-        assert weights.scale == made.get_submodule(f"bert.{name}").scaling == (WIDTH / HEADS) ** -0.5
+    converted = to_collaborative(model, 12)
+    for name, weights in hf.score_weights(converted):
+        assert weights.scale == converted.get_submodule(f"bert.{name}").scaling == (WIDTH / HEADS) ** -0.5
         torch.testing.assert_close(weights.heads, fit_scores(sources[name], 12).weights.heads)
-    # recompressing a collaborative model starts from its scores
-    again = to_collaborative(to_collaborative(model, WIDTH), 12, calibration=[inputs("bert")])
-    direct = to_collaborative(model, 12, calibration=[inputs("bert")])
-    torch.testing.assert_close(outputs(again, inputs("bert")).logits, outputs(direct, inputs("bert")).logits)
+    # compressing a collaborative model starts from its scores
+    twice = to_collaborative(to_collaborative(model, WIDTH), 12, calibration=[inputs("bert")])
+    once = to_collaborative(model, 12, calibration=[inputs("bert")])
+    torch.testing.assert_close(outputs(twice, inputs("bert")).logits, outputs(once, inputs("bert")).logits)
 
 
 def test_dtype_mode_ties_and_random_numbers_are_kept():
     model = make("marian", dtype=torch.bfloat16).train()
     torch.manual_seed(3)
-    made = to_collaborative(model, 12)
+    converted = to_collaborative(model, 12)
     assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(3)))
-    assert made.training
-    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
-    assert made.get_output_embeddings().weight is made.get_input_embeddings().weight
-    assert made.generation_config.to_dict() == model.generation_config.to_dict()
-    assert math.isfinite(float(outputs(made, inputs("marian")).loss))
+    assert converted.training
+    assert {parameter.dtype for parameter in converted.parameters()} == {torch.bfloat16}
+    assert converted.get_output_embeddings().weight is converted.get_input_embeddings().weight
+    assert converted.generation_config.to_dict() == model.generation_config.to_dict()
+    assert math.isfinite(float(outputs(converted, inputs("marian")).loss))
 
 
-def test_models_that_cannot_be_converted_are_refused_with_the_reason():
-    qwen = transformers.Qwen3Model(transformers.Qwen3Config(**BERT, num_key_value_heads=HEADS, head_dim=8))
+def test_rejects_other_models():
     roberta = transformers.RobertaModel(transformers.RobertaConfig(**BERT))
+    qwen = transformers.Qwen3Model(transformers.Qwen3Config(**BERT, num_key_value_heads=HEADS, head_dim=8))
+    broken = make("bert")
+    broken.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     for model, message in (
         (qwen, "must be one of bert, distilbert, albert, marian; got qwen3"),
         (roberta, "must be one of bert, distilbert, albert, marian; got roberta"),
-        (nn.Linear(2, 2), "expected a model of transformers, got Linear"),
+        (nn.Linear(2, 2), "must be a PreTrainedModel of transformers; got Linear"),
+        (broken, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear; got Sequential"),
     ):
         with pytest.raises(ReparamError, match=message):
             to_collaborative(model, 16)
-    with pytest.raises(ReparamError, match=r"must be built on BertConfig, .* but RobertaModel is built on Roberta"):
+    with pytest.raises(ReparamError, match=r"config class of RobertaModel must be .*; got RobertaConfig"):
         hf.collaborative_class(transformers.RobertaModel)
 
 
-def test_bad_requests_are_named():
-    model, broken = make("bert"), make("bert")
-    broken.bert.encoder.layer[1].attention.self.key = nn.Sequential(nn.Linear(WIDTH, WIDTH))
-    for source, key_dim, calibration, message in (
-        (model, {"bert.encoder": 16}, None, r"got bert\.encoder$"),
-        (model, 16, inputs("bert"), r"calibration must be a list of batches .* got one batch"),
-        (broken, 16, None, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear; got Sequential"),
-    ):
-        with pytest.raises(ReparamError, match=message):
-            to_collaborative(source, key_dim, calibration=calibration)
-    made = to_collaborative(model, 16)
-    made.config._attn_implementation_internal = "flash_attention_2"
+def test_rejects_unknown_layers_single_batches_and_flash_attention():
+    model = make("bert")
+    with pytest.raises(ReparamError, match=r"got bert\.encoder$"):
+        to_collaborative(model, {"bert.encoder": 16})
+    with pytest.raises(ReparamError, match=r"calibration must be a list of batches .* got one batch"):
+        to_collaborative(model, 16, calibration=inputs("bert"))
+    converted = to_collaborative(model, 16)
+    converted.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ReparamError, match="need attn_implementation eager or sdpa; got flash_attention_2"):
-        outputs(made, inputs("bert"))
+        outputs(converted, inputs("bert"))

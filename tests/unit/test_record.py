@@ -11,7 +11,8 @@ import torch
 
 from collab_fairseq.bench import runner
 from collab_fairseq.bench.measure import Options
-from collab_fairseq.cli import heads_options
+from collab_fairseq.cli.options import command
+from collab_fairseq.heads.record import new_record
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record, plain, without_paths
@@ -110,7 +111,7 @@ def test_a_record_gathers_everything_and_is_json(record):
 
 def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
-    heads = heads_options.make_record(argparse.Namespace(checkpoint=[], json=None), "redundancy", {}).content
+    heads = new_record("redundancy", command(), [], {}).content
     monkeypatch.setattr(runner, "rows", lambda *_: {})
     bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
     assert record.keys() == heads.keys() == bench.keys()  # a conversion's are looked at where one is made
