@@ -21,7 +21,7 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
 from collab_fairseq.records.record import load
-from collab_fairseq.records.table import spread
+from collab_fairseq.records.table import mean_and_deviation
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
 
@@ -80,7 +80,7 @@ def study(record: Dict[str, Any]) -> str:
     columns = {"loss": 4, "increase": 4, "seconds": 1, **dict.fromkeys(splits, 2)}
     rows = [["model", "key dim", "validation loss", "increase", "CPU seconds", *(f"sacreBLEU {s}" for s in splits)]]
     for (kind, part, method), seeds in results(record).groupby(["kind", "part", "method"], sort=False):
-        cells = [spread(seeds[column], digits) for column, digits in columns.items()]
+        cells = [mean_and_deviation(seeds[column], digits) for column, digits in columns.items()]
         rows.append([METHODS[method] + ", fine-tuned" * (kind == "finetuned"), f"R = {part}", *cells])
     updates = [part["updates"] for name, part in record["parts"].items() if name.startswith("finetuned/")]
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""

@@ -110,7 +110,7 @@ def test_the_command_prints_and_keeps_to_one_checkpoint(tiny_run, tmp_path, caps
     weights = read_weights(checkpoints.load(checkpoint))
     assert record["parts"]["cross.0"] == redundancy(weights["cross.0"])
     assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(result)]) == 1
-    assert "holds a result with another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
+    assert "was made with checkpoint = checkpoint_best.pt, SHA-256" in capsys.readouterr().err
 
 
 def test_hugging_face_folders(tmp_path, capsys, monkeypatch):

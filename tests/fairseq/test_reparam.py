@@ -190,9 +190,9 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "8", "--calibration", "SHORT,SHORT"], "must be SPLIT:N or SOURCE; there is no file"),
         (["--budget", "mean:1", "--calibration", "train:9"], "too small: a mean key dim of 2 is the least; got 1"),
         (["--budget", "mean:500", "--calibration", "train:9"], "too large: the layers' mean key dim is 16; got 500"),
-        (["--key-dim", "8", "--evaluate", "--reference", "test=SHORT"], "short.txt has 2 lines, expected 20, one for"),
+        (["--key-dim", "8", "--evaluate", "--reference", "test=SHORT"], "short.txt must have 20 lines, one per"),
         (["--key-dim", "8", "--sites", "none"], "has no attention at 'none'"),
-        (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
+        (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the split must be one of test"),
         (["--key-dim", "8", "--output", "SOURCE"], "there is already something under"),
     ],
 )

@@ -83,7 +83,7 @@ def test_what_is_finished_is_not_made_again(command, done):
     assert {file: os.stat(file).st_mtime_ns for file in times} == times
     other = run(*arguments, "--seeds", 2, check=False)
     assert other.returncode == 1
-    assert "holds a result with another seeds ([1] there, [2] asked for)" in other.stderr
+    assert "was made with seeds = [1]; got [2]" in other.stderr
 
 
 def test_what_is_missing_is_named(tmp_path):

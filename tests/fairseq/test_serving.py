@@ -101,7 +101,7 @@ def test_the_command_keeps_order_and_names_what_it_leaves_out(exported, translat
     status, found, _ = translate(exported, file, *FLAGS, "--buffer", 4, capfdbinary=capfdbinary)
     assert (status, found) == (1, expected)
     assert "line 4 was not translated: it is not UTF-8 (byte 3)" in caplog.text
-    assert "line 5 was not translated: it has 1100 tokens, but the model takes at most 1023" in caplog.text
+    assert "line 5 was not translated: it must have at most 1023 tokens; got 1100" in caplog.text
     file.write_text("".join(f"{line}\n" for line in lines))
     status, found, errors = translate(exported, file, *FLAGS, "--scores", capfdbinary=capfdbinary)
     assert (status, errors) == (0, "")
@@ -129,7 +129,7 @@ def test_standard_input_and_an_interruption(exported, translator, monkeypatch, c
     (tmp_path / "text").write_text("\n".join(SOURCES))
     status, found, _ = translate(exported, tmp_path / "text", *FLAGS, "--buffer", 2, capfdbinary=capfdbinary)
     assert (status, found) == (130, expected[:4])
-    assert "interrupted; 4 lines are translated" in caplog.text
+    assert "interrupted after 4 lines" in caplog.text
 
 
 def test_half_precision_keeps_what_is_shared(models, exported, tmp_path):
@@ -200,7 +200,7 @@ def test_incomplete_folders(exported, tmp_path, file, text):
 
 def test_a_file_without_bpe_codes(tmp_path):
     (tmp_path / "bpecodes").write_text("one two three\n")
-    with pytest.raises(TranslationError, match="bpecodes has no BPE codes of subword-nmt"):
+    with pytest.raises(TranslationError, match="bpecodes must have BPE codes of subword-nmt"):
         Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", moses=False, lowercase=False, longest=9))
 
 
@@ -266,7 +266,7 @@ def test_a_folder_of_links_is_read_and_never_written_through(exported, translato
     [
         (["the"], {"beam": 2, "nbest": 3}, "nbest"),
         ("the", {}, "one string"),
-        (["the", " ".join(["the"] * 1100)], {}, "sentence 2: it has 1100 tokens"),
+        (["the", " ".join(["the"] * 1100)], {}, "sentence 2: it must have at most 1023 tokens; got 1100"),
     ],
 )
 def test_requests_that_cannot_be_met(translator, lines, search, match):

@@ -102,5 +102,5 @@ def test_the_rehearsal_survives_a_kill_and_asks_no_one(tmp_path, rehearse, caplo
 
     assert rehearse(tmp_path / "whole") == done.stdout
     assert sum(message.endswith("done before") for message in caplog.messages) == 3
-    with pytest.raises(UserError, match="holds a result with another batch_size"):
+    with pytest.raises(UserError, match="was made with batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")
