@@ -75,11 +75,11 @@ def interval(scores: Sequence[float], pseudovalues: Optional[numpy.ndarray] = No
     """
     from scipy import special
 
-    scores = numpy.asarray(scores)
-    count, mean = len(scores), float(scores.mean())
+    values = numpy.asarray(scores)
+    count, mean = len(values), float(values.mean())
     if count < 2:
         return Interval(mean, math.nan, math.nan)
-    seeds_variance, sentences_variance = scores.var(ddof=1) / count, 0.0
+    seeds_variance, sentences_variance = values.var(ddof=1) / count, 0.0
     if pseudovalues is not None:
         sentences = pseudovalues.shape[1]
         means = pseudovalues.mean(axis=0)

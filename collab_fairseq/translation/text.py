@@ -52,7 +52,8 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
     """Make text in memory a split of this name.
 
     Args:
-        source, target: lines in the model's tokens, separated by spaces; without targets a split can only be translated.
+        source: lines in the model's tokens, separated by spaces.
+        target: translations, aligned with the source; None: the split can only be translated.
 
     Raises:
         TranslationError: different numbers of lines, no lines, an existing split, or text in other tokens.
