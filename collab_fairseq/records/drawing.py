@@ -110,9 +110,6 @@ def drawing(path: PathLike, height: float, title: str, description: str) -> Iter
         height: of the SubFigure, in inches; all figures are `WIDTH` wide.
         title, description: shown, and stored as elements of the SVG file or text fields of the PNG file. The
             description explains points and error bars, gives the number of seeds and says which direction is better.
-
-    Raises:
-        UserError: matplotlib is not installed, or the file cannot be written.
     """
     check_figure(path)
     try:

@@ -39,9 +39,6 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
         x: "parameters" or "wall_time" (of the training).
         y: "sacrebleu", "chrf", "compound_split" or "tokenised".
         group_by: fields that distinguish the rows, as in the table.
-
-    Raises:
-        UserError: no data, more than `MOST` series, or runs that cannot be grouped or compared.
     """
     data, tests = frame(runs, group_by), test_sets(runs)
     if not tests:
@@ -97,7 +94,7 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
     """Draw the validation loss against updates, one curve per row: means over the seeds with 95 % intervals.
 
     If one row has standard heads at the full key dimension, the curves are the differences of the other rows from it,
-    seed by seed. The first quarter of the updates is omitted. Arguments and errors are those of `draw_scores`.
+    seed by seed. The first quarter of the updates is omitted. The arguments are those of `draw_scores`.
     """
     data = frame(runs, group_by)
     rows = _loss_rows(data, group_by)

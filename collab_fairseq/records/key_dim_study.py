@@ -102,9 +102,6 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
     Args:
         runs: records of one model's training runs, those of `results/published`, or both.
         path: a .png or .svg file.
-
-    Raises:
-        UserError: no runs; see also `costs`.
     """
     published = [run for run in runs if "published" in run]
     measured = [run for run in runs if "published" not in run]

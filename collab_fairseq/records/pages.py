@@ -50,9 +50,6 @@ def publish(text: str, page: str, marker: Optional[str] = None, check: bool = Fa
     """Write Markdown to the file `page`, or with `check` only compare it; return a report.
 
     With a marker, only the part of the page between its lines is replaced.
-
-    Raises:
-        UserError: with `check`, the page is out of date; with a marker, the page does not exist.
     """
     try:
         before = Path(page).read_bytes().decode("utf-8")

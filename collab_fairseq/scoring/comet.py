@@ -20,9 +20,6 @@ def comet(
     Args:
         hypotheses, references, sources: raw text, one sentence each.
         model: a checkpoint (model.ckpt) or a name that COMET can download, such as Unbabel/wmt22-comet-da.
-
-    Raises:
-        UserError: COMET is not installed, or the model cannot be loaded.
     """
     try:
         from comet import download_model, load_from_checkpoint

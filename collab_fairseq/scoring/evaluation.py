@@ -67,9 +67,6 @@ def evaluate(
         tokenised: whether the hypotheses are tokenised; None infers it from the punctuation.
         source: raw source text for COMET.
         comet: a COMET model to score with, see `comet.comet`.
-
-    Raises:
-        UserError: the text or the reference cannot be scored; see also `read_translations`.
     """
     log = read_translations(logs)
     names = ", ".join(os.fspath(path) for path in logs)

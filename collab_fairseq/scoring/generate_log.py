@@ -37,11 +37,7 @@ class GenerateLog(NamedTuple):
 
 
 def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
-    """Read a log, its shards, or plain text with one translation per line; files may be gzipped.
-
-    Raises:
-        UserError: plain text in several files; see also `read_generate_log`.
-    """
+    """Read a log, its shards, or plain text with one translation per line; files may be gzipped."""
     contents = {path: read_content(path, "the translations") for path in paths}
     plain = [path for path, content in contents.items() if content.strip() and not _LOG.search(content)]
     if not plain:

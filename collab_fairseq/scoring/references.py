@@ -62,11 +62,7 @@ def check_number(references: Sized, hypotheses: Sized, name: str) -> None:
 
 
 def check_references(references: Sequence[str], hypotheses: Sequence[str], name: str) -> None:
-    """Check that references are raw text with one line per hypothesis; ``name`` names them in errors.
-
-    Raises:
-        UserError: wrong number of lines, subword units, or lower-cased references of hypotheses with capitals.
-    """
+    """Check that references are raw text with one line per hypothesis; ``name`` names them in errors."""
     check_number(references, hypotheses, name)
     marker = text.subword_marker(references)
     if marker:
@@ -90,9 +86,6 @@ def score_raw(
         target_lang: language code for sacreBLEU and Moses (default of Moses: English).
         tokenised: whether to detokenise the hypotheses first; None infers it from their punctuation.
         name: of the references, in errors.
-
-    Raises:
-        UserError: see `check_references`.
     """
     check_references(references, hypotheses, name)
     if tokenised is None:

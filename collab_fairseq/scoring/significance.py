@@ -119,9 +119,6 @@ def paired_bootstrap(
         system, baseline: (S, K) statistics of S sentences, for example from `load`.
         score: maps N rows of sums (N, K) to their scores (N).
         samples: number of resamples; at least 19 for a test at the 5 % level.
-
-    Raises:
-        ValueError: the two have different shapes.
     """
     ours, theirs = (numpy.asarray(statistics, dtype=float) for statistics in (system, baseline))
     if ours.shape != theirs.shape:
@@ -145,9 +142,6 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any], names: Seque
 
     Returns:
         None if either lacks sentence statistics.
-
-    Raises:
-        UserError: see `over_seeds`.
     """
     if any(_rows(evaluation, "sacreBLEU") is None for evaluation in (system, baseline)):
         return None

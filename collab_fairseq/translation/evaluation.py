@@ -106,9 +106,6 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
         references: a file, which may have more lines than ``sentences``; None: the target side of the data-bin as
             words, which subword models may have normalised.
         options: of :func:`translate`.
-
-    Raises:
-        UserError: the file cannot be read, or has not one line per hypothesis.
     """
     hypotheses = translate(trained, split, **options)
     if references is None:
@@ -157,9 +154,6 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
 
     Returns:
         ``valid``: the fields of :class:`Loss`; ``bleu``: split → ``score``, ``signature`` and ``references``.
-
-    Raises:
-        TranslationError, UserError: see :func:`test_splits` and :func:`score`.
     """
     tests = test_splits(trained, references, options.get("sentences"))
     size = {name: options[name] for name in ("max_tokens", "sentences") if name in options}

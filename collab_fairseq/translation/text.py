@@ -32,11 +32,7 @@ def splits(trained: TrainedModel) -> List[str]:
 
 
 def dataset(trained: TrainedModel, split: str) -> Any:
-    """fairseq's data set of a split, loaded once.
-
-    Raises:
-        TranslationError: there is no such split, or its text is not in the model's tokens.
-    """
+    """fairseq's data set of a split, loaded once."""
     if split not in trained.task.datasets:
         names = splits(trained)
         if split not in names:
@@ -54,9 +50,6 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
     Args:
         source: lines in the model's tokens, separated by spaces.
         target: translations, aligned with the source; None: the split can only be translated.
-
-    Raises:
-        TranslationError: different numbers of lines, no lines, an existing split, or text in other tokens.
     """
     if name in trained.task.datasets or name in splits(trained):
         raise TranslationError(f"there is already a split {name!r}")

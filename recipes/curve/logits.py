@@ -37,12 +37,8 @@ def logits(layer: AttentionLayer, positions: int) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--layers", type=positive, default=50, metavar="N", help="layers (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--positions", type=positive, default=100, metavar="T", help="positions (default: %(default)s)"
-    )
+    parser.add_argument("--layers", type=positive, default=50, metavar="N", help="layers (default: %(default)s)")
+    parser.add_argument("--positions", type=positive, default=100, metavar="T", help="positions (default: %(default)s)")
     parser.add_argument("--seed", type=positive, default=1, metavar="N", help="random seed (default: %(default)s)")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
