@@ -8,7 +8,7 @@ DASH = "–"
 #: fields that rows can be grouped by, besides paths into records → header
 KEYS = {"heads": "heads", "key_dim": "key dimension", "updates": "updates", "averaged": "averaged"}
 GROUP_BY = ("heads", "key_dim", "updates")
-#: paths into records that have a header of their own
+#: path into records → header
 _PATHS = {"config.optimization.lr": "learning rate"}
 
 #: numbers that are averaged over seeds → header, decimals

@@ -69,7 +69,7 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
         raise UserError(f"{name} must be raw text; got subword units (marker {marker})")
     if text.lower_cased(references, hypotheses):
         raise UserError(
-            f"{name} must be raw text; got lower-cased text: hardly a line has a capital letter, but most hypotheses do"
+            f"{name} must be raw text; got lower-cased text, although the hypotheses have capitals"
         )
 
 

@@ -129,11 +129,11 @@ def test_rejects_damaged_ctranslate2_folder(name, ctranslate2_folder, tmp_path):
 
 
 def test_undamaged_ctranslate2_folder_translates(ctranslate2_folder, torch_folder):
-    found, expected = (
+    translations, expected = (
         collab_fairseq.load(folder).translate(SOURCES[:3], beam=2, max_length=8)
         for folder in (ctranslate2_folder, torch_folder)
     )
-    assert found == expected
+    assert translations == expected
 
 
 def test_export_removes_folders_of_killed_exports(tmp_path):

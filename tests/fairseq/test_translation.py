@@ -60,17 +60,17 @@ def test_loss_equals_fairseq_validate(trained, checkpoint, tiny_data):
     flags = ["--task", "translation", "--max-tokens", "300", "--cpu", "--log-format", "json"]
     log = run("fairseq-validate", tiny_data, "--path", checkpoint, *flags).stdout
     logged = json.loads(re.findall(r"\{.*\"valid_loss\".*\}", log)[-1])
-    found = loss(trained, "valid", max_tokens=300)
-    assert found.loss == pytest.approx(float(logged["valid_loss"]), abs=6e-4)
-    assert found.nll_loss == pytest.approx(float(logged["valid_nll_loss"]), abs=6e-4)
-    assert abs(found.loss - found.nll_loss) > 0.1  # label smoothing is included
+    result = loss(trained, "valid", max_tokens=300)
+    assert result.loss == pytest.approx(float(logged["valid_loss"]), abs=6e-4)
+    assert result.nll_loss == pytest.approx(float(logged["valid_nll_loss"]), abs=6e-4)
+    assert abs(result.loss - result.nll_loss) > 0.1  # label smoothing is included
     sums = load(sentence_losses(trained, "valid", max_tokens=300), "NLL")
-    assert sums[:, 0].sum() / sums[:, 1].sum() == pytest.approx(found.nll_loss, abs=1e-4)
-    assert sums[:, 1].sum() == found.tokens
+    assert sums[:, 0].sum() / sums[:, 1].sum() == pytest.approx(result.nll_loss, abs=1e-4)
+    assert sums[:, 1].sum() == result.tokens
     one = loss(trained, "valid", sentences=1)
     assert sums[0] == pytest.approx([one.nll_loss * one.tokens, one.tokens], abs=1e-3)
-    assert loss(trained, "valid", max_tokens=60).loss == pytest.approx(found.loss, abs=1e-5)
-    assert abs(loss(trained, "test").loss - found.loss) > 1e-3
+    assert loss(trained, "valid", max_tokens=60).loss == pytest.approx(result.loss, abs=1e-5)
+    assert abs(loss(trained, "test").loss - result.loss) > 1e-3
 
 
 def test_translations_equal_fairseq_generate(trained, checkpoint, tiny_data, tmp_path):
@@ -79,17 +79,17 @@ def test_translations_equal_fairseq_generate(trained, checkpoint, tiny_data, tmp
     log.write_text(run("fairseq-generate", tiny_data, "--path", checkpoint, *flags).stdout, encoding="utf-8")
     expected = read_generate_log([log])
     options = {"beam": 3, "lenpen": 0.6, "max_len_b": 12, "max_len_a": 0}
-    found = translate(trained, "test", max_tokens=300, **options)
-    assert found == expected.hypotheses
-    assert translate(trained, "test", sentences=4, **options) == found[:4]
+    translations = translate(trained, "test", max_tokens=300, **options)
+    assert translations == expected.hypotheses
+    assert translate(trained, "test", sentences=4, **options) == translations[:4]
     references = tmp_path / "references"
     references.write_text("".join(f"{line}\n" for line in expected.references), encoding="utf-8")
     scored = score(trained, "test", references, max_tokens=300, **options)
-    assert scored.hypotheses == found
-    assert 0 <= scored.bleu.score == score_raw(found, expected.references, "tgt").bleu.score < 90
-    whole = evaluate(trained, {"test": references}, max_tokens=300)
-    assert whole["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
-    assert whole["bleu"]["test"]["references"] == "references"
+    assert scored.hypotheses == translations
+    assert 0 <= scored.bleu.score == score_raw(translations, expected.references, "tgt").bleu.score < 90
+    evaluation = evaluate(trained, {"test": references}, max_tokens=300)
+    assert evaluation["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
+    assert evaluation["bleu"]["test"]["references"] == "references"
 
 
 #: orders of imports, each in a new Python process
@@ -157,9 +157,9 @@ def test_does_not_read_files_of_initial_weights(trained, tiny_data):
     state = copy.deepcopy({**trained.state, "last_optimizer_state": None})
     for name in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
         setattr(state["cfg"]["model"], name, "/gone/file")
-    found = run_state(state, "model.pt", tiny_data)
-    assert found.model.args.encoder.embed_path is None
-    assert same_model(found.model.state_dict(), trained.model.state_dict())
+    loaded = run_state(state, "model.pt", tiny_data)
+    assert loaded.model.args.encoder.embed_path is None
+    assert same_model(loaded.model.state_dict(), trained.model.state_dict())
 
 
 def test_rejects_text_in_other_units(checkpoint, tiny_data, tmp_path, caplog):

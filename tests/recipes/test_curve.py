@@ -23,20 +23,17 @@ RECIPE = ROOT / "recipes" / "curve"
 RECORD = ROOT / "results" / "runs" / "multi30k-none-dk128-s1-u4000.json"
 
 
-def test_default_scale_uses_key_dim_per_head(tmp_path):
-    run("python", RECIPE / "score_scale.py", 128, tmp_path / "made" / "scaled.pt")
+@pytest.mark.parametrize(("key_dim", "factor", "scale"), [(128, [], 0.25), (256, ["--factor", 0.5], 0.5 * 32**-0.5)])
+def test_score_scale_sets_scale_of_all_layers(key_dim, factor, scale, tmp_path):
+    run("python", RECIPE / "score_scale.py", key_dim, tmp_path / "made" / "scaled.pt", *factor)
     args = Namespace(attention_from=str(tmp_path / "made" / "scaled.pt"))
     inherit_attention(args)
     layer_ids = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
-    assert args.attention_shapes == {layer_id: {"scale": 0.25} for layer_id in layer_ids}  # 16 dimensions per head
-    assert (args.collaborative_heads, args.key_dim) == ("none", 128)
+    assert args.attention_shapes == {layer_id: {"scale": scale} for layer_id in layer_ids}
+    assert (args.collaborative_heads, args.key_dim) == ("none", key_dim)
 
 
-def test_factor_multiplies_default_scale(tmp_path):
-    run("python", RECIPE / "score_scale.py", 256, tmp_path / "scaled.pt", "--factor", 0.5)
-    args = Namespace(attention_from=str(tmp_path / "scaled.pt"))
-    inherit_attention(args)
-    assert {shape["scale"] for shape in args.attention_shapes.values()} == {0.5 * 32**-0.5}  # 32 dimensions per head
+def test_score_scale_rejects_factor_zero(tmp_path):
     done = run("python", RECIPE / "score_scale.py", 256, tmp_path / "zero.pt", "--factor", 0, check=False)
     assert (done.returncode, "--factor: must be positive" in done.stderr) == (2, True)
     assert not (tmp_path / "zero.pt").exists()
@@ -165,11 +162,12 @@ def test_costs_and_figure(tmp_path):
     chance = numpy.random.default_rng(1)
     for path in made:  # intervals get wider with sentence losses
         record = json.loads(path.read_text())
-        for name, found in record["parts"]["losses"].items():
+        for name, losses in record["parts"]["losses"].items():
             if name != "valid":
-                bits = chance.normal(found["nll_loss"], 1, size=50)
-                bits += found["nll_loss"] - bits.mean()  # whose mean is the loss
-                found["sentences"] = "; ".join(f"{each * found['tokens'] / 50} {found['tokens'] / 50}" for each in bits)
+                bits = chance.normal(losses["nll_loss"], 1, size=50)
+                bits += losses["nll_loss"] - bits.mean()  # whose mean is the loss
+                tokens = losses["tokens"] / 50
+                losses["sentences"] = "; ".join(f"{sentence * tokens} {tokens}" for sentence in bits)
         path.write_text(json.dumps(record))
     wider = key_dim_study.costs([load_run(path) for path in made])
     assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])

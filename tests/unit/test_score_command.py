@@ -57,11 +57,12 @@ def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path, capsys)
     assert main(command) == 0
     printed, result = capsys.readouterr().out, json.loads(scores.read_text())
     rows = [side["sentence_statistics"]["rows"]["sacreBLEU"] for side in (result, result["baseline"])]
-    found = paired_bootstrap(*(load(side, "sacreBLEU") for side in rows))
+    comparison = paired_bootstrap(*(load(side, "sacreBLEU") for side in rows))
     better, worse = (BLEU().corpus_score(side, [RAW]).score for side in (RAW[:3] + GUESS[3:], GUESS))
-    assert found.difference == pytest.approx(better - worse) == result["comparison"]["difference"]
-    interval = f"difference           +{better - worse:.2f}, 95 % interval [{found.low:+.2f}, {found.high:+.2f}], p = "
-    assert f"{interval}{found.p_value:.3f}\n" in printed
+    assert comparison.difference == pytest.approx(better - worse) == result["comparison"]["difference"]
+    interval = f"95 % interval [{comparison.low:+.2f}, {comparison.high:+.2f}]"
+    line = f"+{better - worse:.2f}, {interval}, p = {comparison.p_value:.3f}"
+    assert f"\ndifference           {line}\n" in printed
     assert printed.count("\nsacreBLEU ") == 3
     assert f"sacreBLEU of {other} − {log}" in printed
 
@@ -124,10 +125,10 @@ def test_comet_scores_sources_hypotheses_and_references(tmp_path, monkeypatch, c
         assert f"signature {signature}\n" in capsys.readouterr().out
         scores = json.loads((tmp_path / "x.json").read_text())
         rows = load(scores["sentence_statistics"]["rows"]["COMET"], "COMET")
-        found = scores["scores"][-1]
-        assert (found["metric"], found["signature"]) == ("COMET", signature)
-        assert found["score"] == pytest.approx(rows[:, 0].mean(), abs=1e-4)
-        assert 10 < found["score"] < 100
+        score = scores["scores"][-1]
+        assert (score["metric"], score["signature"]) == ("COMET", signature)
+        assert score["score"] == pytest.approx(rows[:, 0].mean(), abs=1e-4)
+        assert 10 < score["score"] < 100
     assert len(samples) == 2 * len(RAW)
     assert samples[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
     assert main([*files, "--comet", "Unbabel/none"]) == 1

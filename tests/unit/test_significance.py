@@ -43,13 +43,13 @@ def test_scores_of_resamples_equal_sacrebleu():
         one, other = (BLEU().corpus_score(side, [picked[2]]).score for side in picked[:2])
         drawn.append(one - other)
     assert corpus_bleu(weights @ rows[0]) - corpus_bleu(weights @ rows[1]) == pytest.approx(drawn, abs=1e-9)
-    whole = [BLEU().corpus_score(side, [references]).score for side in (system, baseline)]
-    found = paired_bootstrap(*rows, samples=50)
-    assert found.difference == pytest.approx(whole[0] - whole[1], abs=1e-9)
+    scores = [BLEU().corpus_score(side, [references]).score for side in (system, baseline)]
+    result = paired_bootstrap(*rows, samples=50)
+    assert result.difference == pytest.approx(scores[0] - scores[1], abs=1e-9)
     scatter = sorted((abs(d - sum(drawn) / 50) for d in drawn), reverse=True)
-    assert found.p_value == (sum(each >= abs(found.difference) for each in scatter) + 1) / 51
+    assert result.p_value == (sum(each >= abs(result.difference) for each in scatter) + 1) / 51
     # 5 % of 51 is two: the second largest
-    assert (found.low, found.high) == pytest.approx([found.difference + s * scatter[1] for s in (-1, 1)], abs=1e-9)
+    assert (result.low, result.high) == pytest.approx([result.difference + s * scatter[1] for s in (-1, 1)], abs=1e-9)
 
 
 def test_swapped_systems_negate_and_seed_determines_the_result():
@@ -126,10 +126,10 @@ def test_scores_of_sums_equal_sacrebleu(metric):
     hypotheses = [*translate(sentences(30), 0.4, 5), "", "ein (Hund)", "... 3,5", "x y z"]
     rows = {"sacreBLEU": bleu_statistics(hypotheses, references)}
     rows.update(other_statistics(hypotheses, references))
-    found = load(rows[metric], metric)
+    sums = load(rows[metric], metric)
     chosen = [range(34), *([n] for n in range(34)), (3, 30), (29, 31, 33), (0, 32, 33)]
     expected = [scorer.corpus_score([hypotheses[n] for n in c], [[references[n] for n in c]]).score for c in chosen]
-    scores = SCORES[metric](numpy.stack([found[list(c)].sum(axis=0) for c in chosen]))
+    scores = SCORES[metric](numpy.stack([sums[list(c)].sum(axis=0) for c in chosen]))
     assert scores == pytest.approx(expected, abs=1e-9)
     assert len(set(expected)) > 15
 
@@ -150,8 +150,8 @@ def test_interval_over_seeds_is_students_t():
     assert interval(scores) == pytest.approx((scores.mean(), expected.low, expected.high))
     # if all seeds are equal, only the sentences contribute
     values = numpy.tile(numpy.random.default_rng(1).normal(30, 20, 500), (3, 1))
-    found, half = interval(numpy.full(3, 30.0), values), 1.95996 * values[0].std(ddof=1) / 500**0.5
-    assert (found.low, found.high) == pytest.approx((30 - half, 30 + half))
+    result, half = interval(numpy.full(3, 30.0), values), 1.95996 * values[0].std(ddof=1) / 500**0.5
+    assert (result.low, result.high) == pytest.approx((30 - half, 30 + half))
     assert interval(scores[:1]) == pytest.approx((37.1, numpy.nan, numpy.nan), nan_ok=True)
 
 
@@ -191,7 +191,7 @@ def test_at_most_five_percent_of_equal_rows_differ(contributions, seeds, shared,
         outside.append(
             (both.low > 0 or both.high < 0, alone.low > 0 or alone.high < 0, *(mean > 1.96 * s for s in naive))
         )
-    found, of_seeds, *naive = numpy.mean(outside, axis=0)
-    assert least <= found <= 0.06
+    rejected, of_seeds, *naive = numpy.mean(outside, axis=0)
+    assert least <= rejected <= 0.06
     assert min(naive) > 0.08
     assert (of_seeds > 0.075) == (shared > 0.1)

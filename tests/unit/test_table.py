@@ -26,11 +26,11 @@ def of_test_a(*runs):
 
 def test_rejects_different_references_and_inconsistent_scores(records):
     one, other = records["none-32-s1"], copy.deepcopy(records["none-None-s1"])
-    found = other["scores"]["test_a"]["sentence_statistics"]
-    digest, rows = found["references_sha256"], found["rows"]["sacreBLEU"].split("; ")
+    stored = other["scores"]["test_a"]["sentence_statistics"]
+    digest, rows = stored["references_sha256"], stored["rows"]["sacreBLEU"].split("; ")
     assert digest == hashlib.sha256("".join(f"{line}\n" for line in sentences()).encode()).hexdigest()
     assert compare(*of_test_a(one, other)) is not None
-    found["references_sha256"] = "0" * 64
+    stored["references_sha256"] = "0" * 64
     sides = [[run["scores"]["test_a"]] * 2 for run in (one, other)]
     for compared in (
         lambda: compare(*of_test_a(one, other)),
@@ -38,7 +38,7 @@ def test_rejects_different_references_and_inconsistent_scores(records):
     ):
         with pytest.raises(UserError, match="none-32-s1 and none-None-s1 must have the same references"):
             compared()
-    found.update(references_sha256=digest, rows={"sacreBLEU": "; ".join([*rows[:-1], "4 4 4 3 2 1"])})
+    stored.update(references_sha256=digest, rows={"sacreBLEU": "; ".join([*rows[:-1], "4 4 4 3 2 1"])})
     with pytest.raises(UserError, match="none-None-s1: sacreBLEU must be the score of its sentence statistics"):
         compare(*of_test_a(one, other))
     del other["scores"]["test_a"]["sentence_statistics"]
@@ -65,10 +65,10 @@ def test_numbers_are_means_and_sample_deviations(runs, files, records):
     assert [(row["heads"], row["key dimension"]) for row in rows] == expected_rows
     scores = sacrebleu_scores(records, "none-32-")
     runs = [records[f"none-32-s{seed}"] for seed in SEEDS]
-    found = expected_interval(runs, "test_a", "sacreBLEU")
-    assert found.mean == pytest.approx(statistics.mean(scores))
+    limits = expected_interval(runs, "test_a", "sacreBLEU")
+    assert limits.mean == pytest.approx(statistics.mean(scores))
     expected = {
-        "sacreBLEU test_a": f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]",
+        "sacreBLEU test_a": f"{limits.mean:.2f} [{limits.low:.2f}, {limits.high:.2f}]",
         "updates": "2,500",
         "seeds": "3",
         "validation loss": "5.200 ± 0.100",
@@ -144,15 +144,15 @@ def test_compares_with_baseline_paired_by_seed(runs, records):
     ]
     pairs = zip(sacrebleu_scores(records, "decoder"), sacrebleu_scores(records, "none-32-"), strict=True)
     sides = [[records[f"{name}-32-s{seed}"] for seed in SEEDS] for name in ("decoder_cross_encoder", "none")]
-    found = expected_interval(sides[0], "test_a", "sacreBLEU", sides[1])
-    assert found.mean == pytest.approx(statistics.mean(a - b for a, b in pairs))
-    assert found.low > 0  # hence the star
-    assert rows[2]["difference in sacreBLEU"] == f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] *"
+    limits = expected_interval(sides[0], "test_a", "sacreBLEU", sides[1])
+    assert limits.mean == pytest.approx(statistics.mean(a - b for a, b in pairs))
+    assert limits.low > 0  # hence the star
+    assert rows[2]["difference in sacreBLEU"] == f"{limits.mean:+.2f} [{limits.low:+.2f}, {limits.high:+.2f}] *"
     assert text.endswith("and the sentences (jackknife), paired by seed. A star: the interval excludes 0.\n")
-    found = expected_interval(sides[0], "test_a", "chrF++", sides[1])
+    limits = expected_interval(sides[0], "test_a", "chrF++", sides[1])
     markdown = table.markdown_table(runs, baselines=["none-32-s2"], columns=["chrf++", "ter"])
     last = rows_of(markdown[markdown.index("Compared with") :].split("\n\n", 1)[1])[2]
-    assert last["difference in chrF++"].startswith(f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]")
+    assert last["difference in chrF++"].startswith(f"{limits.mean:+.2f} [{limits.low:+.2f}, {limits.high:+.2f}]")
     assert last["difference in TER"].startswith("-")
     equal = table.markdown_table(runs, baselines=["none-None-s1"])
     equal = rows_of(equal[equal.index("Compared with") :].split("\n\n", 1)[1])[2]["difference in sacreBLEU"]
@@ -260,8 +260,8 @@ def test_cached_numbers_equal_cache_of_layers(heads):
     ]:  # fmt: skip
         model = {**sizes, "collaborative_heads": sites, "key_dim": key_dim, **shared}
         assert cache({"config": {"model": model}}) == expected
-    narrow = {**sizes, "collaborative_heads": "decoder", "key_dim": 32, "decoder_key_dim": 8}
-    assert cache({"config": {"model": narrow}}) == 8 + 64
+    small = {**sizes, "collaborative_heads": "decoder", "key_dim": 32, "decoder_key_dim": 8}
+    assert cache({"config": {"model": small}}) == 8 + 64
     assert cache({"config": {"model": {**model, "attention_shapes": {"decoder.0": {}}}}}) is None
     assert cache({"config": {"model": {}}}) is None  # not a transformer
 
