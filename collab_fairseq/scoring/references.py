@@ -68,9 +68,7 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
     if marker:
         raise UserError(f"{name} must be raw text; got subword units (marker {marker})")
     if text.lower_cased(references, hypotheses):
-        raise UserError(
-            f"{name} must be raw text; got lower-cased text, although the hypotheses have capitals"
-        )
+        raise UserError(f"{name} must be raw text; got lower-cased text, although the hypotheses have capitals")
 
 
 def score_raw(

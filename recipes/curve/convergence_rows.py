@@ -91,8 +91,8 @@ def fieller(numerators: Sequence[float], denominators: Sequence[float], level: f
     """Ratio of two means over the same seeds, with Fieller's interval.
 
     E. C. Fieller (1954), "Some problems in interval estimation", JRSS B 16(2). For means a and b with variances v_aa
-    and v_bb and covariance v_ab, the limits r solve (a − r b)² = t² (v_aa − 2 r v_ab + r² v_bb). They are infinite if b is
-    not distinguishable from 0.
+    and v_bb and covariance v_ab, the limits r solve (a − r b)² = t² (v_aa − 2 r v_ab + r² v_bb). They are infinite if b
+    is not distinguishable from 0.
     """
     n = len(numerators)
     a, b = sum(numerators) / n, sum(denominators) / n

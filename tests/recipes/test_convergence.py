@@ -45,11 +45,11 @@ def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None):
     return path
 
 
-def study(folder, c, s, f=(0.0, 0.01, -0.01, 0.0, 0.005), **of_f):
+def study(folder, c, s, factor=None):
     """Write records of five seeds; test NLLs are offsets from 3."""
-    offsets = {"F": f, "S": s, "C": c}
+    offsets = {"F": (0.0, 0.01, -0.01, 0.0, 0.005), "S": s, "C": c}
     return [
-        record(folder, row, seed, 3 + offset, **(of_f if row == "F" else {}))
+        record(folder, row, seed, 3 + offset, factor=factor if row == "F" else None)
         for row, values in offsets.items()
         for seed, offset in enumerate(values, start=1)
     ]

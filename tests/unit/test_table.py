@@ -182,7 +182,7 @@ def test_reports_missing_values(runs):
 def test_rejects_runs_with_same_seed_or_different_settings(runs):
     with pytest.raises(UserError, match=r"none-32-s1, none-32-s1, .* have the same seed 1"):
         frame([*runs, next(run for run in runs if run["name"] == "none-32-s1")], table.GROUP_BY)
-    with pytest.raises(UserError, match=r"differ in config\.model\.key_dim; group by it as well"):
+    with pytest.raises(UserError, match=r"differ in config\.model\.key_dim: group by it as well"):
         frame(runs, ["heads"])
     changed = next(run for run in runs if run["name"] == "none-32-s2")
     changed["config"]["model"]["dropout"] = 0.1

@@ -30,7 +30,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
     (tmp_path / "taken.svg").mkdir()
     targets = {"nowhere/r.svg": f"there is no folder {tmp_path / 'nowhere'}", "taken.svg": "it is a directory"}
     if os.path.isdir(READ_ONLY):
-        targets[f"{READ_ONLY}/r.svg"] = f"{READ_ONLY} ("
+        targets[f"{READ_ONLY}/r.svg"] = f"cannot create files in {READ_ONLY} ("
     for target, reason in targets.items():
         assert main([*command, target]) == 1
         error = capsys.readouterr().err
