@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--inputs must be one folder with a number of checkpoints; got {len(args.inputs)} paths")
     if not number and os.path.isdir(args.inputs[0]):
         raise UserError(
-            f"--inputs must be checkpoints; got the folder {args.inputs[0]}: choose some of its checkpoints with "
+            f"--inputs must be checkpoints; got the folder {args.inputs[0]}: set how many of its checkpoints with "
             "--num-epoch-checkpoints or --num-update-checkpoints"
         )
     check_new(args.output)

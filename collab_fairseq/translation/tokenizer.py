@@ -84,7 +84,7 @@ def _check_card(card: Card) -> None:
         raise TranslationError(f"files must be {', '.join(sorted(expected))}; got {', '.join(card.files)}")
     lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(length) is int and length > 1 for length in lengths):
-        raise TranslationError(f"the maximum lengths must be at least 2 tokens; got {lengths}")
+        raise TranslationError(f"the longest sentences must have at least 2 tokens; got {lengths}")
     types = {"moses": (bool,), "lowercase": (bool,), "made_from": (dict,), "licence": (str, type(None))}
     for name, allowed in types.items():
         if not isinstance(getattr(card, name), allowed):
