@@ -4,9 +4,8 @@
     collab average --inputs checkpoints --num-epoch-checkpoints 10 --checkpoint-upper-bound 50 --output averaged.pt
     collab average --inputs a.pt b.pt c.pt --output averaged.pt
 
-The flags are those of fairseq's scripts/average_checkpoints.py. Sums are kept in float64 whatever the stored type,
-shared embeddings stay shared, and the result records its inputs (extra_state.averaged_from). The output appears whole
-or not at all.
+The flags are those of fairseq's scripts/average_checkpoints.py. Sums are accumulated in float64, shared embeddings stay
+shared, and the result lists its inputs (extra_state.averaged_from). The output is written atomically.
 """
 
 import argparse
@@ -22,13 +21,13 @@ HELP = "average checkpoints"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or the folder that holds them")
+    add("--inputs", required=True, nargs="+", metavar="PATH", help="checkpoints, or their folder")
     add("--output", required=True, metavar="FILE", help="the averaged checkpoint, a new file")
     add = parser.add_mutually_exclusive_group().add_argument
-    text = "the newest N of {} in the folder --inputs"
+    text = "average the newest N of {} in the folder --inputs"
     add("--num-epoch-checkpoints", type=positive, metavar="N", help=text.format("checkpointE.pt"))
     add("--num-update-checkpoints", type=positive, metavar="N", help=text.format("checkpoint_E_U.pt"))
-    text = "leave out epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N"
+    text = "ignore epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N"
     parser.add_argument("--checkpoint-upper-bound", type=int, metavar="N", help=text)
 
 
@@ -37,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
     if not number:
         refuse(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")
     if number and len(args.inputs) != 1:
-        raise UserError(f"with a number of checkpoints --inputs must be one folder, got {len(args.inputs)} paths")
+        raise UserError(f"--inputs must be one folder with a number of checkpoints; got {len(args.inputs)} paths")
     if not number and os.path.isdir(args.inputs[0]):
         raise UserError(
-            f"{args.inputs[0]} is a folder: say how many of its checkpoints with --num-epoch-checkpoints or "
-            "--num-update-checkpoints, or name the files"
+            f"--inputs must be checkpoints; got the folder {args.inputs[0]}: set how many of its checkpoints with "
+            "--num-epoch-checkpoints or --num-update-checkpoints"
         )
     check_new(args.output)
     from collab_fairseq import checkpoints

@@ -8,11 +8,11 @@
     collab score translations.de --baseline others.de --reference test.de
     collab score translations.de --reference test.de --source test.en --comet Unbabel/wmt22-comet-da
 
-The log may be sorted or not, have n-best lists, or come in shards; plain text has one translation per line. Raw text is
-Moses-tokenised for the first two scores, tokenised text is detokenised for all others. Compare sacreBLEU across papers,
-the first two only with the same score; for TER less is better. --baseline compares two systems'
-sacreBLEU by a paired bootstrap over the sentences. --comet needs `pip install unbabel-comet` and a model of it, by its
-checkpoint or its name; the score is 100 times COMET's.
+The log may be unsorted, have n-best lists, or be split into shards; plain text has one translation per line. Raw text
+is Moses-tokenised for the first two scores; tokenised text is detokenised for all others. sacreBLEU is comparable
+across papers, the first two only with the same score; lower TER is better. --baseline compares the sacreBLEU of two
+systems by a paired bootstrap over the sentences. --comet needs `pip install unbabel-comet` and a COMET model, a
+checkpoint or a name; the score is multiplied by 100.
 """
 
 import argparse
@@ -27,26 +27,27 @@ from fairseq_modern.errors import UserError
 
 if TYPE_CHECKING:
     from collab_fairseq.scoring.evaluation import Evaluation
+    from collab_fairseq.scoring.significance import Comparison
 
 HELP = "score translations, or compare two systems"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = "output of fairseq-generate (or fairseq-interactive), or its shards; or one file of plain text"
+    text = "output of fairseq-generate or fairseq-interactive, or its shards; or one file of plain text"
     add("logs", nargs="+", metavar="FILE", help=text)
-    text = "raw, never tokenised references, line i for sentence id i (default: the log's own)"
+    text = "raw, untokenised references; line i belongs to sentence id i (default: references of the log)"
     add("--reference", metavar="FILE", help=text)
     add("--baseline", nargs="+", metavar="FILE", help="another system in the same form, to compare with")
-    text = "language of the translations (default: that of the log, else the ending of --reference, such as test.de)"
+    text = "language of the translations (default: that of the log, else the suffix of --reference, such as test.de)"
     add("--target-lang", metavar="LANG", help=text)
-    text = "whether the text is tokenised (default: auto, judged by the blanks before its punctuation marks)"
+    text = "whether the text is tokenised (default: auto, inferred from spaces before punctuation marks)"
     add("--tokenized", "--tokenised", choices=("auto", "yes", "no"), default="auto", help=text)
-    add("--comet", metavar="MODEL", help="also score with this model of COMET, model.ckpt or a name; needs --source")
-    add("--source", metavar="FILE", help="raw text that was translated, line i for sentence id i, for --comet")
+    text = "also score with this COMET model, a checkpoint (model.ckpt) or a name; needs --source"
+    add("--comet", metavar="MODEL", help=text)
+    add("--source", metavar="FILE", help="raw source text for --comet; line i belongs to sentence id i")
     add("--json", metavar="FILE", help="also write the scores to FILE")
-    text = "also write the translations to FILE, gzipped, in the order of the test set"
-    add("--hypotheses", metavar="FILE.gz", help=text)
+    add("--hypotheses", metavar="FILE.gz", help="also write the translations to FILE.gz, in the order of the test set")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,37 +56,42 @@ def run(args: argparse.Namespace) -> int:
         from collab_fairseq.translation.tokenizer import check_language
 
         check_language(args.target_lang)
+    from collab_fairseq.scoring import significance
     from collab_fairseq.scoring.evaluation import evaluate
     from collab_fairseq.scoring.generate_log import read_translations
 
     if (args.comet is None) != (args.source is None):
-        raise UserError("--comet MODEL and --source FILE go together")
+        raise UserError("--comet and --source must be given together")
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
-    systems = [files for files in (args.logs, args.baseline) if files]
     options = {"target_lang": args.target_lang, "tokenised": tokenised, "source": args.source, "comet": args.comet}
-    results = [evaluate(files, args.reference, **options) for files in systems]
-    lines = [line for files, result in zip(systems, results, strict=True) for line in _lines(files, result)]
-    content: Dict[str, Any] = asdict(results[0])
+    result = evaluate(args.logs, args.reference, **options)
+    lines = _lines(args.logs, result)
+    content: Dict[str, Any] = asdict(result)
     if args.baseline:
-        content.update(_compared([", ".join(files) for files in systems], content, asdict(results[1]), lines))
+        other = evaluate(args.baseline, args.reference, **options)
+        baseline = asdict(other)
+        names = [", ".join(files) for files in (args.logs, args.baseline)]
+        comparison = significance.compare(content, baseline, names)
+        if comparison is None:
+            raise UserError("--baseline compares sacreBLEU, which needs a raw --reference for tokenised text")
+        lines += [*_lines(args.baseline, other), *_comparison_lines(comparison, names)]
+        content["baseline"] = baseline
+        content["comparison"] = {**comparison._asdict(), "method": significance.METHOD}
     if args.json:
         write_json(content, args.json)
     if args.hypotheses:
-        lines_of_text = "".join(f"{line}\n" for line in read_translations(args.logs).hypotheses)
-        write_bytes(gzip.compress(lines_of_text.encode("utf-8"), mtime=0), args.hypotheses)
+        text = "".join(f"{line}\n" for line in read_translations(args.logs).hypotheses)
+        write_bytes(gzip.compress(text.encode("utf-8"), mtime=0), args.hypotheses)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
-def _names(files: Sequence[str]) -> str:
-    return ", ".join(os.path.basename(file) for file in files)
-
-
 def _lines(files: Sequence[str], result: "Evaluation") -> List[str]:
     """The printed lines of a system."""
+    names = ", ".join(os.path.basename(file) for file in files)
     form = "tokenised" if result.tokenised else "raw, not tokenised"
     form += " (assumed)" if result.tokenised_assumed else ""
-    lines = [f"{_names(files)}: {result.sentences} sentences, language {result.target_lang}, text is {form}"]
+    lines = [f"{names}: {result.sentences} sentences, language {result.target_lang}, text is {form}"]
     for score in result.scores:
         lines.append(f"{score.metric:<20} {score.line()}")
         lines.append(f"{'':<20} {score.compared}")
@@ -94,17 +100,12 @@ def _lines(files: Sequence[str], result: "Evaluation") -> List[str]:
     return lines + result.remarks
 
 
-def _compared(names: List[str], system: Any, baseline: Any, lines: List[str]) -> Dict[str, Any]:
-    """Add the difference of two systems to the printed lines; returns its part of --json."""
-    from collab_fairseq.scoring import significance
+def _comparison_lines(comparison: "Comparison", names: Sequence[str]) -> List[str]:
+    from collab_fairseq.scoring.significance import METHOD, SAMPLES
 
-    comparison = significance.compare(system, baseline, names)
-    if comparison is None:
-        raise UserError("--baseline compares sacreBLEU, and tokenised text needs a raw --reference for it")
-    interval = f"[{comparison.low:+.2f}, {comparison.high:+.2f}]"
-    lines.append(
-        f"{'difference':<20} {comparison.difference:+.2f}, 95 % interval {interval}, p = {comparison.p_value:.3f}"
-    )
-    lines.append(f"{'':<20} sacreBLEU of {names[0]} − {names[1]}")
-    lines.append(f"{'':<20} {significance.METHOD}, {significance.SAMPLES:,} resamples")
-    return {"baseline": baseline, "comparison": {**comparison._asdict(), "method": significance.METHOD}}
+    interval = f"95 % interval [{comparison.low:+.2f}, {comparison.high:+.2f}]"
+    return [
+        f"{'difference':<20} {comparison.difference:+.2f}, {interval}, p = {comparison.p_value:.3f}",
+        f"{'':<20} sacreBLEU of {names[0]} − {names[1]}",
+        f"{'':<20} {METHOD}, {SAMPLES:,} resamples",
+    ]

@@ -6,12 +6,12 @@
     collab table RECORD ... --figure results/curves.svg
     collab table results/runs/curve-*-u2000.json results/published/*.json --figure results/curve.svg --x width
 
-One row per configuration, the mean over its seeds, scores with 95 % intervals over seeds and sentences. With --baseline
-every other row is compared with that run's row by the seeds that both have; a star marks differences whose interval
-does not contain 0. With --marker the table replaces the text between the lines <!-- NAME --> and <!-- /NAME --> of the
-file. The same records give the same table. --x width draws the cost of reducing the key dimension: the loss above that
-of standard heads at the full key dimension and, next to it, the BLEU that published runs lose. This needs pandas and,
-for --figure, matplotlib: the extra `plots` of this project.
+One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
+compares every other row with the row of that run, paired by seed; a star marks differences whose interval excludes
+0. --marker replaces the text between the lines <!-- NAME --> and <!-- /NAME --> of the file. The same records give
+the same table. --x width draws the cost of reducing the key dimension: the difference in NLL from standard heads at
+the full key dimension and, for published runs, the difference in BLEU. Needs pandas and, for --figure, matplotlib:
+the extra `plots` of this project.
 """
 
 import argparse
@@ -31,20 +31,25 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD", help="records of training runs, in any order")
-    add("--columns", type=_names, metavar="A,B,...",
-        help=f"which columns, in this order, of: those of --group-by, {', '.join((*COLUMNS, *ON_REQUEST))}; a score "
-        "followed by a test set is of that one: 'nll all tests' (default: all that have a value)")  # fmt: skip
-    add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...",
-        help="fields that distinguish the rows: heads, key_dim, updates or a path into the records such as "
-        "config.model.dropout (default: heads,key_dim,updates)")  # fmt: skip
+    columns = ", ".join((*COLUMNS, *ON_REQUEST))
+    text = (
+        f"columns to show, in this order: those of --group-by, {columns}; a score is shown for all test sets, or for "
+        "the one after its name: 'nll all tests' (default: all with a value)"
+    )
+    add("--columns", type=_names, metavar="A,B,...", help=text)
+    text = (
+        "fields that distinguish the rows: heads, key_dim, updates, averaged or a path into the records such as "
+        "config.model.dropout (default: heads,key_dim,updates)"
+    )
+    add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...", help=text)
     text = "name of a run: compare the other rows with its row; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add_page(parser)
-    add("--figure", metavar="FILE", help="draw a figure instead: FILE.png or FILE.svg")
-    text = "of the figure: scores against parameters or wall_time; cost against width; validation loss against updates"
+    add("--figure", metavar="FILE", help="draw a figure (FILE.png or FILE.svg) instead of a table")
+    text = "validation loss against updates, cost against width, or scores against parameters or wall_time"
     against = ("updates", "width", "parameters", "wall_time")
-    add("--x", choices=against, default="updates", help=f"{text} (default: updates)")
-    text = "score against --x parameters or wall_time (default: sacrebleu)"
+    add("--x", choices=against, default="updates", help=f"what --figure draws: {text} (default: updates)")
+    text = "score to draw against parameters or wall_time (default: sacrebleu)"
     add("--y", choices=("sacrebleu", "chrf", "compound_split", "tokenised"), default="sacrebleu", help=text)
 
 
@@ -57,13 +62,13 @@ def _names(text: str) -> List[str]:
 
 def run(args: argparse.Namespace) -> int:
     if args.figure:
-        refuse(args, ("output", "columns", "baseline"), "is of a table, and --figure draws instead of one")
+        refuse(args, ("output", "columns", "baseline"), "is for tables, not for --figure")
     else:
         refuse(args, ("x", "y"), "needs --figure")
     if args.x in ("updates", "width"):
-        refuse(args, ("y",), f"does not go with --x {args.x}, which draws the loss")
+        refuse(args, ("y",), "needs --x parameters or --x wall_time")
     if args.x == "width":
-        refuse(args, ("group_by",), "does not go with --x width, which draws both attention types")
+        refuse(args, ("group_by",), "does not apply to --x width, which groups by attention type")
     check_figure(args.figure)
     folder = check_page(args)
     from collab_fairseq.records import figures, key_dim_study, table
@@ -71,9 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
     runs = [load_run(path) for path in args.records]
     if not args.figure:
-        publish(args, table.markdown_table(
-            runs, columns=args.columns, group_by=args.group_by, baselines=args.baseline, folder=folder
-        ))  # fmt: skip
+        options = {"columns": args.columns, "group_by": args.group_by, "baselines": args.baseline}
+        publish(args, table.markdown_table(runs, folder=folder, **options))
         return 0
     if args.x == "width":
         key_dim_study.draw(runs, args.figure)

@@ -1,1 +1,1 @@
-"""Records of runs: every number in a table or a README comes from one."""
+"""Records of runs, the source of every number in a table or README; tables and figures from records."""

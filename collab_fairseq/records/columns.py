@@ -1,29 +1,51 @@
-"""Columns of tables and axes of figures, by the names that flags have for them."""
+"""Columns of tables and axes of figures: names on the command line, headers and decimals."""
+
+from typing import Any
 
 #: a cell without a value
 DASH = "–"
 
-#: headers of what rows can be grouped by
-KEYS = {"heads": "heads", "key_dim": "key dim", "updates": "updates", "averaged": "averaged"}
+#: fields that rows can be grouped by, besides paths into records → header
+KEYS = {"heads": "heads", "key_dim": "key dimension", "updates": "updates", "averaged": "averaged"}
 GROUP_BY = ("heads", "key_dim", "updates")
+#: path into records → header
+_PATHS = {"config.optimization.lr": "learning rate"}
 
-#: header and decimals of numbers that are averaged over seeds
+#: numbers that are averaged over seeds → header, decimals
 NUMBERS = {
-    "parameters": ("parameters", 0), "cache": ("cached numbers", 0), "valid_loss": ("validation loss", 3),
-    "words_per_second": ("words/s", 0), "wall_time": ("training (h)", 2), "peak_memory": ("peak memory (GiB)", 2),
-}  # fmt: skip
-#: those that depend on the machine
+    "parameters": ("parameters", 0),
+    "cache": ("cached numbers", 0),
+    "valid_loss": ("validation loss", 3),
+    "words_per_second": ("words/s", 0),
+    "wall_time": ("training (h)", 2),
+    "peak_memory": ("peak memory (GiB)", 2),
+}
+#: numbers that depend on the machine
 MACHINES = ("words_per_second", "wall_time", "peak_memory")
 
-#: scores of a test set: name of the column → metric in the record; the last is a loss, in bits per token
+#: scores of a test set → metric in the record; NLL is a loss in bits per token
 METRICS = {
-    "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF",
-    "chrf++": "chrF++", "ter": "TER", "comet": "COMET", "nll": "nll",
-}  # fmt: skip
+    "tokenised": "tokenised BLEU",
+    "compound_split": "compound-split BLEU",
+    "sacrebleu": "sacreBLEU",
+    "chrf": "chrF",
+    "chrf++": "chrF++",
+    "ter": "TER",
+    "comet": "COMET",
+    "nll": "NLL",
+}
 
-#: the columns after those that the rows are grouped by
-COLUMNS = (
-    "seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf", *MACHINES
-)  # fmt: skip
-#: columns that are shown on request only
+#: columns shown by default, after those that rows are grouped by
+COLUMNS = ("seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf", *MACHINES)
+#: columns shown on request only
 ON_REQUEST = ("nll", "chrf++", "ter", "comet")
+
+
+def header(field: str) -> str:
+    """The header of a field that rows are grouped by."""
+    return KEYS.get(field) or _PATHS.get(field) or field.removeprefix("config.")
+
+
+def described(field: str, value: Any) -> str:
+    """A field and its value in words; the attention type needs no field name."""
+    return str(value) if field == "heads" else f"{header(field)} {value}"

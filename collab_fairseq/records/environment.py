@@ -1,4 +1,4 @@
-"""The software and hardware of this machine, without its name or paths."""
+"""Software and hardware of this machine, without its name or paths."""
 
 import contextlib
 import datetime
@@ -11,18 +11,26 @@ from typing import Any, Dict, Optional
 from fairseq_modern import processor
 
 PACKAGES = (
-    "torch", "fairseq", "numpy", "sacrebleu", "sacremoses", "sentencepiece", "hydra-core", "omegaconf",
-    "collab_fairseq", "ctranslate2",
-)  # fmt: skip
+    "torch",
+    "fairseq",
+    "numpy",
+    "sacrebleu",
+    "sacremoses",
+    "sentencepiece",
+    "hydra-core",
+    "omegaconf",
+    "collab_fairseq",
+    "ctranslate2",
+)
 
 
 def circumstances(folder: str, *, device: str, threads: Optional[int] = None) -> Dict[str, Any]:
-    """The circumstances of a result: the fields `created`, `versions`, `commit` and `hardware` of records.
+    """The fields `created`, `versions`, `commit` and `hardware` of records.
 
     Args:
         folder: of the code, for its commit.
-        device: "cpu" or "gpu", that it ran on.
-        threads: of the CPU.
+        device: "cpu" or "gpu".
+        threads: number of CPU threads.
     """
     return {
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -40,7 +48,7 @@ def version(package: str) -> Optional[str]:
 
 
 def commit(folder: str) -> Dict[str, Any]:
-    """The git commit of the code in `folder` and whether tracked files differ from it; both None outside a repository.
+    """The git commit of `folder` and whether tracked files differ from it; both None outside a repository.
 
     A folder without tracked files, such as a virtual environment within a checkout, counts as outside.
     """

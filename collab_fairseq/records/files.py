@@ -1,4 +1,4 @@
-"""Write small files atomically; check beforehand that a file can be written."""
+"""Atomic writing of small files, and checks that files can be written."""
 
 import json
 import os
@@ -10,11 +10,7 @@ from fairseq_modern.files import PathLike, atomic_write
 
 
 def check_targets(*paths: Optional[PathLike]) -> None:
-    """Check, before any work, that files can be written under these names; None is left out.
-
-    Raises:
-        UserError: the folder is missing or cannot be written to, or the name is not that of a file.
-    """
+    """Raise UserError unless a file can be written to each path; None passes."""
     for path in paths:
         if path is None:
             continue
@@ -22,15 +18,16 @@ def check_targets(*paths: Optional[PathLike]) -> None:
         if not os.path.isdir(folder):
             raise UserError(f"cannot write {name}: there is no folder {folder}")
         if os.path.exists(name) and not os.path.isfile(name):
-            raise UserError(f"cannot write {name}: it is {'a directory' if os.path.isdir(name) else 'no file'}")
-        try:  # permissions do not show read-only disks and quotas
+            kind = "a directory" if os.path.isdir(name) else "not a regular file"
+            raise UserError(f"cannot write {name}: it is {kind}")
+        try:  # permissions do not reveal read-only disks and quotas
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise UserError(f"cannot write {name}: {folder} takes no files ({error.strerror})") from error
+            raise UserError(f"cannot write {name}: cannot create files in {folder} ({error.strerror})") from error
 
 
 def write_bytes(data: bytes, path: PathLike) -> None:
-    """Write a file atomically: on an error `path` stays as it was."""
+    """Write a file atomically: if this fails, `path` remains unchanged."""
     with atomic_write(os.fspath(path)) as stream:
         stream.write(data)
 
@@ -41,5 +38,5 @@ def write_text(text: str, path: PathLike) -> None:
 
 
 def write_json(data: Any, path: PathLike) -> None:
-    """Write data as indented JSON, atomically; NaN and infinity, which JSON lacks, are an error."""
+    """Write indented JSON atomically; NaN and infinity, which JSON lacks, raise an error."""
     write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)

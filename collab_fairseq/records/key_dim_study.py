@@ -1,7 +1,7 @@
-"""The cost of reducing the key dimension, with standard and collaborative heads (Figure 3 of Cordonnier et al. 2020).
+"""The cost of reducing the key dimension of standard and collaborative heads (Figure 3 of Cordonnier et al. 2020).
 
-The loss of a run is its negative log-likelihood on all its test sets, in bits per token. The cost of a row of runs is
-its loss above that of standard heads at the full key dimension (the model's width), seed by seed.
+The loss of a run is its negative log-likelihood on all test sets, in bits per token. The cost of a row is its loss
+minus that of standard heads at the full key dimension (the width of the model), paired by seed.
 """
 
 import itertools
@@ -11,79 +11,78 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import TrainingRecord, key_dim, lookup
+from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim, lookup
 from collab_fairseq.records.scores import ALL, evaluation, score, test_sets
 from collab_fairseq.scoring.significance import Interval, over_seeds
 from fairseq_modern.errors import UserError
 
 ATTENTION_TYPES = ("standard", "collaborative")
-#: attention type and key dim
+#: attention type and key dimension
 Row = Tuple[str, int]
-#: key dimension / width → as it is shown
+#: key dimension / width → its label
 _SHARES = {1 / 16: "1/16", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "1"}
 _OFFSET = 1.035
-#: a test set → the corpus that it belongs to, in figures
+#: test set → its corpus, for figures
 _CORPORA = {"test_2016_flickr": "Multi30k En–De", "newstest2014": "WMT14 En–De"}
 
 
-def rows(runs: Iterable[TrainingRecord]) -> Dict[Row, Dict[Optional[int], TrainingRecord]]:
-    """Row → seed → run.
+class _Panel(NamedTuple):
+    title: str
+    label: str
+    by_row: Dict[Row, Interval]
+    width: int
+    missing: str  # label of missing runs
 
-    Raises:
-        UserError: two runs of one row and seed.
-    """
+
+def rows(runs: Iterable[TrainingRecord]) -> Dict[Row, Dict[Optional[int], TrainingRecord]]:
+    """Row → seed → run; raises UserError if two runs have the same row and seed."""
     by_row: Dict[Row, Dict[Optional[int], TrainingRecord]] = {}
     for run in runs:
-        collaborative = lookup(run, "config.model.collaborative_heads") not in (None, "none")
-        row = (ATTENTION_TYPES[collaborative], key_dim(run["config"]["model"], "encoder"))
+        row = (ATTENTION_TYPES[is_collaborative(run)], key_dim(run["config"]["model"], "encoder"))
         seeds = by_row.setdefault(row, {})
         if run["seed"] in seeds:
-            raise UserError(f"a row must have one run per seed, but {run['name']} is the second of seed {run['seed']}")
+            raise UserError(f"a row must have one run per seed; {run['name']} is the second of seed {run['seed']}")
         seeds[run["seed"]] = run
     return by_row
 
 
 def loss(run: TrainingRecord) -> float:
-    """Bits per token over all test sets.
-
-    Raises:
-        UserError: the record has no loss of a test set.
-    """
-    bits = score(run, ALL, "nll")
+    """Bits per token over all test sets; raises UserError if the record has none."""
+    bits = score(run, ALL, METRICS["nll"])
     if bits is None:
         raise UserError(f"{run['name']} has no loss of a test set")
     return bits
 
 
 def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
-    """Row → its loss above that of standard heads at the full key dimension, with a 95 % interval.
+    """Row → its loss minus that of standard heads at the full key dimension, with a 95 % interval.
 
     Rows are compared by the seeds that both have.
 
     Raises:
-        UserError: there are no runs of standard heads at the full key dimension; see also `rows`.
-        UserError: a run has no loss of a test set, or was trained on other data.
+        UserError: no runs of standard heads at the full key dimension, two runs of one row and seed, a run without
+            losses, or different data.
     """
-    width = runs[0]["config"]["model"]["encoder_embed_dim"]
+    width = _width(runs)
     by_row = rows(runs)
     full = by_row.get((ATTENTION_TYPES[0], width))
     if not full:
-        raise UserError(f"expected runs of standard heads at key dim {width}, the width, to compare the others with")
+        raise UserError(f"runs of standard heads at the full key dimension, {width}, are needed as the baseline")
     result: Dict[Row, Interval] = {}
     for row, by_seed in by_row.items():
         seeds = [seed for seed in by_seed if seed in full]
         if seeds:
             sides = [[side[seed] for seed in seeds] for side in (by_seed, full)]
             names = [f"{run['name']} ({ALL})" for side in sides for run in side]
-            scored = [[evaluation(run, ALL, "nll") for run in side] for side in sides]
-            result[row], _ = over_seeds(*scored, metric="nll", names=names)
+            scored = [[evaluation(run, ALL, METRICS["nll"]) for run in side] for side in sides]
+            result[row], _ = over_seeds(*scored, metric=METRICS["nll"], names=names)
     return result
 
 
 def equivalent_key_dim(losses: Mapping[int, float], value: float) -> str:
-    """The smallest key dim with at most this loss, interpolated in log2 between those of key dim → loss.
+    """The smallest key dimension with at most this loss, interpolated in log2 between key dimensions → losses.
 
-    Outside of them it is `< ` the smallest or `> ` the largest key dim.
+    Outside of their range it is `< ` the smallest or `> ` the largest key dimension.
     """
     dims = sorted(losses)
     if value > losses[dims[0]]:
@@ -96,41 +95,34 @@ def equivalent_key_dim(losses: Mapping[int, float], value: float) -> str:
 
 
 def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
-    """Difference to the full key dimension against key dimension / width, a line for each attention type.
+    """Draw the difference from the full key dimension against key dimension / width, a line per attention type.
 
-    A panel for measured runs, in NLL with intervals and an axis that points down, and one for published runs, in BLEU.
+    Measured runs have a panel in NLL with intervals and an inverted axis, published runs a panel in BLEU.
 
     Args:
         runs: records of one model's training runs, those of `results/published`, or both.
-        path: a .png or .svg file, which is written atomically.
-
-    Raises:
-        UserError: there is nothing to draw. UserError: see `costs`.
+        path: a .png or .svg file.
     """
     published = [run for run in runs if "published" in run]
     measured = [run for run in runs if "published" not in run]
     if not runs:
         raise UserError("nothing to draw: there is no record")
-    about = [
-        "Differences from standard heads at the full key dimension, which are zero by definition.",
-        "Up is better.",
-    ]
+    notes = ["Differences from standard heads at the full key dimension (zero by definition).", "Up is better."]
     panels: List[_Panel] = []
     if measured:
+        corpus = _corpus(measured)
         label = "difference in NLL, bits per token\n(inverted axis: up is better)"
-        panels.append(_Panel(f"{_corpus(measured)} (ours)", label, costs(measured), _width(measured), "not run"))
-        rates = sorted({str(lookup(run, "config.optimization.lr")).strip("[]") for run in measured})
-        about.append(
-            f"{_corpus(measured)}, learning rate {' or '.join(rates)}: mean and 95 % interval over seeds and sentences"
-            f"; {_seeds(measured)}."
-        )
+        panels.append(_Panel(f"{corpus} (ours)", label, costs(measured), _width(measured), "not run"))
+        rates = " or ".join(sorted({lookup(run, "config.optimization.lr") for run in measured}))
+        intervals = "mean and 95 % interval over seeds and sentences"
+        notes.append(f"{corpus}, learning rate {rates}: {intervals}; {_seeds(measured)}.")
     if published:
-        authors = published[0]["published"].split(",")[0]
+        corpus, authors = _corpus(published), published[0]["published"].split(",")[0]
         label = "difference in compound-split BLEU\n(up is better)"
-        name = f"{_corpus(published)} ({authors} et al.)"
-        panels.append(_Panel(name, label, _published(published), _width(published), "not reported"))
-        about.append(f"{_corpus(published)}: one run each, as published.")
-    with drawing(path, 3.1, "Cost of a smaller key dimension", " ".join(about)) as figure:
+        title = f"{corpus} ({authors} et al.)"
+        panels.append(_Panel(title, label, _published(published), _width(published), "not reported"))
+        notes.append(f"{corpus}: one run each, as published.")
+    with drawing(path, 3.1, "Cost of a smaller key dimension", " ".join(notes)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"wspace": 0.06})[0]
         for axis, panel in zip(axes, panels, strict=True):
             _draw_panel(axis, panel)
@@ -139,29 +131,19 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
 
 
-class _Panel(NamedTuple):
-    """What a panel shows; ``missing``: what stands where there is no run."""
-
-    title: str
-    label: str
-    by_row: Dict[Row, Interval]
-    width: int
-    missing: str
-
-
 def _draw_panel(axis: Any, panel: _Panel) -> None:
     for attention_type in ATTENTION_TYPES:
         by_share = {dim / panel.width: cost for (of, dim), cost in panel.by_row.items() if of == attention_type}
-        # side by side, so that error bars do not cover each other
+        # side by side, so that error bars do not overlap
         offset = 1 / _OFFSET if attention_type == ATTENTION_TYPES[0] else _OFFSET
         shares = sorted(by_share)
         style = {"label": f"{attention_type} heads", **look(attention_type)}
         points(axis, [share * offset for share in shares], [by_share[share] for share in shares], **style)
-        missing = [share for share in _SHARES if share not in by_share]
-        for share in missing:
-            side = "right" if offset < 1 else "left"
-            text = {"rotation": 90, "ha": side, "va": "bottom", "fontsize": SMALL, "color": style["color"]}
-            axis.annotate(panel.missing, (share * offset**2, 0.02), xycoords=("data", "axes fraction"), **text)
+        side = "right" if offset < 1 else "left"
+        text = {"rotation": 90, "ha": side, "va": "bottom", "fontsize": SMALL, "color": style["color"]}
+        for share in _SHARES:
+            if share not in by_share:
+                axis.annotate(panel.missing, (share * offset**2, 0.02), xycoords=("data", "axes fraction"), **text)
     axis.axhline(0, color=COLOURS["reference"], linewidth=0.8, zorder=1)
     axis.set_xscale("log", base=2)
     axis.set_xticks(list(_SHARES), [f"{panel.width * share:g}\n({name})" for share, name in _SHARES.items()])
@@ -175,13 +157,13 @@ def _width(runs: Sequence[TrainingRecord]) -> int:
 
 
 def _corpus(runs: Sequence[TrainingRecord]) -> str:
-    """The corpus that the test sets belong to, or the test sets."""
+    """The corpus of the test sets, or their names."""
     tests = test_sets(runs)
     return next((_CORPORA[test] for test in tests if test in _CORPORA), ", ".join(tests))
 
 
 def _seeds(runs: Sequence[TrainingRecord]) -> str:
-    """How many seeds each row has, in words."""
+    """The number of seeds of each row, in words."""
     numbers: Dict[int, List[str]] = {}
     for (attention_type, dim), by_seed in sorted(rows(runs).items(), reverse=True):
         numbers.setdefault(len(by_seed), []).append(f"{attention_type} {dim}")
@@ -189,8 +171,9 @@ def _seeds(runs: Sequence[TrainingRecord]) -> str:
 
 
 def _published(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
-    """Row → its BLEU minus that of standard heads at the full key dimension, as published, without an interval."""
-    (test,) = test_sets(runs, METRICS["compound_split"])
-    bleu = {row: score(run, test, METRICS["compound_split"]) for row, of in rows(runs).items() for run in of.values()}
+    """Row → published BLEU minus that of standard heads at the full key dimension, without an interval."""
+    metric = METRICS["compound_split"]
+    (test,) = test_sets(runs, metric)
+    bleu = {row: score(run, test, metric) for row, by_seed in rows(runs).items() for run in by_seed.values()}
     full = bleu[ATTENTION_TYPES[0], _width(runs)] or 0.0
     return {row: Interval(value - full, math.nan, math.nan) for row, value in bleu.items() if value is not None}

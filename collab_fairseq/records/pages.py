@@ -1,7 +1,7 @@
-"""Markdown: tables, and generated parts of hand-written pages.
+"""Markdown tables, and generated parts of hand-written pages.
 
-These stand between markers, `<!-- NAME -->` and `<!-- /NAME -->`, each on its own line. The first may hold a remark:
-`<!-- NAME: made by collab table ... -->`.
+Generated parts are enclosed by two marker lines, `<!-- NAME -->` and `<!-- /NAME -->`. The first may contain a
+remark: `<!-- NAME: made by collab table ... -->`.
 """
 
 import re
@@ -13,14 +13,14 @@ from fairseq_modern.errors import UserError
 
 
 def table(rows: Sequence[Sequence[str]], numbers: bool = False, padded: bool = False) -> str:
-    """A Markdown table whose header is the first row.
+    """A Markdown table; the first row is the header.
 
     Args:
-        numbers: align all columns but the first to the right.
-        padded: pad the cells of each column to one width, for readers of the source.
+        numbers: right-align all columns but the first.
+        padded: align the columns in the source as well.
     """
-    header = list(rows[0])
-    lines = [header, *([cell.replace("|", "\\|") for cell in row] for row in rows[1:])]
+    header, *body = rows
+    lines = [list(header), *([cell.replace("|", "\\|") for cell in row] for row in body)]
     if padded:
         widths = [max(len(name) + 2, *(len(line[column]) for line in lines)) for column, name in enumerate(header)]
         lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
@@ -33,17 +33,13 @@ def table(rows: Sequence[Sequence[str]], numbers: bool = False, padded: bool = F
 
 
 def with_part(page: str, marker: str, content: str, where: str = "the page") -> str:
-    """The text of a page with `content` between the two lines of a marker; ``where`` is its name in errors.
-
-    Raises:
-        UserError: the page does not have the marker exactly once with its end after it.
-    """
+    """The text of a page with `content` between the two lines of a marker; ``where`` names the page in errors."""
     name = re.escape(marker)
     begin = list(re.finditer(rf"^<!-- {name}(?::[^\n]*)? -->[ \t]*$", page, re.MULTILINE))
     end = list(re.finditer(rf"^<!-- /{name} -->[ \t]*$", page, re.MULTILINE))
     if len(begin) != 1 or len(end) != 1 or end[0].start() < begin[0].end():
         raise UserError(
-            f"{where} must have the line <!-- {marker} --> once and <!-- /{marker} --> once after it, "
+            f"{where} must have the line <!-- {marker} --> once and <!-- /{marker} --> once after it; "
             f"got {len(begin)} and {len(end)}"
         )
     inner = content.strip("\n")
@@ -51,25 +47,22 @@ def with_part(page: str, marker: str, content: str, where: str = "the page") -> 
 
 
 def publish(text: str, page: str, marker: Optional[str] = None, check: bool = False) -> str:
-    """Write Markdown to the file `page`, or with `check` only compare; returns a sentence on what was done.
+    """Write Markdown to the file `page`, or with `check` only compare it; return a report.
 
-    With a marker only the part of the page between these markers is written.
-
-    Raises:
-        UserError: with `check`, the page differs from what would be written; with a marker, there is no such page.
+    With a marker, only the part of the page between its lines is replaced.
     """
     try:
         before = Path(page).read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         if marker:
-            raise UserError(f"--output {page} does not exist; with --marker it must") from error
+            raise UserError(f"--output must be an existing page if --marker is given; got {page}") from error
         before = ""
     except UnicodeDecodeError as error:
-        raise UserError(f"{page} is not UTF-8 text, which a page must be: {error.reason}") from error
+        raise UserError(f"{page} must be UTF-8 text ({error.reason})") from error
     text = with_part(before, marker, text, where=page) if marker else text
     if text == before:
         return f"{page} is up to date"
     if check:
-        raise UserError(f"{page} is stale: the records give another table; run this without --check")
+        raise UserError(f"{page} is stale: run this command without --check")
     write_text(text, page)
     return f"wrote {page}"

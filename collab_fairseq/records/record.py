@@ -1,4 +1,4 @@
-"""The one format of results: training runs, benchmarks, analyses, conversions and studies, one JSON file each.
+"""The JSON format of results: training runs, benchmarks, head analyses, conversions and studies.
 
 Fields (schema 1):
 
@@ -9,11 +9,10 @@ Fields (schema 1):
     versions       {package: version} of Python and the packages
     commit         {id, modified}
     hardware       {cpu, cores, memory_bytes, gpus: [{name, memory_bytes}], threads, device: "cpu" or "gpu"}
-    settings       what the result depends on, by name: checkpoint (file name and SHA-256), split, seed, …
-    parts          the result, by name
+    settings       {name: value} that the result depends on: checkpoint (file name and SHA-256), split, seed, …
+    parts          {name: value} of the result
 
-A record may grow part by part and is saved after each part. Command and settings name no folder of the machine: paths
-in them are shortened.
+A record may grow part by part and is saved after each part. Absolute paths in command and settings are shortened.
 """
 
 import argparse
@@ -31,34 +30,43 @@ from fairseq_modern.errors import UserError
 
 SCHEMA = 1
 
-# a word in quotes, since it has spaces, that is a path or ends in one after =
+# a quoted word with spaces that is a path, or ends in one after =
 _QUOTED = re.compile(r"'([^'/]*=)?(~?/[\w.-][^']*)'")
-# a slash at the start of a word, and something after it
+# a path at the start of a word
 _PATH = re.compile(r"(?:^|(?<=[\s='\":,\[(]))~?/[\w.-][^\s'\",\])]*")
 
 
 class Record:
-    """A result that grows part by part; with a path, parts that the file has are not computed again.
+    """A result that grows part by part; parts that the file already has are not computed again.
 
     Args:
-        kind, name, command, settings: see the top of this file.
-        path: its file; None: it is not saved.
-        device, threads: that it is computed on.
-        repository: the folder whose commit is noted (default: that of this package, if it is a checkout).
-        fixed: further fields that a result must share to be continued, such as ``hardware`` if times are compared.
+        kind, name, command, settings: see the module's docstring.
+        path: of the JSON file; None: the record is not saved.
+        device, threads: used for the computation.
+        repository: folder whose commit is recorded (default: that of this package, if it is a checkout).
+        fixed: further fields that must be equal to continue a record, such as ``hardware`` if times are compared.
 
     Attributes:
-        content: all fields. parts: name → JSON data.
+        content: all fields.
+        parts: name → JSON data.
 
     Raises:
-        UserError: the file is no such record, or has other settings.
+        UserError: the file is not such a record, or has different settings.
     """
 
     def __init__(
-        self, kind: str, name: str, command: str, settings: Dict[str, Any], path: Optional[PathLike] = None, *,
-        device: str = "cpu", threads: Optional[int] = None, repository: Optional[PathLike] = None,
+        self,
+        kind: str,
+        name: str,
+        command: str,
+        settings: Dict[str, Any],
+        path: Optional[PathLike] = None,
+        *,
+        device: str = "cpu",
+        threads: Optional[int] = None,
+        repository: Optional[PathLike] = None,
         fixed: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         folder = os.fspath(repository or os.path.dirname(os.path.abspath(__file__)))
         self.content: Dict[str, Any] = {
@@ -80,13 +88,13 @@ class Record:
         for key in sorted({*before, *now}):
             if before.get(key) != now.get(key):
                 raise UserError(
-                    f"{path} holds a result with another {key} ({_short(before.get(key))} there, "
-                    f"{_short(now.get(key))} asked for); choose another file"
+                    f"{path} was made with {key} = {_short(before.get(key))}; got {_short(now.get(key))}: "
+                    "choose another file"
                 )
         self.content = earlier
 
     def part(self, key: str, compute: Callable[[], Any]) -> Any:
-        """The part; it is computed and saved if the record does not have it."""
+        """Return a part; compute and save it if the record does not have it."""
         key = self._group + key
         if key not in self.parts:
             self.parts[key] = compute()
@@ -109,24 +117,20 @@ class Record:
 
 
 def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        UserError: it is no record of this kind and ``name``.
-    """
+    """Read a record; raise UserError unless it is one of this kind and, if given, ``name``."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
     if not isinstance(content, dict) or (content.get("schema"), content.get("kind")) != (SCHEMA, kind):
-        raise UserError(f"{os.fspath(path)} is no record of kind {kind} (schema {SCHEMA})")
+        raise UserError(f"{os.fspath(path)} is not a {kind} record (schema {SCHEMA})")
     if name is not None and content["name"] != name:
-        raise UserError(f"{os.fspath(path)} is the {kind} record {content['name']}, expected one of {name}")
+        raise UserError(f"{os.fspath(path)} must be the {kind} record {name}; got {content['name']}")
     return content
 
 
 def plain(value: Any) -> Any:
-    """Settings as JSON data, in which absolute paths are shortened."""
+    """Settings as JSON data with shortened paths."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, dict):
@@ -139,7 +143,7 @@ def plain(value: Any) -> Any:
 
 
 def without_paths(text: str) -> str:
-    """Replace each absolute path by its last component after `.../`."""
+    """Replace each absolute path by `.../` and its last component."""
     text = _QUOTED.sub(lambda match: f"'{match[1] or ''}.../{os.path.basename(match[2].rstrip('/'))}'", text)
     return _PATH.sub(lambda match: ".../" + os.path.basename(match.group().rstrip("/")), text)
 

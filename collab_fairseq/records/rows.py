@@ -1,6 +1,6 @@
-"""From records of training runs to the rows of a table: a row is a configuration; its runs differ in the seed alone.
+"""Rows of tables: a row is a configuration, and its training runs differ in the seed only.
 
-A `TrainingRecord` is one dictionary of the fields, settings and parts of a record, and the `path` of its file.
+A `TrainingRecord` is one dictionary with the fields, settings and parts of a record, and the `path` of its file.
 """
 
 import logging
@@ -20,88 +20,103 @@ TrainingRecord = Dict[str, Any]
 
 
 def load_run(path: PathLike) -> TrainingRecord:
-    """Read the record of a training run. Converted heads get the settings that flags would give them.
-
-    Raises:
-        UserError: it cannot be read, or is another kind of record.
-    """
+    """Read the record of a training run; converted heads get the settings that flags would give them."""
     record = load(path, "training")
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
     model = run["config"]["model"]
-    shapes = (model.get("attention_shapes") or {}).values()
-    if shapes and all(shape.get("collaborative") for shape in shapes):
-        layer_ids = tuple(model["attention_shapes"])
-        sites = "_".join(
-            site for site in attention_types.SITES if any(layer_id.startswith(site) for layer_id in layer_ids)
-        )
-        model.update(collaborative_heads=sites, mixing_init="converted", key_dim="mixed")
-        model.update(dict.fromkeys(attention_types.KEY_DIMS.values()))
-        named = {
-            "key_dim": "key_dim",
-            **{f.argument: f.name for f in attention_types.CollaborativeAttention.flags if f.per_layer},
-        }
-        alike = [{flag: shape.get(field) for field, flag in named.items()} for shape in shapes]
-        if all(flags == alike[0] for flags in alike):
-            model.update(alike[0], attention_shapes={})
+    shapes = model.get("attention_shapes") or {}
+    if shapes and all(shape.get("collaborative") for shape in shapes.values()):
+        _set_converted(model, shapes)
     return run
 
 
+def _set_converted(model: Dict[str, Any], shapes: Dict[str, Dict[str, Any]]) -> None:
+    """Describe a model of converted layers by the settings of the whole model."""
+    sites = [site for site in attention_types.SITES if any(layer_id.startswith(site) for layer_id in shapes)]
+    model.update(collaborative_heads="_".join(sites), mixing_init="converted", key_dim="mixed")
+    model.update(dict.fromkeys(attention_types.KEY_DIMS.values()))
+    flags = {flag.argument: flag.name for flag in attention_types.CollaborativeAttention.flags if flag.per_layer}
+    settings = [
+        {name: shape.get(argument) for argument, name in {"key_dim": "key_dim", **flags}.items()}
+        for shape in shapes.values()
+    ]
+    if all(layer == settings[0] for layer in settings):
+        model.update(settings[0], attention_shapes={})
+
+
 def lookup(run: TrainingRecord, field: str) -> Any:
-    """The value at a path such as config.model.dropout; lists and dictionaries as text."""
+    """The value at a path such as config.model.dropout; dictionaries and lists as text, a list of one as its item."""
     value: Any = run
     for part in field.split("."):
         value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, list) and len(value) == 1:
+        value = str(value[0])
     return str(value) if isinstance(value, (dict, list)) else value
+
+
+def is_collaborative(run: TrainingRecord) -> bool:
+    """Whether the attention of any site has collaborative heads."""
+    return lookup(run, "config.model.collaborative_heads") not in (None, "none")
 
 
 def heads(run: TrainingRecord) -> str:
     """The attention type of the model in words, and whether the result is from a publication."""
     sites = lookup(run, "config.model.collaborative_heads")
     named = [site for site in attention_types.SITES if site in (sites or "none").split("_")]
+    words = []
     if not named:
-        words = "standard" if sites else "standard (fairseq's transformer)"
+        words.append("standard" if sites else "standard (fairseq's transformer)")
     else:
-        words = "collaborative" if len(named) == len(attention_types.SITES) else f"collaborative in {', '.join(named)}"
+        everywhere = len(named) == len(attention_types.SITES)
+        words.append("collaborative" if everywhere else f"collaborative in {', '.join(named)}")
         mixing = lookup(run, "config.model.mixing_init")
-        words += f", {mixing}" if mixing not in (None, "xavier") else ""
+        if mixing not in (None, "xavier"):
+            words.append(mixing)
         rate = lookup(run, "config.model.mixing_lr_multiplier")
-        words += f", mixing rate × {rate:g}" if rate not in (None, 1) and mixing != "converted" else ""
-    words += ", authors' initialisation" if lookup(run, "config.model.attention_init") == "authors" else ""
-    shapes = list((run["config"]["model"]).get("attention_shapes", {}).values())
+        if rate not in (None, 1) and mixing != "converted":
+            words.append(f"{rate:g}× learning rate on the mixing matrix")
+    if lookup(run, "config.model.attention_init") == "authors":
+        words.append("authors' initialisation")
+    shapes = list(run["config"]["model"].get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
-        words += f", scores × {shapes[0]['scale']:.3g}"
+        words.append(f"attention scale {shapes[0]['scale']:.3g}")
     if "recipe.training_module" in run.get("files", {}):
-        words += ", trained with another --user-dir"
+        words.append("trained with a different --user-dir")
     for field, flag in attention_types.flags().items():
         number = lookup(run, f"config.model.{field}") if flag.label else None
-        words += "" if number is None else f", {str(flag.label).format(number, s='s' * (number != 1))}"
-    return f"{words}, as published" if "published" in run else words
+        if number is not None:
+            words.append(str(flag.label).format(number, s="s" * (number != 1)))
+    if "published" in run:
+        words.append("as published")
+    return ", ".join(words)
 
 
 def keys(run: TrainingRecord) -> Dict[str, Any]:
-    """The fields that rows are grouped by; the key dim defaults to the embedding width, as in fairseq's transformer."""
+    """Fields that rows can be grouped by."""
     model = run["config"]["model"]
     dims = {site: key_dim(model, site) for site in attention_types.SITES}
-    alike = len(set(dims.values())) == 1
-    shown = dims["encoder"] if alike else ", ".join(f"{site} {dim}" for site, dim in dims.items())
+    if len(set(dims.values())) == 1:
+        shown = dims["encoder"]
+    else:
+        shown = ", ".join(f"{site} {dim}" for site, dim in dims.items())
     return {"heads": heads(run), "key_dim": shown, "updates": run["training"]["updates"], "averaged": averaged(run)}
 
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
-    """The key dim of a site: its own, that of all sites, or the embedding width; None if there is none of these."""
+    """The key dimension of a site: its own, that of the model, or as in fairseq's transformer the embedding width."""
     width = model.get(f"{attention_types.side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 
 
 def averaged(run: TrainingRecord) -> Optional[str]:
-    """The checkpoints that the weights are the mean of: their number, and whether they are those of epochs."""
+    """The number of averaged checkpoints, and whether they are those of epochs; None without averaging."""
     files = [entry["file"] for entry in run.get("averaged_from") or ()]
     kind = "epochs" if all(re.fullmatch(r"checkpoint\d+\.pt", file) for file in files) else "checkpoints"
     return f"{len(files)} {kind}" if files else None
 
 
 def cache(run: TrainingRecord) -> Optional[int]:
-    """Numbers that decoding keeps per position and layer of self-attention; None if layers differ."""
+    """Numbers that decoding stores per token and self-attention layer; None if layers differ."""
     model = run["config"]["model"]
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
@@ -109,13 +124,13 @@ def cache(run: TrainingRecord) -> Optional[int]:
 
 
 def losses(run: TrainingRecord) -> Dict[str, float]:
-    """Validation set → its last loss, of the last checkpoint rather than the average."""
+    """Validation set → loss of the last checkpoint (not of the average)."""
     curves = {name: [p["loss"] for p in curve if "loss" in p] for name, curve in run["curves"].items()}
     return {name: curve[-1] for name, curve in sorted(curves.items()) if curve and name != "train"}
 
 
 def numbers(run: TrainingRecord) -> Dict[str, Any]:
-    """The numbers that are averaged over seeds; None for those that the run does not have."""
+    """The numbers that are averaged over seeds; None if not measured."""
     training = run["training"]
     seconds = training["wall_seconds"]
     peak = training["peak_gpu_bytes" if run["hardware"]["device"] == "gpu" else "peak_memory_bytes"]
@@ -130,28 +145,29 @@ def numbers(run: TrainingRecord) -> Dict[str, Any]:
 
 
 def hardware(run: TrainingRecord) -> str:
-    """The machine in words."""
-    about = run["hardware"]
-    if about["device"] == "gpu":
-        names = [str(gpu["name"]) for gpu in about["gpus"]]
+    """The GPUs, or the CPU and its threads, in words."""
+    machine = run["hardware"]
+    if machine["device"] == "gpu":
+        names = [str(gpu["name"]) for gpu in machine["gpus"]]
         counts = {name: names.count(name) for name in names}  # keeps the order
         return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items()) or "a GPU"
-    threads = about["threads"]
-    return f"{about['cpu']}, " + ("threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}")
+    threads = machine["threads"]
+    number = "threads unknown" if threads is None else f"{threads} thread{'s' * (threads != 1)}"
+    return f"{machine['cpu']}, {number}"
 
 
 def precision(run: TrainingRecord) -> str:
-    """The precision of training, as the flags of fairseq that set it."""
+    """The precision of training, as fairseq's flags."""
     settings = run["config"].get("common")
     if settings is None:
         return "not recorded"
     flags = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value]
-    # autocast's type is bfloat16 on a CPU and float16 on a GPU
+    # autocast uses bfloat16 on a CPU and float16 on a GPU
     return f"{' '.join(flags)} on a {run['hardware']['device'].upper()}" if flags else "fp32"
 
 
 def text(value: Any) -> str:
-    """The value of a field that rows are grouped by, in a table."""
+    """The value of a field as a cell."""
     if value is None:
         return DASH
     if isinstance(value, int) and not isinstance(value, bool):
@@ -160,14 +176,14 @@ def text(value: Any) -> str:
 
 
 def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
-    """A pandas DataFrame with a line for each run, in an order that does not depend on that of ``runs``.
+    """A pandas DataFrame with one line per run, in an order that does not depend on that of ``runs``.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    precision, row (the texts of the fields of `group_by`, a tuple), the fields themselves, `KEYS` and `NUMBERS`. Lines
-    with the same `row` belong together.
+    precision, row (the texts of the fields of `group_by`, a tuple), these fields, `KEYS` and `NUMBERS`. Lines with the
+    same `row` are one row of a table.
 
     Raises:
-        UserError: pandas is not installed; or runs of a row have the same seed, or other settings that differ.
+        UserError: pandas is not installed, or runs of a row have the same seed or different settings.
     """
     try:
         import pandas
@@ -179,8 +195,8 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     for run in runs:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
         row = tuple(text(fields[name]) for name in group_by)
-        about = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        lines.append({**about, "precision": precision(run), **fields, **numbers(run)})
+        line = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
+        lines.append({**line, "precision": precision(run), **fields, **numbers(run)})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -202,7 +218,7 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 
 def _check_row(row: Any) -> None:
-    """Check that the runs of a row differ in the seed alone, or in the precision, which tables note."""
+    """Check that the runs of a row differ in the seed only, or in the precision, which a note reports."""
     import pandas
 
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
@@ -211,12 +227,12 @@ def _check_row(row: Any) -> None:
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:
         some = ", ".join(different[:4])
-        raise UserError(f"{names}, but differ in {some}; group by that too (--group-by ...,{different[0]})")
+        raise UserError(f"{names}, but differ in {some}: group by it as well (--group-by ...,{different[0]})")
     if row["seed"].duplicated().any():
         seed = row["seed"][row["seed"].duplicated()].iloc[0]
         raise UserError(
-            f"{names}, but have the same seed {seed}: a mean over repeated runs is none over seeds; leave one out or "
-            "group by what they differ in (--group-by)"
+            f"{names}, but have the same seed {seed}: omit repeated runs, or group by a field in which they differ "
+            "(--group-by)"
         )
     if any(run["data"] != runs[0]["data"] for run in runs):
         logger.warning("%s, but were trained on different data", names)

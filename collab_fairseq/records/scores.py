@@ -1,4 +1,4 @@
-"""Scores and losses of runs on their test sets, and the intervals of rows of runs."""
+"""Scores and losses of runs on their test sets, and intervals over runs."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ ALL = "all tests"
 
 
 def test_sets(runs: Sequence[TrainingRecord], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
-    """All test sets of the runs, sorted by name; for nll also validation sets, and `ALL` if there are several."""
+    """All test sets of the runs, sorted by name; for NLL also validation sets, and `ALL` if there are several tests."""
     if metric != METRICS["nll"]:
         return sorted({test for run in runs for test in run["scores"]})
     names = sorted({name for run in runs for name in run.get("losses") or ()})
@@ -21,7 +21,7 @@ def test_sets(runs: Sequence[TrainingRecord], metric: str = METRICS["sacrebleu"]
 
 
 def evaluation(run: TrainingRecord, test: str, metric: str) -> Dict[str, Any]:
-    """The scores of a test set with their sentence statistics as `scoring.Evaluation`; a loss in the same form."""
+    """Scores of a test set with sentence statistics, as in `scoring.evaluation.Evaluation`; also for NLL."""
     if metric != METRICS["nll"]:
         return run["scores"].get(test) or {"scores": []}
     losses = sorted((run.get("losses") or {}).items())
@@ -32,24 +32,27 @@ def evaluation(run: TrainingRecord, test: str, metric: str) -> Dict[str, Any]:
     mean = sum(loss["nll_loss"] * loss["tokens"] for loss in sets) / sum(tokens)
     corpus = hashlib.sha256(json.dumps([run["data"], tokens], sort_keys=True).encode()).hexdigest()
     complete = all(loss.get("sentences") for loss in sets)
-    rows = {"nll": "; ".join(loss["sentences"] for loss in sets)} if complete else {}
+    rows = {metric: "; ".join(loss["sentences"] for loss in sets)} if complete else {}
     statistics = {"references_sha256": corpus, "rows": rows}
-    return {"scores": [{"metric": "nll", "score": mean}], "sentence_statistics": statistics}
+    return {"scores": [{"metric": metric, "score": mean}], "sentence_statistics": statistics}
 
 
 def score(run: TrainingRecord, test: str, metric: str) -> Optional[float]:
-    """A score of a test set; None if the run has none."""
+    """The score of a test set, or None."""
     entries = evaluation(run, test, metric)["scores"]
     return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
 
 
 def interval(
-    runs: Sequence[TrainingRecord], test: str, name: str, alone: Set[str], base: Sequence[TrainingRecord] = ()
+    runs: Sequence[TrainingRecord], test: str, name: str, seeds_only: Set[str], base: Sequence[TrainingRecord] = ()
 ) -> str:
-    """`mean [low, high]` over the seeds of a metric or, with runs of the same seeds, of the difference from these.
+    """A cell `mean [low, high]` over the seeds; for a single seed the number only.
 
-    For one seed it is the number alone. A star follows a difference whose interval does not contain 0. Metrics without
-    sentence statistics in the records, whose interval is over the seeds alone, are added to ``alone``.
+    Args:
+        runs: one per seed.
+        name: of the metric, a key of `METRICS`.
+        seeds_only: receives the metric if its interval is over the seeds only, for lack of sentence statistics.
+        base: runs of the same seeds; the cell is then the difference from them, with a star if the interval excludes 0.
     """
     metric, decimals, sign = METRICS[name], 3 if name == "nll" else 2, "+" if base else ""
     pairs = [
@@ -65,6 +68,8 @@ def interval(
     limits, with_sentences = over_seeds(*scored, metric=metric, names=names)
     shown, low, high = (f"{number:{sign}.{decimals}f}" for number in limits)
     if len(pairs) > 1:
-        alone.update([] if with_sentences else [metric])
-        shown += f" [{low}, {high}]" + " *" * bool(base and limits.low * limits.high > 0)
+        seeds_only.update([] if with_sentences else [metric])
+        shown += f" [{low}, {high}]"
+        if base and limits.low * limits.high > 0:
+            shown += " *"
     return shown if len(pairs) == len(runs) else f"{shown} (of {len(pairs)})"

@@ -1,4 +1,4 @@
-"""Loss curves and speed from what fairseq-train prints with `--log-format json`."""
+"""Loss curves and speed from the log of fairseq-train with `--log-format json`."""
 
 import bisect
 import contextlib
@@ -10,26 +10,26 @@ from typing import Any, Dict, List, Sequence
 
 from collab_fairseq.records.files import PathLike
 
-# the prefix of a key in the log names the curve; the lines within an epoch, which are of "train", have none
+# the prefix names the curve; lines within an epoch, which belong to "train", have none
 _UPDATES = re.compile(r"((?:valid\w*_)?)num_updates")
 _COLUMNS = ("loss", "nll_loss", "ppl", "lr", "gnorm")
 
 
 def read_train_log(path: PathLike, starts: Sequence[int] = ()) -> Dict[str, Any]:
-    """Parse a training log, from one process or several parts of a resumed run.
+    """Parse a training log of one or, for a resumed run, several parts.
 
     Args:
-        starts: the first byte of each part; none: the log is one part.
+        starts: the first byte of each part (default: the log is one part).
 
     Returns:
-        - `curves`: {"train": [...], "valid": [...]}, and one more for every other subset of `--valid-subset`, each a
-          list of {"updates": int, "loss": float, ...} ordered by updates. Of several lines for one update (fairseq's
-          --log-file repeats lines; a resumed run redoes updates) the last counts.
-        - `words_per_second`: median over the training lines, target tokens; over the epochs' lines in a run too short
-          for training lines; None if the log has neither.
-        - `part_seconds`: for each part fairseq's own wall clock in its last line that has one, else 0. A part that was
-          killed lasted a little longer.
-        - `gb_free`: the least free GPU memory in GiB; None on a CPU.
+        - `curves`: {"train": [...], "valid": [...]}, and one more per further subset of `--valid-subset`; each a
+          list of {"updates": int, "loss": float, ...} ordered by updates. If several lines have the same update
+          (fairseq's --log-file repeats lines; a resumed run repeats updates), the last one counts.
+        - `words_per_second`: target tokens, median over the training lines, or over the epochs' lines in a run too
+          short for training lines; None if the log has neither.
+        - `part_seconds`: fairseq's wall clock in the last line of each part that has it, else 0. A part that was
+          killed ran slightly longer.
+        - `gb_free`: minimum of free GPU memory in GiB; None on a CPU.
     """
     points: Dict[str, Dict[float, Dict[str, float]]] = {"train": {}, "valid": {}}
     speeds: Dict[str, List[float]] = {"": [], "train_": []}
@@ -40,14 +40,15 @@ def read_train_log(path: PathLike, starts: Sequence[int] = ()) -> Dict[str, Any]
     entries = []
     with open(path, "rb") as stream:
         for line in stream:
-            entries.append((bisect.bisect_right(starts, position) - 1, _numbers(line.decode("utf-8", "replace"))))
+            part = bisect.bisect_right(starts, position) - 1
+            entries.append((part, _numbers(line.decode("utf-8", "replace"))))
             position += len(line)
     for part, entry in entries:
         for prefix in (match.group(1) for match in map(_UPDATES.fullmatch, entry) if match):
             values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
             updates = entry[f"{prefix}num_updates"]
             points.setdefault(prefix.rstrip("_") or "train", {})[updates] = {"updates": int(updates), **values}
-        # in the line of an epoch `train_wall` is the clock; in others it is the time spent in updates
+        # at the end of an epoch `train_wall` is the wall clock; in other lines it is the time spent in updates
         prefix = "train_" if "train_num_updates" in entry else ""
         if entry.get(f"{prefix}wps"):
             speeds[prefix].append(entry[f"{prefix}wps"])
@@ -63,10 +64,10 @@ def read_train_log(path: PathLike, starts: Sequence[int] = ()) -> Dict[str, Any]
 
 
 def _numbers(line: str) -> Dict[str, float]:
-    """The finite numbers of the JSON object in a line; fairseq writes them as texts."""
+    """The finite numbers of the JSON object in a line; fairseq writes them as strings."""
     try:
         entry = json.loads(line[line.index("{") :])
-    except ValueError:  # no object, the printed configuration, or a line cut off by a kill
+    except ValueError:  # no object, the printed configuration, or a line truncated by a kill
         return {}
     numbers = {}
     for key, value in entry.items():

@@ -1,25 +1,25 @@
-"""The record of a training run: the source of numbers in tables, with all that is needed to repeat it.
+"""The record of a training run: the source of table numbers, with everything needed to repeat the run.
 
-A recipe makes it at the end of a run, with the fields of record.py. Settings:
+Recipes write it at the end of a run. The fields are those of record.py. Settings:
 
     seed           of the training run
-    config         settings of the checkpoint by section; of `common` only those of the precision
+    config         settings of the checkpoint by section; of `common` only the precision
     data           {file: SHA-256} of the prepared corpus
     averaged_from  [{file, sha256, num_updates}]
-    files          {setting: {file, sha256}} of files that a setting names, if any
-    published      the publication, if the result is not measured here
+    files          {setting: {file, sha256}} of files named by settings, if any
+    published      the publication, if the result was not measured here
 
-Parts, in which null stands for a number that was not measured:
+Parts, with null for numbers that were not measured:
 
-    parameters     of the model, shared ones once
+    parameters     of the model; shared ones count once
     training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
-                   parts: [{train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a run that was resumed has
-                   several parts, and seconds are summed over them. Of a part whose runner was killed only
-                   train_seconds is known, from fairseq's log: it stands for both
+                   parts: [{train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a resumed run has several
+                   parts, whose seconds are added up. If the runner was killed, only train_seconds is known (from
+                   fairseq's log) and stands for both
     curves         {train, valid or another subset: [{updates, loss, …}]}
-    scores         {test set: what `collab score --json` writes, see `scoring.evaluation.Evaluation`}
-    losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32, means
-                   over the target tokens in bits; sentences: "bits tokens; bits tokens; …", where it was measured
+    scores         {test set: output of `collab score --json`, see `scoring.evaluation.Evaluation`}
+    losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32: means
+                   over the target tokens in bits; sentences, if measured: "bits tokens; bits tokens; …"
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from collab_fairseq.records.record import Record, plain
 from collab_fairseq.records.train_log import read_train_log
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
-#: settings of the section `common` that say in which precision a model was trained
+#: settings of the section `common` that set the precision of training
 PRECISION = ("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16")
 
 
 def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
-    """The settings of a checkpoint of fairseq for its record."""
+    """The settings of a fairseq checkpoint for its record."""
     cfg = plain(state["cfg"])
-    # fairseq's namespace of a model has every setting of the run; keep those that no other section has
+    # fairseq's model namespace has every setting of the run; keep those that no other section has
     elsewhere = {
         key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
     }
@@ -50,10 +50,10 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def read_usage(usage: Path) -> List[Dict[str, Any]]:
-    """The parts of a run: the measurements of each, with `log_from`."""
+    """The measurements of each part of a run, with `log_from`."""
     parts: List[Dict[str, Any]] = []
     for line in usage.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # a line that a kill has cut off
+        with contextlib.suppress(ValueError):  # a line truncated by a kill
             entry = json.loads(line)
             if "log_from" in entry:
                 parts.append(entry)
@@ -63,23 +63,33 @@ def read_usage(usage: Path) -> List[Dict[str, Any]]:
 
 
 def make_record(
-    name: str, command: str, *, checkpoint: Dict[str, Any], train_log: Path, usage: Path, data_sums: Path,
-    scores: Dict[str, Path], losses: Dict[str, Dict[str, Any]], seed: Optional[int] = None,
-    threads: Optional[int] = None, repository: Optional[PathLike] = None, files: Optional[Dict[str, Any]] = None,
-) -> Dict[str, Any]:  # fmt: skip
-    """Make the record.
+    name: str,
+    command: str,
+    *,
+    checkpoint: Dict[str, Any],
+    train_log: Path,
+    usage: Path,
+    data_sums: Path,
+    scores: Dict[str, Path],
+    losses: Dict[str, Dict[str, Any]],
+    seed: Optional[int] = None,
+    threads: Optional[int] = None,
+    repository: Optional[PathLike] = None,
+    files: Optional[Dict[str, Any]] = None,
+) -> Dict[str, Any]:
+    """Make the record of a training run.
 
     Args:
         name: of the run.
-        command: that repeats the run.
-        checkpoint: the loaded checkpoint whose translations were scored.
+        command: repeats the run.
+        checkpoint: loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`.
-        usage: file of JSON lines from the runner: {log_from} at the start of a part, then its measurements.
+        usage: JSON lines of the runner: {log_from} at the start of a part, then its measurements.
         data_sums: output of sha256sum for the prepared corpus.
-        scores: test set -> file of `collab score --json`.
-        losses: validation or test set -> its entry in the part `losses`.
+        scores: test set → output of `collab score --json`.
+        losses: validation or test set → its entry in the part `losses`.
         seed, threads: of the training run.
-        repository: the checkout that the run was started from, whose commit is noted (default: that of this package).
+        repository: checkout whose commit is recorded (default: that of this package).
         files: setting → name and SHA-256 of the file that it names.
     """
     measured = read_usage(usage) or [{"log_from": 0}]
@@ -89,31 +99,33 @@ def make_record(
         {"train_seconds": seconds, **unknown, **part}
         for part, seconds in zip(measured, log["part_seconds"], strict=True)
     ]
-    sums = (line.split(maxsplit=1) for line in data_sums.read_text(encoding="utf-8").splitlines())
+    checksums = (line.split(maxsplit=1) for line in data_sums.read_text(encoding="utf-8").splitlines())
+    settings = {
+        "seed": seed,
+        "config": config_of(checkpoint),
+        "data": {file.lstrip("*"): digest for digest, file in checksums},
+        "averaged_from": (checkpoint.get("extra_state") or {}).get("averaged_from"),
+    }
+    if files:
+        settings["files"] = files
     free = log["gb_free"]
-    record = Record(
-        "training", name, command,
-        {
-            "seed": seed, "config": config_of(checkpoint), "data": {file.lstrip("*"): digest for digest, file in sums},
-            "averaged_from": (checkpoint.get("extra_state") or {}).get("averaged_from"),
-            **({"files": files} if files else {}),
-        },
-        device="cpu" if free is None else "gpu", threads=threads, repository=repository,
-    )  # fmt: skip
+    device = "cpu" if free is None else "gpu"
+    record = Record("training", name, command, settings, device=device, threads=threads, repository=repository)
     gpus = record.content["hardware"]["gpus"]
-    record.parts.update({
-        "parameters": num_parameters(checkpoint),
-        "training": {
-            "updates": num_updates(checkpoint),
-            "wall_seconds": sum(part["wall_seconds"] or part["train_seconds"] for part in parts) or None,
-            "train_seconds": sum(part["train_seconds"] for part in parts) or None,
-            "words_per_second": log["words_per_second"],
-            "peak_memory_bytes": max((part["peak_memory_bytes"] or 0 for part in parts), default=0) or None,
-            "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,
-            "parts": parts,
-        },
-        "curves": log["curves"],
-        "scores": {test: plain(json.loads(path.read_text(encoding="utf-8"))) for test, path in scores.items()},
-        **({"losses": losses} if losses else {}),
-    })  # fmt: skip
+    record.parts["parameters"] = num_parameters(checkpoint)
+    record.parts["training"] = {
+        "updates": num_updates(checkpoint),
+        "wall_seconds": sum(part["wall_seconds"] or part["train_seconds"] for part in parts) or None,
+        "train_seconds": sum(part["train_seconds"] for part in parts) or None,
+        "words_per_second": log["words_per_second"],
+        "peak_memory_bytes": max((part["peak_memory_bytes"] or 0 for part in parts), default=0) or None,
+        "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,
+        "parts": parts,
+    }
+    record.parts["curves"] = log["curves"]
+    record.parts["scores"] = {
+        test: plain(json.loads(path.read_text(encoding="utf-8"))) for test, path in scores.items()
+    }
+    if losses:
+        record.parts["losses"] = losses
     return record.content

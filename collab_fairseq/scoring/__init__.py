@@ -1,1 +1,1 @@
-"""From the log of fairseq-generate to BLEU: tokenised, compound-split and sacreBLEU."""
+"""Scores of translations against references, with confidence intervals and significance tests."""

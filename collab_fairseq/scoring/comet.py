@@ -1,6 +1,6 @@
-"""COMET (Rei et al. 2020, https://aclanthology.org/2020.emnlp-main.213): translations scored by a trained model.
+"""COMET (Rei et al. 2020, https://aclanthology.org/2020.emnlp-main.213): a trained model scores translations.
 
-This project includes neither its package nor its weights, which have gigabytes and separate licences.
+The package and its models are large and separately licensed, and not included in this project.
 """
 
 import importlib.metadata
@@ -18,11 +18,8 @@ def comet(
     """The score, 100 times the mean over the sentences, and the sentence statistics.
 
     Args:
-        hypotheses, references, sources: raw text, a sentence each.
-        model: a checkpoint (model.ckpt), or the name of one that COMET knows, such as Unbabel/wmt22-comet-da.
-
-    Raises:
-        UserError: COMET is not installed, or the model cannot be loaded.
+        hypotheses, references, sources: raw text, one sentence each.
+        model: a checkpoint (model.ckpt) or a name that COMET can download, such as Unbabel/wmt22-comet-da.
     """
     try:
         from comet import download_model, load_from_checkpoint
@@ -32,20 +29,21 @@ def comet(
             "environment if it needs other versions than fairseq"
         ) from error
     try:
-        judge = load_from_checkpoint(model if os.path.isfile(model) else download_model(model))
-    except Exception as error:  # of the network, the hub, the licence, torch
+        scorer = load_from_checkpoint(model if os.path.isfile(model) else download_model(model))
+    except Exception as error:  # from the network, the hub, the licence check or torch
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"--comet must be a COMET checkpoint, or the name of one that can be downloaded; got {model}, which "
-            f"cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)})"
+            f"--comet must be a COMET checkpoint or the name of a downloadable model; got {model}, which cannot be "
+            f"loaded ({reason})"
         ) from error
     import torch  # a dependency of COMET
 
     texts = zip(sources, hypotheses, references, strict=True)
     samples = [{"src": source, "mt": hypothesis, "ref": reference} for source, hypothesis, reference in texts]
-    predicted: List[float] = judge.predict(samples, gpus=int(torch.cuda.is_available()), progress_bar=False).scores
+    predicted: List[float] = scorer.predict(samples, gpus=int(torch.cuda.is_available()), progress_bar=False).scores
     scores = [100 * float(score) for score in predicted]
-    version, name = importlib.metadata.version("unbabel-comet"), os.path.basename(os.path.normpath(model))
-    mean = sum(scores) / len(scores)
+    version = importlib.metadata.version("unbabel-comet")
+    name = os.path.basename(os.path.normpath(model))
     signature = f"unbabel-comet:{version}|model:{name}"
-    score = Score("COMET", mean, None, None, None, None, signature)
-    return score, dump([(f"{each:.4f}", 1) for each in scores])
+    score = Score("COMET", sum(scores) / len(scores), signature=signature)
+    return score, dump([(f"{sentence_score:.4f}", 1) for sentence_score in scores])

@@ -1,8 +1,8 @@
-"""Read the output of fairseq-generate and fairseq-interactive.
+"""Output of fairseq-generate and fairseq-interactive.
 
-It reads the lines `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>score<tab>hypothesis` and
-`D-id<tab>score<tab>hypothesis`, the last after fairseq's own detokenisation. They may come in any order, from several
-files (shards), between other log lines. Plain text has a translation per line; `read_translations` reads both.
+Lines are `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>score<tab>hypothesis` and
+`D-id<tab>score<tab>hypothesis`, the last after fairseq's own detokenisation. They may come in any order,
+from several files (shards), and between other log lines.
 """
 
 import os
@@ -14,11 +14,11 @@ from collab_fairseq.scoring.references import PathLike, read_content, read_lines
 from fairseq_modern.errors import UserError
 
 _LINE = re.compile(rb"([STHD])-(\d+)\t")
-#: lines that logs have and plain text does not
+#: lines that occur in logs but not in plain text
 _LOG = re.compile(rb"^([STHDP]-\d+\t|Generate .* with beam=|.* \| INFO \| fairseq)", re.MULTILINE)
-#: target language among the settings that fairseq logs; its dictionaries, the source's before the target's
+#: the target language among the logged settings; the logged dictionaries, source before target
 _TARGET, _DICTIONARY = re.compile(rb"'target_lang': '([^']+)'"), re.compile(rb"\| \[([\w-]+)\] dictionary: \d+ types")
-#: letter → its lines of one sentence: texts, or for H and D (score, text)
+#: letter → lines of one sentence: text, or for H and D (score, text)
 _Sentence = Dict[str, List[Any]]
 
 
@@ -27,8 +27,8 @@ class GenerateLog(NamedTuple):
 
     Attributes:
         hypotheses: the best hypothesis of each sentence, from `D-` lines if there are any, else from `H-` lines.
-        references: the `T-` lines; None if the log has none (fairseq-interactive, test sets without a target side).
-        target_lang: if the log has it, which needs fairseq's messages (`2>&1`).
+        references: the `T-` lines; None if there are none (fairseq-interactive, test sets without a target side).
+        target_lang: None unless fairseq's messages are part of the log (`2>&1`).
     """
 
     hypotheses: List[str]
@@ -37,38 +37,34 @@ class GenerateLog(NamedTuple):
 
 
 def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
-    """A log, the shards of one, or plain text with a translation per line; files may be gzipped.
-
-    Raises:
-        UserError: plain text in several files; see also `read_generate_log`.
-    """
+    """Read a log, its shards, or plain text with one translation per line; files may be gzipped."""
     contents = {path: read_content(path, "the translations") for path in paths}
     plain = [path for path, content in contents.items() if content.strip() and not _LOG.search(content)]
     if not plain:
         return read_generate_log(paths)
     if len(paths) > 1:
         raise UserError(
-            f"{', '.join(os.fspath(path) for path in paths)} would be the parts of one log of fairseq-generate, but "
-            f"{os.fspath(plain[0])} is plain text, which comes in one file; another system goes to --baseline"
+            f"several files must be shards of one log of fairseq-generate; got plain text in {os.fspath(plain[0])}: "
+            "plain text must be in one file; give another system with --baseline"
         )
     return GenerateLog(read_lines(plain[0], "the translations"), None)
 
 
 def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
-    """Parse one log, or the shards of one.
+    """Parse a log or its shards.
 
     Raises:
-        UserError: a file cannot be read; there are no hypotheses; ids are missing; an id was translated twice with
-            different results, as in the logs of two test sets or models put together; a line is cut off or not UTF-8.
+        UserError: a file cannot be read; no hypotheses; missing ids; different translations of one id, as in
+            concatenated logs of two test sets or models; a truncated line; text that is not UTF-8.
     """
     sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHD"})
     languages = {language for path in paths for language in _read(os.fspath(path), sentences)}
-    where = ", ".join(os.fspath(path) for path in paths)
+    names = ", ".join(os.fspath(path) for path in paths)
     present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THD"}
     kind = "D" if present["D"] else "H"
     if not present[kind]:
         raise UserError(
-            f"{where}: no hypotheses, expected the output of fairseq-generate with lines H-0, D-0, ... "
+            f"{names}: no hypotheses; expected the output of fairseq-generate with lines H-0, D-0, ... "
             "(was it run with --quiet?)"
         )
     for letter in (kind, "T") if present["T"] else (kind,):
@@ -76,12 +72,12 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
         if missing:
             shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise UserError(
-                f"{where}: {len(missing)} of {max(sentences) + 1} sentences have no {letter}- lines (ids {shown}); "
-                "the log is incomplete, or further shards of it must be given too"
+                f"{names}: {len(missing)} of {max(sentences) + 1} sentences have no {letter}- lines (ids {shown}); "
+                "the log is incomplete or lacks further shards"
             )
     ordered = sorted(sentences.items())
     for number, sentence in ordered:
-        _check_one_translation(f"{where}: id {number}", sentence, kind)
+        _check_one_translation(f"{names}: id {number}", sentence, kind)
     return GenerateLog(
         hypotheses=[max(sentence[kind], key=lambda pair: pair[0])[1] for _, sentence in ordered],
         references=[sentence["T"][0] for _, sentence in ordered] if present["T"] else None,
@@ -90,32 +86,33 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
 
 
 def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
-    """Add the lines of a file; the target languages that it names."""
-    content = read_content(path, "the log")
-    named: List[bytes] = []
+    """Add the lines of a file to the sentences; return the target languages in the log."""
+    languages: List[bytes] = []
     dictionaries: List[bytes] = []
-    # only "\n" ends a line: sentences may hold other characters that str.splitlines() would split at
-    for line_number, raw in enumerate(content.split(b"\n"), start=1):
+    # only "\n" ends a line: str.splitlines() would split at other characters that sentences may contain
+    for line_number, raw in enumerate(read_content(path, "the log").split(b"\n"), start=1):
         match = _LINE.match(raw)
         if not match:
-            named += _TARGET.findall(raw)
+            languages += _TARGET.findall(raw)
             dictionaries += _DICTIONARY.findall(raw)
             continue
-        kind, number = match.group(1).decode(), int(match.group(2))
+        letter, number = match.group(1).decode(), int(match.group(2))
         try:
             text = raw[match.end() :].decode("utf-8")
-            if kind in "HD":
+            if letter in "HD":
                 score, text = text.split("\t", 1)
-                sentences[number][kind].append((float(score), text))
+                sentences[number][letter].append((float(score), text))
             else:
-                sentences[number][kind].append(text)
+                sentences[number][letter].append(text)
         except UnicodeDecodeError as error:
-            raise UserError(f"{path}, line {line_number}: not UTF-8 ({error.reason})") from error
+            raise UserError(f"{path}, line {line_number}: must be UTF-8 ({error.reason})") from error
         except ValueError:
             raise UserError(
-                f"{path}, line {line_number}: expected `{kind}-{number}<tab>score<tab>text`, got {raw[:80].decode()!r}"
+                f"{path}, line {line_number}: must be `{letter}-{number}<tab>score<tab>text`; got {raw[:80].decode()!r}"
             ) from None
-    return {language.decode() for language in named or (dictionaries[1:] if len(dictionaries) == 2 else [])}
+    if not languages and len(dictionaries) == 2:
+        languages = dictionaries[1:]
+    return {language.decode() for language in languages}
 
 
 def _check_one_translation(where: str, sentence: _Sentence, kind: str) -> None:

@@ -1,7 +1,7 @@
-"""Sufficient statistics of metrics: what they sum over the sentences of a test set, and the scores of such sums.
+"""Sufficient statistics of corpus-level metrics, per sentence.
 
-Records have them for every sentence, so that scores have intervals. For sacreBLEU, chrF++ and TER, statistics and
-scores are sacrebleu's; counts that follow from lengths are not stored.
+Records store them for every sentence, for intervals and significance tests. Statistics and scores of sacreBLEU,
+chrF++ and TER are computed by sacreBLEU. Counts that follow from lengths are not stored.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -10,21 +10,21 @@ import numpy
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
-#: sums of N corpora (N, K) → their scores (N)
+#: statistics of N corpora (N, K) → their scores (N)
 Score = Callable[[numpy.ndarray], numpy.ndarray]
 
 
 def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> str:
-    """Of sacreBLEU for each sentence: lengths of hypothesis and reference, matched 1- to 4-grams."""
+    """sacreBLEU, per sentence: lengths of hypothesis and reference, matched 1- to 4-grams."""
     rows = _extract(BLEU(trg_lang=target_lang or "", force=True), hypotheses, references)
     return dump([row[:6] for row in rows])
 
 
 def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Dict[str, str]:
-    """Of chrF++ and TER for each sentence.
+    """Statistics of chrF++ and TER, per sentence.
 
-    chrF++: characters and words of the hypothesis and of the reference, matched 1- to 6-grams of characters, matched 1-
-    and 2-grams of words. TER: edits, words of the reference.
+    chrF++: characters and words of the hypothesis, then of the reference; matched 1- to 6-grams of characters;
+    matched 1- and 2-grams of words. TER: edits; words of the reference.
     """
     stored = (0, 18, 1, 19, *range(2, 24, 3))
     chrf = [[row[column] for column in stored] for row in _extract(CHRF(word_order=2), hypotheses, references)]
@@ -37,25 +37,24 @@ def _extract(metric: Metric, hypotheses: Sequence[str], references: Sequence[str
 
 
 def dump(rows: Sequence[Sequence[Any]]) -> str:
-    """Sentence statistics as the one string that records have."""
+    """Sentence statistics as one string, the form in records."""
     return "; ".join(" ".join(map(str, row)) for row in rows)
 
 
 def load(rows: str, metric: str) -> numpy.ndarray:
-    """Sentence statistics in the order in which sacrebleu sums them.
+    """Sentence statistics in the order in which sacreBLEU adds them up.
 
     Returns:
-        (S, K) for S sentences. K = 10 for sacreBLEU: lengths of hypothesis and reference, matched 1- to 4-grams, all 1-
-        to 4-grams of the hypothesis. K = 24 for chrF++: for n-grams of 1 to 6 characters, then of 1 and 2 words, those
-        of the hypothesis, of the reference and of both. K = 2 for all others: a sum and its divisor.
+        (S, K) for S sentences. sacreBLEU, K = 10: lengths of hypothesis and reference, matched 1- to 4-grams,
+        1- to 4-grams of the hypothesis. chrF++, K = 24: counts in the hypothesis, in the reference and in both, for
+        n-grams of 1 to 6 characters, then of 1 and 2 words. All others, K = 2: numerator and denominator.
     """
     table = numpy.array([[float(number) for number in row.split(" ")] for row in rows.split("; ")])
     if metric == "sacreBLEU":
         return numpy.hstack([table, _ngrams(table[:, 0], 4)])
     if metric == "chrF++":
-        hypothesis, reference = (
-            numpy.hstack([_ngrams(table[:, column], 6), _ngrams(table[:, column + 1], 2)]) for column in (0, 2)
-        )
+        hypothesis = numpy.hstack([_ngrams(table[:, 0], 6), _ngrams(table[:, 1], 2)])
+        reference = numpy.hstack([_ngrams(table[:, 2], 6), _ngrams(table[:, 3], 2)])
         hypothesis *= reference > 0  # n-grams longer than the reference are not counted in the hypothesis
         return numpy.stack([hypothesis, reference, table[:, 4:]], axis=2).reshape(len(table), 24)
     return table
@@ -66,19 +65,19 @@ def _ngrams(length: numpy.ndarray, longest: int) -> numpy.ndarray:
     return numpy.maximum(0, length[:, None] - numpy.arange(longest))
 
 
-def _scores_of(metric: Metric) -> Score:
+def _scorer(metric: Metric) -> Score:
     return lambda sums: numpy.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
 
 
-def _ratios(sums: numpy.ndarray) -> numpy.ndarray:
+def _ratio(sums: numpy.ndarray) -> numpy.ndarray:
     return sums[:, 0] / sums[:, 1]
 
 
-#: metric → its score from sums
+#: metric → its score from summed statistics
 SCORES: Dict[str, Score] = {
-    "sacreBLEU": _scores_of(BLEU()),
-    "chrF++": _scores_of(CHRF(word_order=2)),
-    "TER": _scores_of(TER()),
-    "COMET": _ratios,
-    "nll": _ratios,
+    "sacreBLEU": _scorer(BLEU()),
+    "chrF++": _scorer(CHRF(word_order=2)),
+    "TER": _scorer(TER()),
+    "COMET": _ratio,
+    "NLL": _ratio,
 }

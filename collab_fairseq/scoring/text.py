@@ -1,17 +1,17 @@
-"""The form of a text (subwords, tokens, raw), and Moses tokenisation with sacremoses."""
+"""Form of a text (subword units, tokens or raw text), and Moses tokenisation by sacremoses."""
 
 import re
 from typing import Callable, List, Optional, Sequence
 
-# a mark followed by white space or the end of the line; in raw text it follows the word directly
+# a punctuation mark before white space or the end of the line; raw text has no white space before it
 _MARK = re.compile(r"(\s?)[.,!?;:](?=\s|$)")
 _ESCAPES = ("&apos;", "&quot;", "&amp;")
 
 
 def subword_marker(texts: Sequence[str]) -> Optional[str]:
-    """The marker of subword units that were not joined, `@@` or `▁`; None if the text has words.
+    """The marker of unjoined subword units, `@@` or `▁`; None if the text has words.
 
-    A marker in one line of a hundred may be part of the text.
+    A marker in at most one line of a hundred counts as part of the text.
     """
     for marker, pattern in (("@@", re.compile(r"@@(\s|$)")), ("▁", re.compile("▁"))):
         if sum(bool(pattern.search(text)) for text in texts) * 100 > len(texts):
@@ -20,15 +20,15 @@ def subword_marker(texts: Sequence[str]) -> Optional[str]:
 
 
 def lower_cased(texts: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether hardly a text has a capital letter, while most of the others have: by share of the lines."""
-    few, many = (sum(text != text.lower() for text in side) / max(1, len(side)) for side in (texts, others))
-    return few < 0.05 and many > 0.5  # tr A-Z a-z leaves some, such as Ü
+    """Whether hardly any of the texts has a capital letter although most of the others do."""
+    share, other_share = (sum(text != text.lower() for text in side) / max(1, len(side)) for side in (texts, others))
+    return share < 0.05 and other_share > 0.5  # tr A-Z a-z leaves some capitals, such as Ü
 
 
 def looks_tokenised(texts: Sequence[str]) -> bool:
-    """Whether most punctuation marks stand apart from the word before them."""
-    marks = [match.group(1) != "" for text in texts for match in _MARK.finditer(text)]
-    return sum(marks) * 2 > len(marks)
+    """Whether most punctuation marks are separated from the preceding word."""
+    separated = [match.group(1) != "" for text in texts for match in _MARK.finditer(text)]
+    return sum(separated) * 2 > len(separated)
 
 
 def has_escapes(texts: Sequence[str]) -> bool:
@@ -37,7 +37,7 @@ def has_escapes(texts: Sequence[str]) -> bool:
 
 
 def moses_tokeniser(lang: str, escape: bool = False) -> Callable[[Sequence[str]], List[str]]:
-    """Tokenise as Moses' tokenizer.perl does; hyphenated words stay whole."""
+    """A function that tokenises texts like Moses' tokenizer.perl, without splitting hyphenated words."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=lang)
@@ -47,7 +47,7 @@ def moses_tokeniser(lang: str, escape: bool = False) -> Callable[[Sequence[str]]
 
 
 def moses_detokenise(texts: Sequence[str], lang: str) -> List[str]:
-    """Undo Moses tokenisation, with its escapes."""
+    """Undo Moses tokenisation and its escapes."""
     from sacremoses import MosesDetokenizer
 
     moses = MosesDetokenizer(lang=lang)
@@ -57,14 +57,15 @@ def moses_detokenise(texts: Sequence[str], lang: str) -> List[str]:
 
 
 def word_overlap(texts: Sequence[str], others: Sequence[str]) -> float:
-    """Mean share of words that two aligned texts have in common, however they are tokenised; 1 for equal texts.
+    """Mean share of words that aligned lines of two texts have in common, independent of tokenisation.
 
-    About 0.1 for different sentences of one language. Pairs without words count as equal.
+    1 for equal texts, about 0.1 for unrelated sentences of one language. Pairs without words count as equal.
     """
     shares = []
     for text, other in zip(texts, others, strict=True):
-        left, right = _words(text), _words(other)
-        shares.append(len(left & right) / len(left | right) if left | right else 1.0)
+        words, other_words = _words(text), _words(other)
+        union = words | other_words
+        shares.append(len(words & other_words) / len(union) if union else 1.0)
     return sum(shares) / len(shares) if shares else 1.0
 
 

@@ -1,6 +1,6 @@
-"""A trained translation model: text to text, whatever computes it; and, of fairseq's data-bins, loss and translations.
+"""Trained translation models: loading, translation, losses and scores.
 
-The names below are loaded when they are asked for: an engine without torch starts in a fraction of a second.
+Names are imported on first use, so that an engine without torch starts quickly.
 """
 
 import importlib
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .tokenizer import TranslationError  # noqa: F401
     from .translator import Translation, Translator  # noqa: F401
 
-_HOMES = {
+_MODULES = {
     "evaluation": ("Loss", "evaluate", "loss", "score", "test_splits", "translate"),
     "load": ("TrainedModel", "load_model", "with_state"),
     "text": ("add_text", "batches", "splits"),
@@ -23,9 +23,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            found = getattr(importlib.import_module(f".{home}", __name__), name)
-            globals()[name] = found
-            return found
+            value = getattr(importlib.import_module(f".{module}", __name__), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

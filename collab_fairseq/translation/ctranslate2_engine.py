@@ -1,4 +1,4 @@
-"""Translating with CTranslate2, without torch."""
+"""Translation with CTranslate2, without torch."""
 
 import itertools
 import json
@@ -10,14 +10,25 @@ from .tokenizer import PathLike, TranslationError, read_card, require
 from .translator import Hypothesis, Search
 
 PRECISIONS = (
-    "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
-)  # fmt: skip
-#: what the export writes to config.json, with which translations are the model's
+    "float32",
+    "float16",
+    "bfloat16",
+    "int16",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+)
+#: settings in config.json as exported; others would change the translations
 _CONFIG = {
-    "add_source_bos": False, "add_source_eos": True, "bos_token": "<s>", "decoder_start_token": "</s>",
-    "eos_token": "</s>", "unk_token": "<unk>",
-}  # fmt: skip
-#: what CTranslate2 raises for files that are damaged
+    "add_source_bos": False,
+    "add_source_eos": True,
+    "bos_token": "<s>",
+    "decoder_start_token": "</s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
+#: errors that CTranslate2 raises for damaged files
 _DAMAGED = (RuntimeError, ValueError, IndexError, MemoryError)
 
 
@@ -26,7 +37,7 @@ class CTranslate2Engine:
 
     def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
-            raise TranslationError(f"CTranslate2 computes in {', '.join(PRECISIONS)}, but {precision} was asked for")
+            raise TranslationError(f"--precision of CTranslate2 must be {', '.join(PRECISIONS)}; got {precision}")
         self._folder = os.fspath(folder)
         _check_files(self._folder)
         kind, _, index = device.partition(":")
@@ -34,7 +45,7 @@ class CTranslate2Engine:
         self._translator = self._call(require("ctranslate2").Translator, self._folder, device=kind, **options)
 
     def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """The result of a function of CTranslate2, which finds some kinds of damage when it computes."""
+        """Call a function of CTranslate2, which detects some damage only while computing."""
         try:
             return function(*args, **options)
         except _DAMAGED as error:
@@ -42,61 +53,65 @@ class CTranslate2Engine:
 
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
         """See :class:`.translator.Engine`."""
-        found = self._call(
-            self._translator.translate_batch, [list(tokens) for tokens in sentences],
-            beam_size=search.beam, num_hypotheses=search.beam,
-            length_penalty=search.lenpen, max_decoding_length=search.max_length, max_input_length=0,
-            return_scores=True, suppress_sequences=[["<blank>"]],  # fairseq's padding
-        )  # fmt: skip
-        ranked = [list(zip(best.scores, best.hypotheses, strict=True)) for best in found]
-        # fairseq ends what is as long as it may be with </s>, and scores that; CTranslate2 cuts it off
-        cut = [any(len(tokens) == search.max_length for _, tokens in best) for best in ranked]
-        self._score(sentences, ranked, [row for row, there in enumerate(cut) if there], search)
+        results = self._call(
+            self._translator.translate_batch,
+            [list(tokens) for tokens in sentences],
+            beam_size=search.beam,
+            num_hypotheses=search.beam,
+            length_penalty=search.lenpen,
+            max_decoding_length=search.max_length,
+            max_input_length=0,
+            return_scores=True,
+            suppress_sequences=[["<blank>"]],  # fairseq's padding
+        )
+        ranked = [list(zip(best.scores, best.hypotheses, strict=True)) for best in results]
+        # at the maximum length fairseq appends </s> and includes it in the score; CTranslate2 truncates
+        truncated = [any(len(tokens) == search.max_length for _, tokens in best) for best in ranked]
+        self._rescore(sentences, ranked, [row for row, cut in enumerate(truncated) if cut], search)
         for row, best in enumerate(ranked):
-            ranked[row] = sorted(best, key=lambda each: -each[0])[: search.nbest]
-        if search.scores:  # the search divides out </s> where that may not be, fairseq does not
-            self._score(sentences, ranked, [row for row, there in enumerate(cut) if not there], search)
+            ranked[row] = sorted(best, key=lambda scored: -scored[0])[: search.nbest]
+        if search.scores:  # unlike fairseq, the search renormalises where </s> is not allowed
+            self._rescore(sentences, ranked, [row for row, cut in enumerate(truncated) if not cut], search)
         return [[Hypothesis(tokens, score / math.log(2)) for score, tokens in best] for best in ranked]
 
-    def _score(self, sentences: Sequence[Sequence[str]], ranked: List[Any], rows: List[int], search: Search) -> None:
-        """Put the model's own scores in the place of the search's, in these rows."""
+    def _rescore(self, sentences: Sequence[Sequence[str]], ranked: List[Any], rows: List[int], search: Search) -> None:
+        """Replace the scores of the search in these rows by the model's own."""
 
         def length(pair: Tuple[int, int]) -> int:
-            return len(ranked[pair[0]][pair[1]][1])
+            row, rank = pair
+            return len(ranked[row][rank][1])
 
-        pairs = ((row, number) for row in rows for number in range(len(ranked[row])))
-        # where heads share keys and values, CTranslate2 takes only targets of one length at a time
-        for _, group in itertools.groupby(sorted(pairs, key=length), key=length):
-            alike = list(group)
-            made = [ranked[row][number][1] for row, number in alike]
-            sources = [list(sentences[row]) for row, _ in alike]
-            scored = self._call(self._translator.score_batch, sources, made, max_input_length=0)
-            for (row, number), tokens, each in zip(alike, made, scored, strict=True):
-                ranked[row][number] = (sum(each.log_probs) / len(each.log_probs) ** search.lenpen, tokens)
+        pairs = sorted(((row, rank) for row in rows for rank in range(len(ranked[row]))), key=length)
+        # with keys and values shared by heads, CTranslate2 needs targets of equal length in a batch
+        for _, group in itertools.groupby(pairs, key=length):
+            batch = list(group)
+            targets = [ranked[row][rank][1] for row, rank in batch]
+            sources = [list(sentences[row]) for row, _ in batch]
+            scored = self._call(self._translator.score_batch, sources, targets, max_input_length=0)
+            for (row, rank), tokens, result in zip(batch, targets, scored, strict=True):
+                score = sum(result.log_probs) / len(result.log_probs) ** search.lenpen
+                ranked[row][rank] = (score, tokens)
 
 
 def _check_files(folder: str) -> None:
-    """See that a folder's files are what the export writes, as far as CTranslate2 does not see to it itself.
-
-    Raises:
-        TranslationError: a file is missing, or is not a regular file; other settings, or another vocabulary.
-    """
+    """Check that a folder's files are those of the export, as far as CTranslate2 does not check it itself."""
     for name in ("model.bin", "config.json"):
-        if not os.path.isfile(os.path.join(folder, name)):  # a device would be read without end
+        if not os.path.isfile(os.path.join(folder, name)):  # reading a device would never end
             raise TranslationError(f"{folder} has no file {name}")
-    config = _read_json(os.path.join(folder, "config.json"))
+    path = os.path.join(folder, "config.json")
+    config = _read_json(path)
     for name, expected in _CONFIG.items():
-        found = config.get(name) if isinstance(config, dict) else None
-        if found != expected:
-            raise TranslationError(f"{os.path.join(folder, 'config.json')}: {name} must be {expected!r}; got {found!r}")
+        value = config.get(name) if isinstance(config, dict) else None
+        if value != expected:
+            raise TranslationError(f"{path}: {name} must be {expected!r}; got {value!r}")
     card = read_card(folder)
     for side, lang in (("source", card.source_lang), ("target", card.target_lang)):
-        paths = [os.path.join(folder, f"{name}_vocabulary.json") for name in (side, "shared")]
-        path = next(filter(os.path.isfile, paths), None)
-        if path is None:
-            raise TranslationError(f"{folder} must have a file {' or '.join(map(os.path.basename, paths))}")
-        if _read_json(path) != _vocabulary(os.path.join(folder, f"dict.{lang}.txt")):
-            raise TranslationError(f"{path} must have the entries of dict.{lang}.txt, but has others")
+        names = (f"{side}_vocabulary.json", "shared_vocabulary.json")
+        paths = [path for path in (os.path.join(folder, name) for name in names) if os.path.isfile(path)]
+        if not paths:
+            raise TranslationError(f"{folder} must have a file {' or '.join(names)}")
+        if _read_json(paths[0]) != _vocabulary(os.path.join(folder, f"dict.{lang}.txt")):
+            raise TranslationError(f"{paths[0]} must have the entries of dict.{lang}.txt; got others")
 
 
 def _read_json(path: str) -> Any:
@@ -108,7 +123,7 @@ def _read_json(path: str) -> Any:
 
 
 def _vocabulary(path: str) -> List[str]:
-    """The entries of a dictionary of fairseq, as CTranslate2 names them."""
+    """The entries of a fairseq dictionary as CTranslate2 names them."""
     entries = ["<s>", "<blank>", "</s>", "<unk>"]
     try:
         with open(path, encoding="utf-8") as stream:

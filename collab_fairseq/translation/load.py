@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that runs, with standard heads of fairseq's own transformer as heads of ours."""
+"""Load checkpoints; standard heads of fairseq's transformer become those of ``transformer_collab``."""
 
 import copy
 import os
@@ -22,15 +22,15 @@ from .tokenizer import TranslationError, check_language
 
 @dataclass
 class TrainedModel:
-    """A model in evaluation mode, and what it takes to run it.
+    """A model in evaluation mode, with everything needed to run it.
 
     Attributes:
         model: a ``transformer_collab``.
-        cfg: settings of the whole training run, from the checkpoint; ``cfg.task.data`` is the data-bin in use.
+        cfg: settings of the training run, from the checkpoint; ``cfg.task.data`` is the data-bin in use.
         task: fairseq's translation task, with the dictionaries.
-        criterion: what the model was trained with.
+        criterion: of the training run.
         state: the checkpoint as one of ``transformer_collab``; never modified.
-        device: where the model is.
+        device: of the model.
         seed: of the order of sentences of equal length.
     """
 
@@ -46,29 +46,34 @@ class TrainedModel:
 def load_model(
     checkpoint: PathLike, data: Optional[PathLike] = None, *, device: str = "cpu", seed: int = 1, text: bool = True
 ) -> TrainedModel:
-    """Load a translation model of fairseq, whatever the sizes of its transformer.
+    """Load a translation model of fairseq, with a transformer of any size.
 
     Args:
-        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``, in float32 or less: it is run in float32.
-        data: data-bin folder with the model's dictionaries; default: the one that the checkpoint names.
+        checkpoint: of fairseq's ``transformer`` or of ``transformer_collab``; the model runs in float32.
+        data: data-bin folder with the model's dictionaries; default: the one in the checkpoint.
         device: ``cpu``, ``cuda``, …
         seed: see fairseq-generate.
-        text: False: the weights are all that matters; no data-bin is needed, words have no names.
+        text: False loads the model without dictionaries; no data-bin is needed.
 
     Raises:
         CheckpointError: the file cannot be read, or its parameters are missing or not finite.
-        ConfigurationError: another kind of model.
-        TranslationError: another task, no data-bin, dictionaries of another model, or languages that are no names.
+        ConfigurationError: an unsupported model.
+        TranslationError: another task, no data-bin, dictionaries of another model, or invalid language names.
     """
     state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
     return run_state(state, name, data, device=device, seed=seed, text=text)
 
 
 def run_state(
-    state: Dict[str, Any], name: str, data: Optional[PathLike] = None, *, device: str = "cpu", seed: int = 1,
+    state: Dict[str, Any],
+    name: str,
+    data: Optional[PathLike] = None,
+    *,
+    device: str = "cpu",
+    seed: int = 1,
     text: bool = True,
-) -> TrainedModel:  # fmt: skip
-    """:func:`load_model` of a checkpoint that is in memory; ``name`` is what errors call it."""
+) -> TrainedModel:
+    """:func:`load_model` for a checkpoint in memory; ``name`` names it in errors."""
     try:
         state = as_transformer_collab(state)
         check_checkpoint(state)
@@ -87,7 +92,7 @@ def run_state(
                 f"{len(task.target_dictionary)}: it is the data of another model"
             )
         sizes = {key: x if key.endswith("version") else x.to("meta") for key, x in state["model"].items()}
-        with torch.device("meta"):  # where a model that does not fit takes no memory
+        with torch.device("meta"):  # so that a model that does not fit takes no memory
             _build({"model": sizes}, name, cfg, task)
         model = _build(state, name, cfg, task).to(device).eval()
         criterion = task.build_criterion(cfg.criterion).to(device).eval()
@@ -97,15 +102,14 @@ def run_state(
 
 
 def _check_task(task: Dict[str, Any], name: str) -> None:
-    """See that a checkpoint is of the task translation, and that its languages can be parts of the names of files."""
+    """Check that the task is translation, and that its languages can be parts of file names."""
     if task.get("_name") != "translation":
-        kind = str(task.get("_name"))[:80]
-        raise TranslationError(f"{name} must be a model of the task translation, but is one of {kind}")
+        raise TranslationError(f"the task of {name} must be translation; got {str(task.get('_name'))[:80]}")
     check_language(*(task[side] for side in ("source_lang", "target_lang") if task.get(side) is not None))
 
 
 def with_state(trained: TrainedModel, state: Dict[str, Any]) -> TrainedModel:
-    """The model of another checkpoint of ``transformer_collab`` in memory, with the same task, text and criterion."""
+    """The model of another ``transformer_collab`` checkpoint in memory, with the same task, text and criterion."""
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     with open_dict(cfg):
         cfg.task = trained.cfg.task
@@ -117,17 +121,17 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     settings = copy.deepcopy(cfg.model)  # building completes them
     for path in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
         if getattr(settings, path, None) is not None:
-            setattr(settings, path, None)  # files that training began with; their weights are in the checkpoint
+            setattr(settings, path, None)  # initial weights of training; the checkpoint has the trained ones
     try:
         model: nn.Module = task.build_model(settings)
     except (ConfigurationError, OmegaConfBaseException):
         raise
-    except (AssertionError, RuntimeError, ValueError) as error:  # of fairseq or torch
-        raise ConfigurationError(f"no model can be built of its settings: {_brief(error)}") from error
+    except (AssertionError, RuntimeError, ValueError) as error:  # from fairseq or torch
+        raise ConfigurationError(f"no model can be built from its settings: {_brief(error)}") from error
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:
-        raise TranslationError(f"{name} does not fit its own settings: {_brief(error)}") from error
+        raise TranslationError(f"the parameters of {name} do not fit its settings: {_brief(error)}") from error
     return model
 
 
@@ -137,36 +141,36 @@ def _task(cfg: Any) -> Any:
         return tasks.setup_task(cfg)
     except OmegaConfBaseException:
         raise
-    except Exception as error:  # which fairseq raises itself, among others
+    except Exception as error:  # fairseq raises Exception itself, among others
         raise TranslationError(f"the dictionaries of {cfg.data} cannot be used: {_brief(error)}") from error
 
 
 def _brief(error: Exception) -> str:
-    """The message of an error in one line, of which values and lists of parameters may make a long one."""
+    """The message of an error in one line of limited length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 600 else f"{text[:600]} …"
 
 
 def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
-    """fairseq's task with numbered words, as many as the model has embeddings for."""
+    """fairseq's task with placeholder dictionaries of the size of the embeddings."""
 
     def dictionary(side: str) -> Dictionary:
-        made, name = Dictionary(), f"{side}.embed_tokens.weight"
+        entries, name = Dictionary(), f"{side}.embed_tokens.weight"
         if name not in parameters or parameters[name].dim() != 2:
             raise TranslationError(f"the checkpoint must have embeddings, {name}")
-        made.pad_to_multiple_(parameters[name].size(0))
-        return made
+        entries.pad_to_multiple_(parameters[name].size(0))
+        return entries
 
     return tasks.get_task(cfg._name)(cfg, dictionary("encoder"), dictionary("decoder"))
 
 
-def _data_folder(path: Any, checkpoint: str, named_there: bool) -> str:
+def _data_folder(path: Any, checkpoint: str, from_checkpoint: bool) -> str:
     if not isinstance(path, str):
         raise TranslationError(f"{checkpoint}: task.data must be a folder; got {path!r}")
     folder = os.path.abspath(path.split(os.pathsep)[0])
     if os.path.isdir(folder) and any(f.startswith("dict.") for f in os.listdir(folder)):
         return folder
-    missing = "has no dictionaries (dict.*.txt)" if os.path.isdir(folder) else "is not there"
-    if named_there:
-        raise TranslationError(f"{path}, the data-bin that {checkpoint} names, {missing}; give another one with --data")
-    raise TranslationError(f"the data-bin {path} {missing}; expected the output folder of fairseq-preprocess")
+    problem = "has no dictionaries (dict.*.txt)" if os.path.isdir(folder) else "does not exist"
+    if from_checkpoint:
+        raise TranslationError(f"{path}, the data-bin of {checkpoint}, {problem}: give another one with --data")
+    raise TranslationError(f"the data-bin {path} {problem}; expected the output folder of fairseq-preprocess")

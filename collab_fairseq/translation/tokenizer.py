@@ -1,7 +1,4 @@
-"""From raw text to the tokens of a model's dictionary and back, as the folder of an exported model says.
-
-Such a folder has a ``translation.json``, its :class:`Card`, beside dictionaries, subword model and weights.
-"""
+"""Raw text to the tokens of a model and back, and the card (``translation.json``) of an exported model."""
 
 import importlib
 import json
@@ -14,12 +11,12 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 from fairseq_modern.files import sha256 as sha256_of
 
-#: the card's file; the subword models' have the names under which fairseq finds them by itself
+#: file name of the card
 CARD = "translation.json"
+#: file names of subword models, where fairseq finds them by itself
 SUBWORD_FILES = {"sentencepiece": "sentencepiece.bpe.model", "subword_nmt": "bpecodes"}
 ENGINES = ("torch", "ctranslate2", "huggingface")
-_NONE = type(None)
-#: a language in the names of files: no separators, no leading dot
+#: a language as part of a file name: no separators, no leading dot
 _LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
 
 
@@ -28,11 +25,7 @@ class TranslationError(UserError):
 
 
 def require(package: str, extra: str = "serve") -> Any:
-    """An optional package, imported.
-
-    Raises:
-        TranslationError: it is not there, or too old; the message says how it can be installed.
-    """
+    """Import an optional package; the error tells how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -42,19 +35,19 @@ def require(package: str, extra: str = "serve") -> Any:
 
 @dataclass(frozen=True)
 class Card:
-    """What an exported folder says of itself.
+    """Description of an exported model.
 
     Attributes:
-        engine: what computes it: ``torch``, ``ctranslate2`` or ``huggingface``.
-        source_lang, target_lang: from and to.
-        subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None: words.
-        moses: text is tokenised as Moses does, with dashes split off and special characters escaped.
-        lowercase: the source is lower-cased first.
-        longest: tokens of the longest source sentence, </s> included.
+        engine: ``torch``, ``ctranslate2`` or ``huggingface``.
+        source_lang, target_lang: languages.
+        subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None for words.
+        moses: whether text is tokenised like Moses does, with dashes split off and special characters escaped.
+        lowercase: whether the source is lower-cased first.
+        longest: maximum length of a source sentence in tokens, </s> included.
         made_from: the checkpoint: file, sha256, num_updates.
-        files: name → SHA-256 of dictionaries and subword model, which are all there is to name.
-        longest_target: as ``longest``, of a translation; None: an older folder, which does not say.
-        licence: of the model, in the words of those who exported it.
+        files: name → SHA-256 of the dictionaries and the subword model.
+        longest_target: like ``longest``, for translations; None: unknown.
+        licence: of the model, as given at export.
     """
 
     engine: str
@@ -71,47 +64,47 @@ class Card:
 
 
 def check_language(*names: Any) -> None:
-    """See that languages can be parts of a file's name.
-
-    Raises:
-        TranslationError: one cannot, as ``../en``.
-    """
+    """Raise TranslationError unless languages can be parts of a file name, unlike ``../en``."""
     for name in names:
         if not (isinstance(name, str) and _LANGUAGE.fullmatch(name)):
-            raise TranslationError(f"a language must be a name such as en or zh-CN, but is {name!r}")
+            raise TranslationError(f"a language must be a name such as en or zh-CN; got {name!r}")
 
 
 def _check_card(card: Card) -> None:
-    """See that a card names nothing but what an exported folder holds: it may come from anywhere."""
+    """Check all fields of a card, which may come from anywhere; it may name no files but the folder's own."""
     if card.engine not in ENGINES:
         raise TranslationError(f"the engine must be one of {', '.join(ENGINES)}; got {card.engine!r}")
     check_language(card.source_lang, card.target_lang)
     if card.subwords is not None and card.subwords not in tuple(SUBWORD_FILES):
-        raise TranslationError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null, but is {card.subwords!r}")
+        raise TranslationError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null; got {card.subwords!r}")
     expected = {f"dict.{lang}.txt" for lang in (card.source_lang, card.target_lang)}
-    expected |= {SUBWORD_FILES[card.subwords]} if card.subwords else set()
+    if card.subwords:
+        expected.add(SUBWORD_FILES[card.subwords])
     if not isinstance(card.files, dict) or set(card.files) != expected:
-        raise TranslationError(f"files must be {', '.join(sorted(expected))}, but are {', '.join(card.files)}")
-    numbers = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
-    if not all(type(number) is int and number > 1 for number in numbers):
-        raise TranslationError(f"the longest sentences must have at least 2 tokens, but have {numbers}")
-    for name, kinds in {"moses": (bool,), "lowercase": (bool,), "made_from": (dict,), "licence": (str, _NONE)}.items():
-        if not isinstance(getattr(card, name), kinds):
+        raise TranslationError(f"files must be {', '.join(sorted(expected))}; got {', '.join(card.files)}")
+    lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
+    if not all(type(length) is int and length > 1 for length in lengths):
+        raise TranslationError(f"the longest sentences must have at least 2 tokens; got {lengths}")
+    types = {"moses": (bool,), "lowercase": (bool,), "made_from": (dict,), "licence": (str, type(None))}
+    for name, allowed in types.items():
+        if not isinstance(getattr(card, name), allowed):
             raise TranslationError(f"{name} cannot be {getattr(card, name)!r}")
 
 
 def read_card(folder: PathLike) -> Card:
-    """The card of an exported folder.
+    """Read the card of an exported folder, and verify the checksums of its dictionaries and subword model.
 
     Raises:
-        TranslationError: there is no such folder, it is no exported one, it names other files than its own, or its
-            dictionaries or subword model are missing or another model's.
+        TranslationError: not an exported folder, an invalid card, or missing or modified files.
     """
     name = os.fspath(folder)
     path = os.path.join(name, CARD)
     if not os.path.isfile(path):
-        missing = f"has no {CARD}" if os.path.isdir(name) else "is a file" if os.path.exists(name) else "is not there"
-        raise TranslationError(f"{name} {missing}: expected a folder that `collab export CHECKPOINT --to folder` made")
+        if not os.path.exists(name):
+            problem = "does not exist"
+        else:
+            problem = f"has no {CARD}" if os.path.isdir(name) else "is a file"
+        raise TranslationError(f"{name} {problem}: expected a folder made by `collab export CHECKPOINT --to folder`")
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
@@ -124,15 +117,15 @@ def read_card(folder: PathLike) -> Card:
         if not os.path.isfile(os.path.join(name, file)):
             raise TranslationError(f"{name} has no {file}, which its {CARD} names")
         if sha256_of(os.path.join(name, file)) != expected:
-            raise TranslationError(f"{name}: {file} is not the file that the model was exported with")
+            raise TranslationError(f"{name}: {file} differs from the file that the model was exported with")
     return card
 
 
 class Tokenizer:
-    """Splits lines into a model's tokens and joins its tokens to lines.
+    """Splits lines into a model's tokens, and joins its tokens to lines.
 
     Args:
-        folder: that of the card, with the subword model.
+        folder: of the card and the subword model.
     """
 
     def __init__(self, folder: PathLike, card: Card) -> None:
@@ -146,15 +139,15 @@ class Tokenizer:
             try:
                 with open(self._file, encoding="utf-8") as stream:
                     self._bpe = codes.BPE(stream)
-            except (ValueError, SystemExit) as error:  # it ends the program
-                raise TranslationError(f"{self._file} has no BPE codes of subword-nmt") from error
+            except (ValueError, SystemExit) as error:  # subword-nmt calls sys.exit
+                raise TranslationError(f"{self._file} must have BPE codes of subword-nmt") from error
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
             self._moses = MosesTokenizer(card.source_lang), MosesDetokenizer(card.target_lang)
 
     def split(self, line: str) -> List[str]:
-        """The tokens of a line of raw text; none of one that has only blanks."""
+        """The tokens of a line of raw text; an empty list for a blank line."""
         if self.card.lowercase:
             line = line.lower()
         if self.card.moses:
@@ -166,7 +159,7 @@ class Tokenizer:
         return line.split()
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Raw text of tokens; a model that generates <s> means nothing by it."""
+        """Raw text of tokens; generated <s> are dropped."""
         tokens = [token for token in tokens if token != "<s>"]
         if self.card.subwords == "sentencepiece":
             line = "".join(tokens).replace("▁", " ").strip()
@@ -178,10 +171,11 @@ class Tokenizer:
 
 
 def read_sentencepiece(path: PathLike) -> Any:
-    """SentencePiece's processor of a model file."""
+    """The SentencePieceProcessor of a model file."""
     import sentencepiece
 
     try:
         return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
     except (OSError, RuntimeError) as error:
-        raise TranslationError(f"{os.fspath(path)} is no SentencePiece model ({str(error).splitlines()[0]})") from error
+        reason = str(error).splitlines()[0]
+        raise TranslationError(f"{os.fspath(path)} must be a SentencePiece model ({reason})") from error

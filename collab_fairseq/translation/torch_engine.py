@@ -1,4 +1,4 @@
-"""Translating with the model itself, through fairseq's beam search: what fairseq-generate finds."""
+"""Translation with torch and fairseq's beam search, equal to fairseq-generate."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from .load import load_model
 from .tokenizer import PathLike, TranslationError
 from .translator import Hypothesis, Search
 
-#: the checkpoint in a model folder, under fairseq's default name for it
+#: file name of the checkpoint in a model folder, fairseq's default
 MODEL = "model.pt"
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -23,17 +23,17 @@ class TorchEngine:
 
     def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
-            raise TranslationError(f"torch computes in {', '.join(PRECISIONS)}, but {precision} was asked for")
+            raise TranslationError(f"--precision of torch must be {', '.join(PRECISIONS)}; got {precision}")
         if threads is not None:
             torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise TranslationError(f"{device} needs a GPU that torch can use, but torch finds none here")
+            raise TranslationError(f"--device {device} needs a GPU that torch can use; none is available")
         self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
         self.trained.model.to(PRECISIONS[precision])
         for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]
-            layer.need_attn = False  # weights that no one reads
+            layer.need_attn = False  # attention weights are not used
         self._generator = functools.lru_cache(maxsize=1)(self._make_generator)
 
     def _make_generator(self, search: Search) -> Any:
@@ -52,10 +52,10 @@ class TorchEngine:
         lengths = torch.tensor([len(row) for row in rows])
         device = self.trained.device
         sample = {"net_input": {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}}
-        found = task.inference_step(self._generator(search), [self.trained.model], sample)
+        results = task.inference_step(self._generator(search), [self.trained.model], sample)
 
-        def read(best: Any) -> Hypothesis:
-            words = [target[number] for number in best["tokens"].tolist() if number != target.eos()]
-            return Hypothesis(words, float(best["score"]) / math.log(2))
+        def hypothesis(result: Any) -> Hypothesis:
+            words = [target[number] for number in result["tokens"].tolist() if number != target.eos()]
+            return Hypothesis(words, float(result["score"]) / math.log(2))
 
-        return [[read(hypothesis) for hypothesis in best[: search.nbest]] for best in found]
+        return [[hypothesis(result) for result in best[: search.nbest]] for best in results]

@@ -1,4 +1,4 @@
-"""Text to text with an exported model: batches of like length, the order of the lines, what cannot be translated."""
+"""Text-to-text translation with an exported model: batches of similar length, in input order."""
 
 import importlib
 import itertools
@@ -9,18 +9,19 @@ from .tokenizer import Card, PathLike, Tokenizer, TranslationError, read_card
 
 #: tokens of a batch, padding included
 MAX_TOKENS = 4000
-#: what a folder may be made for → the class that computes it, in a file of its own
+#: engine of a card → its class, in the module ENGINE_engine
 _ENGINES = {"torch": "TorchEngine", "ctranslate2": "CTranslate2Engine"}
 
 
 class Search(NamedTuple):
-    """How translations are looked for.
+    """Settings of the beam search.
 
     Attributes:
-        beam: hypotheses kept at every step. nbest: of them, so many are returned, best first.
+        beam: hypotheses kept at every step.
+        nbest: hypotheses returned per sentence, best first.
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
-        max_length: tokens of the longest translation, at most what the decoder has positions for.
-        scores: exact; without, an engine that would compute them again says what its search has found.
+        max_length: maximum length of a translation in tokens, limited by the positions of the decoder.
+        scores: exact scores; False allows an engine to return those of its search, which is faster.
     """
 
     beam: int = 5
@@ -31,28 +32,28 @@ class Search(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """What an engine finds: tokens without </s>, and the score as in :class:`Translation`."""
+    """Tokens without </s>, and their score as in :class:`Translation`."""
 
     tokens: List[str]
     score: float
 
 
 class Engine(Protocol):
-    """Computes translations of tokens. Engines are made with the arguments of :func:`collab_fairseq.load`.
+    """Translates tokens. Constructors have the arguments of :func:`collab_fairseq.load`.
 
-    A damaged folder, a precision or device that it cannot compute in, a package that is missing: TranslationError.
+    They raise TranslationError for a damaged folder, an unsupported precision or device, or a missing package.
     """
 
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
-        """The best hypotheses of each sentence of a batch, which is not empty and has no empty sentence."""
+        """The best hypotheses of each sentence of a batch; neither the batch nor its sentences may be empty."""
 
 
 class Translation(NamedTuple):
-    """A translation and how it came about.
+    """A translation.
 
     Attributes:
         text: raw text.
-        score: log-probability, base 2, divided by (length with </s>) ** lenpen: fairseq-generate's.
+        score: log-probability, base 2, divided by (length with </s>) ** lenpen, as in fairseq-generate.
         source, target: tokens of both sides.
     """
 
@@ -66,7 +67,9 @@ class Translator:
     """A trained model that translates raw text (:func:`collab_fairseq.load`).
 
     Args:
-        engine: what computes. tokenizer: text to tokens and back. card: of the model's folder.
+        engine: translates tokens.
+        tokenizer: converts text to tokens and back.
+        card: of the model's folder.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, card: Card) -> None:
@@ -78,114 +81,115 @@ class Translator:
         """The best translation of every sentence, in order; an empty sentence stays empty.
 
         Args:
-            sentences: raw text, a line break counting as a blank.
-            progress: show it; default: on a terminal, of a hundred sentences or more.
+            sentences: raw text; line breaks count as spaces.
+            progress: show a progress bar; default: on a terminal, for at least a hundred sentences.
             search: fields of :class:`Search`, such as ``beam=4``.
 
         Raises:
-            TranslationError: a sentence longer than the model's positions; nothing is translated then.
+            TranslationError: a sentence is longer than the model's positions; nothing is translated.
         """
-        return [found[0].text for found in self.search(sentences, progress=progress, **{"scores": False, **search})]
+        return [best[0].text for best in self.search(sentences, progress=progress, **{"scores": False, **search})]
 
     def search(
         self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object
     ) -> List[List[Translation]]:
-        """The best translations of every sentence with their scores, best first; for the arguments see `translate`."""
+        """The best translations of every sentence with scores, best first; for the arguments see `translate`."""
         if isinstance(sentences, str):
-            raise TranslationError("expected a list of sentences, got one string: put it into a list")
-        how = self._how(search)
+            raise TranslationError("sentences must be a list of strings; got one string")
+        settings = self._settings(search)
         for number, line in enumerate(sentences, start=1):
             if not isinstance(line, str):
-                raise TranslationError(f"sentence {number} must be a string, but is {line!r}")
-        split = [self._split(line) for line in sentences]
-        for number, tokens in enumerate(split, start=1):
-            if self._too_long(tokens):
-                raise TranslationError(f"sentence {number}: {self._too_long(tokens)}")
+                raise TranslationError(f"sentence {number} must be a string; got {line!r}")
+        tokenised = [self._split(line) for line in sentences]
+        for number, tokens in enumerate(tokenised, start=1):
+            if problem := self._too_long(tokens):
+                raise TranslationError(f"sentence {number}: {problem}")
         if progress is None:
-            progress = len(split) >= 100 and sys.stderr.isatty()
+            progress = len(tokenised) >= 100 and sys.stderr.isatty()
         from tqdm import tqdm
 
-        with tqdm(total=len(split), unit="sentence", disable=not progress) as bar:
-            return self._translate(split, how, bar.update)
+        with tqdm(total=len(tokenised), unit="sentence", disable=not progress) as bar:
+            return self._translate(tokenised, settings, bar.update)
 
     def stream(
-        self, lines: Iterable[str], refuse: Callable[[int, str], None], *, buffer: int = 256, **search: object
+        self, lines: Iterable[str], report: Callable[[int, str], None], *, buffer: int = 256, **search: object
     ) -> Iterator[List[List[Translation]]]:
-        """The best translations of a text of any length, a buffer at a time, in order.
+        """The best translations of a text of any length, one buffer at a time, in order.
 
         Args:
             lines: raw text.
-            refuse: told the number, from 1, of each line that is too long, and why; its translation is empty.
-            buffer: lines that are read, sorted by length and translated together.
+            report: called with the number, from 1, of each line that is too long and the reason; its translation is
+                empty.
+            buffer: number of lines that are read, sorted by length and translated together.
             search: fields of :class:`Search`.
         """
-        how, done, source = self._how(search), 0, iter(lines)
+        settings, done, source = self._settings(search), 0, iter(lines)
         while chunk := list(itertools.islice(source, buffer)):
-            split = [self._split(line) for line in chunk]
-            for number, tokens in enumerate(split):
-                if reason := self._too_long(tokens):
-                    refuse(done + number + 1, reason)
-                    split[number] = []
-            yield self._translate(split, how)
+            tokenised = [self._split(line) for line in chunk]
+            for number, tokens in enumerate(tokenised):
+                if problem := self._too_long(tokens):
+                    report(done + number + 1, problem)
+                    tokenised[number] = []
+            yield self._translate(tokenised, settings)
             done += len(chunk)
 
-    def _how(self, given: Dict[str, object]) -> Search:
-        """The settings of a search, in which no translation is longer than the decoder's positions."""
-        search, longest = check_search(**given), self.card.longest_target
+    def _settings(self, options: Dict[str, object]) -> Search:
+        """Checked settings, with translations limited to the positions of the decoder."""
+        search, longest = check_search(**options), self.card.longest_target
         return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
     def _split(self, line: str) -> List[str]:
-        return self.tokenizer.split(" ".join(line.split()) if "\n" in line or "\r" in line else line)
+        if "\n" in line or "\r" in line:
+            line = " ".join(line.split())
+        return self.tokenizer.split(line)
 
     def _too_long(self, tokens: Sequence[str]) -> str:
         if len(tokens) < self.card.longest:
             return ""
-        return f"it has {len(tokens)} tokens, but the model takes at most {self.card.longest - 1}"
+        return f"it must have at most {self.card.longest - 1} tokens; got {len(tokens)}"
 
     def _translate(
-        self, split: Sequence[List[str]], how: Search, done: Callable[[int], object] = lambda number: None
+        self, tokenised: Sequence[List[str]], settings: Search, advance: Callable[[int], object] = lambda number: None
     ) -> List[List[Translation]]:
-        found: List[List[Translation]] = [[Translation("")] for _ in split]
-        done(sum(not tokens for tokens in split))
-        for rows in batches([len(tokens) for tokens in split]):
-            hypotheses = self.engine.search([split[row] for row in rows], how)
+        translations: List[List[Translation]] = [[Translation("")] for _ in tokenised]
+        advance(sum(not tokens for tokens in tokenised))
+        for rows in batches([len(tokens) for tokens in tokenised]):
+            hypotheses = self.engine.search([tokenised[row] for row in rows], settings)
             for row, best in zip(rows, hypotheses, strict=True):
-                found[row] = [Translation(self.tokenizer.join(h.tokens), h.score, split[row], h.tokens) for h in best]
-            done(len(rows))
-        return found
+                translations[row] = [
+                    Translation(self.tokenizer.join(h.tokens), h.score, tokenised[row], h.tokens) for h in best
+                ]
+            advance(len(rows))
+        return translations
 
 
 def open_folder(folder: PathLike, device: str, precision: str, threads: Optional[int] = None) -> Translator:
-    """See :func:`collab_fairseq.load`; what computes is imported here, so that CTranslate2 works without torch."""
+    """See :func:`collab_fairseq.load`. Imports only the folder's engine, so that CTranslate2 works without torch."""
     if threads is not None and threads < 1:
-        raise TranslationError(f"threads must be at least 1, but are {threads}")
+        raise TranslationError(f"threads must be at least 1; got {threads}")
     card = read_card(folder)
     if card.engine not in _ENGINES:
-        raise TranslationError(f"{folder} is for {card.engine}, which does not translate here")
+        raise TranslationError(f"{folder} must be a folder for {' or '.join(_ENGINES)}; got one for {card.engine}")
     engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), _ENGINES[card.engine])
     return Translator(engine(folder, device, precision, threads), Tokenizer(folder, card), card)
 
 
-def check_search(**given: object) -> Search:
-    """The settings of a search.
-
-    Raises:
-        TranslationError: names that are none, or numbers that cannot be.
-    """
-    unknown = given.keys() - set(Search._fields)
+def check_search(**options: object) -> Search:
+    """Settings of the beam search; raises TranslationError for unknown names and invalid values."""
+    unknown = options.keys() - set(Search._fields)
     if unknown:
-        raise TranslationError(f"a search has {', '.join(Search._fields)}, but {', '.join(sorted(unknown))} was given")
-    search = Search(**given)  # type: ignore[arg-type]
+        raise TranslationError(f"search settings must be {', '.join(Search._fields)}; got {', '.join(sorted(unknown))}")
+    search = Search(**options)  # type: ignore[arg-type]
     if search.beam < 1 or search.max_length < 1 or not 1 <= search.nbest <= search.beam:
         raise TranslationError(
-            "beam and max_length must be at least 1, and nbest between 1 and beam, "
-            f"but they are {search.beam}, {search.max_length} and {search.nbest}"
+            "beam and max_length must be at least 1, and nbest between 1 and beam; "
+            f"got {search.beam}, {search.max_length} and {search.nbest}"
         )
     return search
 
 
 def batches(lengths: Sequence[int], max_tokens: int = MAX_TOKENS) -> Iterator[Tuple[int, ...]]:
-    """Rows of like length, longest first, so that memory does not run out late; empty ones are left out."""
+    """Rows of similar length without empty ones, longest first, so that memory cannot run out late."""
     rows: List[int] = []
     for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
         if rows and (len(rows) + 1) * (lengths[rows[0]] + 1) > max_tokens:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The primary test of the curve, by the rule of README.md: claim.py K RECORD ...
+"""Primary test of the key-dimension study, by the rule of README.md: claim.py K RECORD ...
 
-The loss of a run is its negative log-likelihood on both test sets, weighted by tokens, in bits a token. F is that of
-standard heads at full width, S of standard heads and C of collaborative heads at key dim K, all of one seed. Shown
-are, over the seeds: S − F; C − ¾F − ¼S with the p of a one-sided t-test against 0; C − ¼F − ¾S; the outcome that
-their intervals mean; and for collaborative heads the key dim that standard heads need for their loss.
+The loss of a run is its negative log-likelihood on both test sets, weighted by tokens, in bits per token: F for
+standard heads at the full key dimension, S for standard heads and C for collaborative heads at key dimension K,
+paired by seed. Prints S − F; C − ¾F − ¼S with the p-value of a one-sided t-test against 0; C − ¼F − ¾S; the outcome
+that follows from their intervals; and the key dimensions at which standard heads reach the losses of collaborative
+heads.
 """
 
 import argparse
@@ -27,7 +28,7 @@ CONTRASTS = {"S − F": (-1, 1, 0), "C − ¾F − ¼S": (-0.75, -0.25, 1), "C �
 
 
 class Contrast(NamedTuple):
-    """Mean over the seeds, its two-sided t-interval of 90 %, and p of the one-sided t-test that it is below 0."""
+    """Mean over the seeds, two-sided 90 % t-interval, and p-value of the one-sided t-test for a mean below 0."""
 
     mean: float
     low: float
@@ -39,76 +40,84 @@ def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, fl
     """Seed → (F, S, C).
 
     Raises:
-        UserError: two runs of one row and seed, or a seed that not all rows have.
+        UserError: two runs of one row and seed, or different seeds in the rows.
     """
     wanted = {"F": ("standard", FULL), "S": ("standard", key_dim), "C": ("collaborative", key_dim)}
-    of = key_dim_study.rows(runs)
+    by_row = key_dim_study.rows(runs)
     losses = {
-        name: {seed: key_dim_study.loss(run) for seed, run in of.get(row, {}).items()} for name, row in wanted.items()
+        name: {seed: key_dim_study.loss(run) for seed, run in by_row.get(row, {}).items()}
+        for name, row in wanted.items()
     }
-    full, narrow, shared = losses.values()
-    if not full.keys() == narrow.keys() == shared.keys() or len(full) < 2:
+    full, standard, collaborative = losses.values()
+    if not full.keys() == standard.keys() == collaborative.keys() or len(full) < 2:
         seeds = "; ".join(f"{name} {wanted[name][1]}: {sorted(row) or 'none'}" for name, row in losses.items())
-        raise UserError(f"expected the same seeds, two or more, in all three rows, but they have {seeds}")
-    return {seed: (full[seed], narrow[seed], shared[seed]) for seed in sorted(full)}
+        raise UserError(f"all three rows must have the same seeds, at least two; got {seeds}")
+    return {seed: (full[seed], standard[seed], collaborative[seed]) for seed in sorted(full)}
 
 
-def equivalent_key_dims(runs: Sequence[Dict]) -> List[str]:
-    """For each key dim of collaborative heads, in words, the key dim of standard heads with their loss."""
+def equivalent_key_dims(runs: Sequence[Dict]) -> str:
+    """In words, the key dimension at which standard heads reach the loss of each row of collaborative heads."""
     costs = {row: cost.mean for row, cost in key_dim_study.costs(runs).items()}
-    standard = {width: cost for (kind, width), cost in costs.items() if kind == "standard"}
-    return [
-        f"of {key_dim_study.equivalent_key_dim(standard, cost)} for that of collaborative heads at {width}"
-        for (kind, width), cost in sorted(costs.items())
-        if kind == "collaborative"
-    ]
+    standard = {dim: cost for (attention_type, dim), cost in costs.items() if attention_type == "standard"}
+    return ", ".join(
+        f"{key_dim_study.equivalent_key_dim(standard, cost)} (collaborative heads at {dim})"
+        for (attention_type, dim), cost in sorted(costs.items())
+        if attention_type == "collaborative"
+    )
 
 
 def contrast(values: List[float]) -> Contrast:
-    """Of one number a seed."""
+    """Mean, interval and test of one number per seed."""
     test = stats.ttest_1samp(values, 0.0, alternative="less")
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.9)
     return Contrast(statistics.mean(values), float(low), float(high), float(test.pvalue))
 
 
 def outcome(cost: Contrast, quarter: Contrast, three_quarters: Contrast) -> str:
-    """What the intervals of S − F, C − ¾F − ¼S and C − ¼F − ¾S mean."""
+    """The outcome that follows from the intervals of S − F, C − ¾F − ¼S and C − ¼F − ¾S."""
     if cost.low <= 0:
-        return "cannot tell: standard heads do not measurably lose at this key dim"
+        return "cannot tell: standard heads do not measurably lose at this key dimension"
     if quarter.high < 0:
-        return "flat: collaborative heads lose less than a quarter of what standard heads lose"
+        return "flat: collaborative heads lose less than a quarter as much as standard heads"
     if three_quarters.low > 0:
-        return "falls: collaborative heads lose more than three quarters of what standard heads lose"
+        return "falls: collaborative heads lose more than three quarters as much as standard heads"
     if quarter.low > 0 and three_quarters.high < 0:
-        return "in between: collaborative heads lose between a quarter and three quarters of what standard heads lose"
+        return "in between: collaborative heads lose between a quarter and three quarters as much as standard heads"
     return "cannot tell: the intervals are too wide"
+
+
+def report(runs: Sequence[Dict], key_dim: int) -> str:
+    """Markdown: losses of each seed, contrasts, equivalent key dimensions and the outcome."""
+    by_seed = rows(runs, key_dim)
+    losses = [["seed", "F", "S", "C"]]
+    for seed, values in by_seed.items():
+        losses.append([str(seed), *(f"{loss:.4f}" for loss in values)])
+    tests = [["contrast", "mean", "90 % interval", "p (below 0)"]]
+    contrasts = []
+    for name, weights in CONTRASTS.items():
+        c = contrast([sum(a * b for a, b in zip(weights, values, strict=True)) for values in by_seed.values()])
+        contrasts.append(c)
+        tests.append([name, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.2g}"])
+    paragraphs = [
+        pages.table(losses, numbers=True),
+        pages.table(tests, numbers=True),
+        f"Key dimension at which standard heads have the same loss: {equivalent_key_dims(runs)}.",
+        f"Outcome of {len(by_seed)} seeds: **{outcome(*contrasts)}**.",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("key_dim", type=int, metavar="K")
-    parser.add_argument("records", nargs="+", metavar="RECORD", help="of all rows; those of other widths are left out")
+    parser.add_argument("records", nargs="+", metavar="RECORD", help="of all rows; models of other widths are ignored")
     add_page(parser)
     parser.set_defaults(parser=parser)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="claim.py: %(message)s", stream=sys.stderr)
     check_page(args)
     runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
-    seeds, key_dims = rows(runs, args.key_dim), equivalent_key_dims(runs)
-    found = {
-        name: contrast([sum(a * b for a, b in zip(weights, losses, strict=True)) for losses in seeds.values()])
-        for name, weights in CONTRASTS.items()
-    }
-    losses = [["seed", "F", "S", "C"], *([str(seed), *(f"{loss:.4f}" for loss in of)] for seed, of in seeds.items())]
-    tests = [["contrast", "mean", "90 % interval", "p (below 0)"]]
-    tests += [[n, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.2g}"] for n, c in found.items()]
-    shown = [
-        pages.table(losses, numbers=True),
-        pages.table(tests, numbers=True),
-        f"For the same loss standard heads need a key dim {', '.join(key_dims)}.",
-        f"Outcome of {len(seeds)} seeds: **{outcome(*found.values())}**.",
-    ]
-    publish(args, "\n\n".join(shown) + "\n")
+    publish(args, report(runs, args.key_dim))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 
 PART is one of
 
-    selection   validation NLL of all settings tried with seeds 1 and 2, and the selected setting of each row
+    selection   validation NLL of all settings with seeds 1 and 2, and the selected setting of each row
     tests       primary and secondary tests of the selected settings, and the outcome
-    pairs       C − F and C − S for every fixed pair of learning rates, seeds 1 and 2
+    pairs       C − F and C − S for every pair of settings, seeds 1 and 2
     masked      design B: the share of the gain that needs no sharing
     figure      C − F, S − F and C − S during training (--figure FILE)
 
-F: standard heads at the full key dimension, S: standard heads at 32, C: collaborative heads at 32, B: as C, with a
-masked mixing matrix. NLL is in bits per token, of the averaged checkpoint; test NLL covers all test sets.
+F: standard heads at the full key dimension; S: standard heads at 32; C: collaborative heads at 32; B: as C, with a
+masked mixing matrix. NLL is that of the averaged checkpoint in bits per token; test NLL covers all test sets.
 """
 
 import argparse
@@ -33,7 +33,6 @@ from convergence_rows import (
     outcome,
     select,
     shown,
-    spread,
     valid_nll,
 )
 from scipy import stats
@@ -43,15 +42,15 @@ from collab_fairseq.cli.options import add_page, check_page, publish
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing
 from collab_fairseq.records.rows import TrainingRecord, load_run
-from collab_fairseq.scoring.significance import Interval
+from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
-#: difference → colour: that of the heads that are compared with the full key dimension, and another one
+#: difference → colour
 MEANINGS = {"C − F": COLOURS["collaborative"], "S − F": COLOURS["standard"], "C − S": COLOURS["all"]}
 
 
 def selection_page(settings: Settings) -> str:
-    """All settings with their validation NLL, and the selected ones."""
+    """Validation NLL of all settings; the selected ones are marked."""
     selected = set(select(settings).values())
     table = [["setting", *(f"seed {seed}" for seed in SELECTION_SEEDS), "mean", "selected"]]
     for setting, runs in settings.items():
@@ -64,13 +63,12 @@ def selection_page(settings: Settings) -> str:
 
 
 def tests_page(settings: Settings) -> str:
-    """Primary and secondary tests, for all seeds and for those that took no part in the selection."""
+    """Primary and secondary tests, for all seeds and for seeds that were not used for the selection."""
     selected = select(settings)
     runs = {row: settings[setting] for row, setting in selected.items()}
     seeds = common_seeds(runs)
     fresh = [seed for seed in seeds if seed not in SELECTION_SEEDS]
     nll = losses(runs, seeds)
-    by_seed = [["seed", *nll], *([str(seed), *(f"{nll[row][i]:.4f}" for row in nll)] for i, seed in enumerate(seeds))]
     primary = stats.ttest_1samp(contrast(nll), 0.0, alternative="less")
     later = contrast(losses(runs, fresh)) if fresh else []
     claim = bool(primary.pvalue < ALPHA and later and sum(later) / len(later) < 0)
@@ -79,19 +77,28 @@ def tests_page(settings: Settings) -> str:
     for name, pair in (("C − F", ("C", "F")), ("C − S", ("C", "S")), ("S − F", ("S", "F"))):
         cells = [difference(runs, some, *pair) for some in (seeds, fresh)]
         table.append([name, *cells])
-    return "\n\n".join([
+    paragraphs = [
         f"Selected: {'; '.join(map(str, selected.values()))}.",
-        pages.table(by_seed, numbers=True),
-        f"Primary test, C − ¾F − ¼S: {shown(spread(contrast(nll)))}, one-sided p = {primary.pvalue:.2g}, "
+        losses_table(nll, seeds),
+        f"Primary test, C − ¾F − ¼S: {shown(contrast(nll))}, one-sided p = {primary.pvalue:.2g}, "
         f"n = {len(seeds)}; seeds {_listed(fresh)} alone: {of_later}. The claim {'holds' if claim else 'fails'}.",
         pages.table(table, numbers=True),
         f"Outcome: **{'; '.join(outcome(nll, selected['F'], claim))}**.",
-    ])  # fmt: skip
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def losses_table(nll: Dict[str, List[float]], seeds: Sequence[int]) -> str:
+    """Test NLL of each seed and row."""
+    table = [["seed", *nll]]
+    for number, seed in enumerate(seeds):
+        table.append([str(seed), *(f"{values[number]:.4f}" for values in nll.values())])
+    return pages.table(table, numbers=True)
 
 
 def difference(runs: Dict[str, Dict[int, TrainingRecord]], seeds: Sequence[int], one: str, other: str) -> str:
-    """The difference of two rows in test NLL with its 95 % interval; a dash for fewer than two seeds."""
-    return shown(spread(differences(losses(runs, seeds), one, other))) if len(seeds) > 1 else "–"
+    """Difference of two rows in test NLL with its 95 % interval; a dash for fewer than two seeds."""
+    return shown(differences(losses(runs, seeds), one, other)) if len(seeds) > 1 else "–"
 
 
 def _listed(seeds: Sequence[int]) -> str:
@@ -105,19 +112,19 @@ def pairs_page(settings: Settings) -> str:
     for c in (setting for setting in complete if setting.row == "C"):
         for other in (setting for setting in complete if setting.row in "FS"):
             nll = losses({"C": complete[c], "other": complete[other]}, SELECTION_SEEDS)
-            table.append([str(c), str(other), shown(spread(differences(nll, "C", "other")))])
+            table.append([str(c), str(other), shown(differences(nll, "C", "other"))])
     return pages.table(table, numbers=True)
 
 
 def masked_page(settings: Settings) -> str:
-    """Design B: rows S, B and C, and g."""
+    """Design B: losses of rows S, B and C, and g, the share of the gain that needs no sharing."""
     runs: Dict[str, Dict[int, TrainingRecord]] = {}
     for setting, of_setting in settings.items():
         if setting.row in runs:
             raise UserError(f"row {setting.row} must have one setting; got a second, {setting}")
         runs[setting.row] = of_setting
     if not {"S", "B", "C"} <= runs.keys():
-        raise UserError(f"records of rows S, B and C are needed; got {', '.join(runs) or 'none'}")
+        raise UserError(f"the records must have rows S, B and C; got {', '.join(runs) or 'none'}")
     runs = {row: runs[row] for row in ("S", "B", "C")}
     seeds = common_seeds(runs)
     nll = losses(runs, seeds)
@@ -128,33 +135,32 @@ def masked_page(settings: Settings) -> str:
         verdict = "sharing explains the gain"
     else:
         verdict = "both contribute, or the data cannot tell"
-    table = [["seed", *nll], *([str(seed), *(f"{nll[row][i]:.4f}" for row in nll)] for i, seed in enumerate(seeds))]
-    lines = [f"S − B: {shown(spread(differences(nll, 'S', 'B')))}; B − C: {shown(spread(differences(nll, 'B', 'C')))}."]
+    lines = [f"S − B: {shown(differences(nll, 'S', 'B'))}; B − C: {shown(differences(nll, 'B', 'C'))}."]
     lines += [f"g = (S − B)/(S − C) = {gain.mean:.2f} [{gain.low:.2f}, {gain.high:.2f}]: **{verdict}**."]
-    return "\n\n".join([pages.table(table, numbers=True), *lines])
+    return "\n\n".join([losses_table(nll, seeds), *lines])
 
 
 def during_training(settings: Settings, rows: Dict[str, Setting]) -> Dict[str, Dict[int, Interval]]:
-    """Difference → update → mean and interval over seeds of the validation NLL of the running model."""
+    """Difference → update → mean and interval over seeds, of the validation NLL of the model in training."""
     runs = {row: settings[setting] for row, setting in rows.items()}
     seeds = common_seeds(runs)
     curves = {
-        row: [{p["updates"]: p["nll_loss"] for p in of_row[seed]["curves"]["valid"]} for seed in seeds]
-        for row, of_row in runs.items()
+        row: [{p["updates"]: p["nll_loss"] for p in by_seed[seed]["curves"]["valid"]} for seed in seeds]
+        for row, by_seed in runs.items()
     }
-    common = sorted(set.intersection(*(set(points) for of_row in curves.values() for points in of_row)))
-    found: Dict[str, Dict[int, Interval]] = {}
+    common = sorted(set.intersection(*(set(curve) for of_row in curves.values() for curve in of_row)))
+    result: Dict[str, Dict[int, Interval]] = {}
     for one, other in (("C", "F"), ("S", "F"), ("C", "S")):
         values = {
-            update: spread([x[update] - y[update] for x, y in zip(curves[one], curves[other], strict=True)])
+            update: interval([x[update] - y[update] for x, y in zip(curves[one], curves[other], strict=True)])
             for update in common
         }
-        found[f"{one} − {other}"] = values
-    return found
+        result[f"{one} − {other}"] = values
+    return result
 
 
 def draw(long: Settings, short: Settings, path: str) -> None:
-    """The differences during training; runs of another schedule, if given, as dashed lines without intervals."""
+    """Draw the differences during training; those of a second, shorter schedule as dashed lines without intervals."""
     about = ["F: standard heads, full key dimension; S: standard heads at 32; C: collaborative heads at 32."]
     drawn: List[Tuple[str, str, Dict[int, Interval], bool]] = []
     for settings, style in ((long, "-"), (short, "--")):
@@ -191,13 +197,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*PAGES, "figure"], metavar="PART")
     parser.add_argument("records", nargs="+", metavar="RECORD")
-    parser.add_argument("--figure", metavar="FILE", help="with figure: a .png or .svg file")
+    parser.add_argument("--figure", metavar="FILE", help="for figure: a .png or .svg file")
     add_page(parser)
     parser.set_defaults(parser=parser)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="convergence.py: %(message)s", stream=sys.stderr)
     if (args.part == "figure") != bool(args.figure):
-        parser.error("figure needs --figure FILE, the other parts do not take it")
+        parser.error("--figure is required for the part figure, and not allowed for others")
     check_page(args)
     runs = [load_run(path) for path in args.records]
     if args.part == "figure":

@@ -1,27 +1,29 @@
-"""Rows, settings, selection and statistics of the convergence study; convergence.py prints them."""
+"""Rows, settings, selection and statistics of the convergence study, for convergence.py."""
 
 import math
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-import numpy
 from scipy import stats
 
 from collab_fairseq.records import key_dim_study
-from collab_fairseq.records.rows import TrainingRecord, key_dim, lookup
+from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim
 from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
 FULL, SMALL = 256, 32
 ROWS = {
-    ("standard", FULL): "F", ("standard", SMALL): "S", ("collaborative", SMALL): "C", ("masked", SMALL): "B",
-}  # fmt: skip
+    ("standard", FULL): "F",
+    ("standard", SMALL): "S",
+    ("collaborative", SMALL): "C",
+    ("masked", SMALL): "B",
+}
 SELECTION_SEEDS = (1, 2)
-MARGIN = 0.25  # the claim: at most this share of what the reduced key dimension costs standard heads
+MARGIN = 0.25  # the claim: at most this share of the cost of the reduced key dimension for standard heads
 ALPHA = 0.05
 
 
 class Setting(NamedTuple):
-    """A row with its learning rate and the factor on the default scale of its attention logits."""
+    """A row with its learning rate and the factor on the default scale of the attention logits."""
 
     row: str
     lr: float
@@ -36,29 +38,21 @@ Settings = Dict[Setting, Dict[int, TrainingRecord]]
 
 
 def setting_of(run: TrainingRecord) -> Setting:
-    """The setting that a run belongs to.
-
-    Raises:
-        UserError: it is no run of the study.
-    """
+    """The setting of a run; raises UserError if the run is not part of the study."""
     model = run["config"]["model"]
-    heads = "standard" if lookup(run, "config.model.collaborative_heads") in (None, "none") else "collaborative"
+    heads = "collaborative" if is_collaborative(run) else "standard"
     if "recipe.training_module" in run.get("files", {}):
         heads = "masked"
     row = ROWS.get((heads, key_dim(model, "encoder")))
     if row is None:
-        raise UserError(f"{run['name']} must be of heads and key dimension {', '.join(map(str, ROWS))}")
+        raise UserError(f"the heads and key dimension of {run['name']} must be one of {', '.join(map(str, ROWS))}")
     default = (model["encoder_embed_dim"] / model["encoder_attention_heads"]) ** -0.5
     scales = {shape["scale"] for shape in (model.get("attention_shapes") or {}).values()} or {default}
     return Setting(row, run["config"]["optimization"]["lr"][0], round(scales.pop() / default, 6))
 
 
 def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
-    """Setting → seed → run.
-
-    Raises:
-        UserError: two runs of one setting and seed, or runs of different lengths.
-    """
+    """Setting → seed → run; raises UserError for two runs of one setting and seed, or different lengths."""
     settings: Settings = {}
     for run in runs:
         seeds = settings.setdefault(setting_of(run), {})
@@ -72,7 +66,7 @@ def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
 
 
 def length_of(run: TrainingRecord) -> int:
-    """The updates of its schedule."""
+    """Number of updates of the learning-rate schedule."""
     return int(run["config"]["optimization"]["max_update"])
 
 
@@ -81,11 +75,7 @@ def valid_nll(run: TrainingRecord) -> float:
 
 
 def select(settings: Settings) -> Dict[str, Setting]:
-    """Row → the setting with the lowest mean validation NLL over the selection seeds, of those that have all of them.
-
-    Raises:
-        UserError: no setting of a row has all selection seeds.
-    """
+    """Row → setting with the lowest mean validation NLL over the selection seeds, among settings with all of them."""
     means: Dict[str, List[Tuple[float, Setting]]] = {"F": [], "S": [], "C": []}
     for setting, runs in settings.items():
         if setting.row in means and all(seed in runs for seed in SELECTION_SEEDS):
@@ -98,18 +88,18 @@ def select(settings: Settings) -> Dict[str, Setting]:
 
 
 def fieller(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:
-    """A ratio of two means over the same seeds, with Fieller's interval.
+    """Ratio of two means over the same seeds, with Fieller's interval.
 
-    E. C. Fieller (1954), "Some problems in interval estimation", JRSS B 16(2). The limits r solve
-    (a − r b)² = t² (v_aa − 2 r v_ab + r² v_bb), v being variances and covariance of the means. They are infinite if the
-    denominator is not distinguishable from 0.
+    E. C. Fieller (1954), "Some problems in interval estimation", JRSS B 16(2). For means a and b with variances v_aa
+    and v_bb and covariance v_ab, the limits r solve (a − r b)² = t² (v_aa − 2 r v_ab + r² v_bb). They are infinite if b
+    is not distinguishable from 0.
     """
     n = len(numerators)
     a, b = sum(numerators) / n, sum(denominators) / n
     pairs = [(x - a, y - b) for x, y in zip(numerators, denominators, strict=True)]
-    v_aa, v_ab, v_bb = (
-        sum(pair[i] * pair[j] for pair in pairs) / (n - 1) / n for i, j in ((0, 0), (0, 1), (1, 1))
-    )  # fmt: skip
+    v_aa = sum(x * x for x, _ in pairs) / (n - 1) / n
+    v_ab = sum(x * y for x, y in pairs) / (n - 1) / n
+    v_bb = sum(y * y for _, y in pairs) / (n - 1) / n
     t2 = float(stats.t.ppf((1 + level) / 2, n - 1)) ** 2
     squared, linear, constant = b * b - t2 * v_bb, a * b - t2 * v_ab, a * a - t2 * v_aa
     if squared <= 0:
@@ -118,44 +108,38 @@ def fieller(numerators: Sequence[float], denominators: Sequence[float], level: f
     return Interval(a / b, (linear - root) / squared, (linear + root) / squared)
 
 
-def spread(values: Sequence[float]) -> Interval:
-    """Mean and 95 % t-interval over seeds."""
-    return interval(numpy.array(values))
-
-
-def shown(found: Interval) -> str:
-    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+def shown(values: Sequence[float]) -> str:
+    """Mean and 95 % t-interval over seeds as text."""
+    mean, low, high = interval(values)
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def losses(runs: Dict[str, Dict[int, TrainingRecord]], seeds: Sequence[int]) -> Dict[str, List[float]]:
     """Row → test NLL of each seed."""
-    return {row: [key_dim_study.loss(of_row[seed]) for seed in seeds] for row, of_row in runs.items()}
+    return {row: [key_dim_study.loss(by_seed[seed]) for seed in seeds] for row, by_seed in runs.items()}
 
 
 def differences(nll: Dict[str, List[float]], one: str, other: str) -> List[float]:
+    """NLL of one row minus that of another, per seed."""
     return [x - y for x, y in zip(nll[one], nll[other], strict=True)]
 
 
 def contrast(nll: Dict[str, List[float]]) -> List[float]:
-    """C − ¾F − ¼S of each seed."""
+    """C − ¾F − ¼S per seed."""
     return [c - (1 - MARGIN) * f - MARGIN * s for f, s, c in zip(nll["F"], nll["S"], nll["C"], strict=True)]
 
 
 def common_seeds(rows: Dict[str, Dict[int, TrainingRecord]]) -> List[int]:
-    """The seeds that all rows have.
-
-    Raises:
-        UserError: fewer than two.
-    """
-    seeds = sorted(set.intersection(*(set(of_row) for of_row in rows.values())))
+    """The seeds that all rows have; raises UserError if there are fewer than two."""
+    seeds = sorted(set.intersection(*map(set, rows.values())))
     if len(seeds) < 2:
         raise UserError(f"rows {', '.join(rows)} must have two common seeds; got {seeds}")
     return seeds
 
 
 def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List[str]:
-    """The sentences of the protocol's table that apply."""
-    c_f, c_s, s_f = (spread(differences(nll, *pair)) for pair in (("C", "F"), ("C", "S"), ("S", "F")))
+    """The applicable sentences of the table of outcomes in the protocol."""
+    c_f, c_s, s_f = (interval(differences(nll, *pair)) for pair in (("C", "F"), ("C", "S"), ("S", "F")))
     if s_f.low <= 0:
         return ["this corpus cannot tell: S − F is not above 0"]
     sentences = []
@@ -164,13 +148,14 @@ def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List
     if claim and c_f.high < 0:
         sentences.append("1/8 of the key dimension is better than the tuned full key dimension")
     elif claim and c_f.low <= 0:
-        sentences.append(f"1/8 of the key dimension costs nothing measurable: C − F {shown(c_f)}")
+        cost = shown(differences(nll, "C", "F"))
+        sentences.append(f"1/8 of the key dimension costs nothing measurable: C − F {cost}")
     elif claim:
         sentences.append("nearly free: at most a quarter of the cost; the earlier lead was speed of learning")
     elif c_s.high < 0:
         share = fieller(differences(nll, "S", "C"), differences(nll, "S", "F"))
         limits = f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
-        sentences.append(f"collaborative heads recover {limits} of what a reduced key dimension costs")
+        sentences.append(f"collaborative heads recover {limits} of the cost of a reduced key dimension")
     else:
         sentences.append("the gain was speed of learning; the claim is limited to short runs")
     return sentences

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Standard deviation of the attention logits when training begins, for rows of the key-dimension studies.
+"""Standard deviation of the initial attention logits, for rows of the key-dimension studies.
 
-Queries and keys are projections of independent Gaussian inputs. Logits are computed in float64 by each layer's own
-query and key maps and scale, over all heads, several layers and positions.
+Queries and keys are projections of independent Gaussian inputs. Logits are computed in float64 from each layer's query
+and key maps and scale; the standard deviation is over all heads, several layers and positions.
 """
 
 import argparse
@@ -20,25 +20,26 @@ KEY_DIMS = {"standard": (256, 64, 32, 16), "collaborative": (64, 32)}
 
 
 def build(heads: str, key_dim: int) -> AttentionLayer:
-    """A new layer as the studies train it."""
+    """An initialised layer as in the studies."""
     if heads == "standard":
         return StandardAttention(EMBED_DIM, HEADS, key_dim)
     return CollaborativeAttention(EMBED_DIM, HEADS, key_dim, mixing="blocks", mixing_lr_multiplier=8)
 
 
 def logits(layer: AttentionLayer, positions: int) -> torch.Tensor:
-    """(H, T, T) logits of T query and T key positions; H: heads."""
+    """Logits (H, T, T) of H heads at T query and T key positions."""
     maps = layer.head_maps()
     ones = torch.ones(positions, 1, dtype=torch.float64)
+    # the last input is 1, for the biases
     queries, keys = (torch.cat([torch.randn(positions, EMBED_DIM, dtype=torch.float64), ones], dim=1) for _ in range(2))
     return layer.scale * torch.einsum("te,hwe,hwf,sf->hts", queries, maps.query, maps.key, keys)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=positive, default=50, metavar="N", help="new layers (default: %(default)s)")
-    parser.add_argument("--positions", type=positive, default=100, metavar="T", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--layers", type=positive, default=50, metavar="N", help="layers (default: %(default)s)")
+    parser.add_argument("--positions", type=positive, default=100, metavar="T", help="positions (default: %(default)s)")
+    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="random seed (default: %(default)s)")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     table = [["heads", "key dimension", "standard deviation of the logits"]]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Standard heads with another scale of the attention logits, for fairseq-train --attention-from FILE.
+"""Standard heads with a different scale of the attention logits, for fairseq-train --attention-from FILE.
 
-By default standard heads of any key dimension have the scale (embed_dim / heads)^-0.5, as in the paper's runs. The file
-is a checkpoint without weights: it gives every layer of the study's model the scale (key_dim / heads)^-0.5, or with
---factor F the default scale times F.
+The default scale is (embed_dim / heads)^-0.5 at any key dimension, as in the paper's runs. This program writes a
+checkpoint without weights, which sets the scale of every layer of the study's model to (key_dim / heads)^-0.5, or with
+--factor F to F times the default.
 """
 
 import argparse
@@ -19,7 +19,7 @@ LAYERS, EMBED_DIM, HEADS = 2, 256, 8
 
 
 def positive_factor(text: str) -> float:
-    """A number above zero, for argparse."""
+    """A positive number, for argparse."""
     factor = float(text)
     if not 0 < factor < float("inf"):
         raise argparse.ArgumentTypeError(f"must be positive and finite; got {text}")
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("key_dim", type=positive, metavar="KEY_DIM", help="summed over heads")
     parser.add_argument("file", type=Path, metavar="FILE", help="the checkpoint to write")
-    parser.add_argument("--factor", type=positive_factor, metavar="F", help="of the default scale")
+    parser.add_argument("--factor", type=positive_factor, metavar="F", help="multiply the default scale by F")
     args = parser.parse_args()
     head_dim = (EMBED_DIM if args.factor else args.key_dim) / HEADS
     scale = (args.factor or 1.0) * head_dim**-0.5

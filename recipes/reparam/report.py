@@ -20,7 +20,7 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
 from collab_fairseq.records.record import load
-from collab_fairseq.records.table import spread
+from collab_fairseq.records.table import mean_and_deviation
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
 
@@ -78,9 +78,9 @@ def study(record: Dict[str, Any]) -> str:
     sizes = model["sizes"]
     columns = {"loss": 4, "increase": 4, "seconds": 1, **dict.fromkeys(splits, 2)}
     bleu = [f"sacreBLEU {split}" for split in splits]
-    rows = [["model", "key dim", "validation loss", "increase", "CPU seconds", *bleu]]
+    rows = [["model", "key dimension", "validation loss", "increase", "CPU seconds", *bleu]]
     for (kind, part, method), runs in results(record).groupby(["kind", "part", "method"], sort=False):
-        cells = [spread(runs[column], digits) for column, digits in columns.items()]
+        cells = [mean_and_deviation(runs[column], digits) for column, digits in columns.items()]
         rows.append([METHODS[method] + ", fine-tuned" * (kind == "finetuned"), f"R = {part}", *cells])
     updates = [part["updates"] for name, part in record["parts"].items() if name.startswith("finetuned/")]
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""

@@ -100,7 +100,7 @@ def test_command_prints_and_rejects_the_record_of_another_checkpoint(tiny_run, t
     weights = read_weights(checkpoints.load(checkpoint))
     assert parts_of(record)["cross.0"] == redundancy(weights["cross.0"])
     assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(record)]) == 1
-    assert "another checkpoint (checkpoint_best.pt, SHA-256" in capsys.readouterr().err
+    assert "was made with checkpoint = checkpoint_best.pt, SHA-256" in capsys.readouterr().err
 
 
 def test_command_on_a_hugging_face_folder(tmp_path):

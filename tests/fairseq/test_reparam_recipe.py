@@ -78,7 +78,7 @@ def test_resumed_study_skips_finished_parts(command, done):
     assert {file: os.stat(file).st_mtime_ns for file in times} == times
     other = run(*command, "--seeds", 2, check=False)
     assert other.returncode == 1
-    assert "another seeds" in other.stderr
+    assert "was made with seeds = [1]; got [2]" in other.stderr
 
 
 def test_rejects_missing_checkpoint(tmp_path):

@@ -125,7 +125,7 @@ def test_standard_input_and_interruption(exported, translator, translate, monkey
     monkeypatch.setattr(engine, "search", search)
     (tmp_path / "text").write_text("\n".join(SOURCES))
     assert translate(exported, tmp_path / "text", *FLAGS, "--buffer", 2)[:2] == (130, expected[:4])
-    assert "interrupted; 4 lines are translated" in caplog.text
+    assert "interrupted after 4 lines" in caplog.text
 
 
 def test_half_precision_keeps_shared_embeddings(models, exported, tmp_path):

@@ -1,4 +1,4 @@
-"""The curve: its standard heads with a scale of their own, its primary test and its figure on planted losses."""
+"""Key-dimension study: attention scales, masked mixing, and primary test and figure on synthetic losses."""
 
 import copy
 import json
@@ -23,30 +23,27 @@ RECIPE = ROOT / "recipes" / "curve"
 RECORD = ROOT / "results" / "runs" / "multi30k-none-dk128-s1-u4000.json"
 
 
-def test_scaled_heads_divide_by_the_root_of_their_own_dims(tmp_path):
-    run("python", RECIPE / "score_scale.py", 128, tmp_path / "made" / "scaled.pt")
+@pytest.mark.parametrize(("key_dim", "factor", "scale"), [(128, [], 0.25), (256, ["--factor", 0.5], 0.5 * 32**-0.5)])
+def test_score_scale_sets_scale_of_all_layers(key_dim, factor, scale, tmp_path):
+    run("python", RECIPE / "score_scale.py", key_dim, tmp_path / "made" / "scaled.pt", *factor)
     args = Namespace(attention_from=str(tmp_path / "made" / "scaled.pt"))
     inherit_attention(args)
-    places = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
-    assert args.attention_shapes == {place: {"scale": 0.25} for place in places}  # 16 dims a head
-    assert (args.collaborative_heads, args.key_dim) == ("none", 128)
+    layer_ids = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
+    assert args.attention_shapes == {layer_id: {"scale": scale} for layer_id in layer_ids}
+    assert (args.collaborative_heads, args.key_dim) == ("none", key_dim)
 
 
-def test_scores_of_full_heads_with_a_factor(tmp_path):
-    run("python", RECIPE / "score_scale.py", 256, tmp_path / "scaled.pt", "--factor", 0.5)
-    args = Namespace(attention_from=str(tmp_path / "scaled.pt"))
-    inherit_attention(args)
-    assert {shape["scale"] for shape in args.attention_shapes.values()} == {0.5 * 32**-0.5}  # 32 dimensions per head
+def test_score_scale_rejects_factor_zero(tmp_path):
     done = run("python", RECIPE / "score_scale.py", 256, tmp_path / "zero.pt", "--factor", 0, check=False)
     assert (done.returncode, "--factor: must be positive" in done.stderr) == (2, True)
     assert not (tmp_path / "zero.pt").exists()
 
 
-def test_masked_mixing_learns_gains_and_shares_nothing(tiny_data, tmp_path):  # noqa: F811
-    """Trained, resumed, and once more in one go; the control shares as soon as it is trained."""
-    given = {**SMALL, "key_dim": 6, "mixing_init": "blocks", "mixing_lr_multiplier": 8, "optimizer": "fused_adam"}
-    masked = {"user_dir": RECIPE / "masked_mixing", **given}
-    run(*train_command(tiny_data, tmp_path / "control", max_update=8, **given))
+def test_masked_mixing_keeps_blocks_and_learns_gains(tiny_data, tmp_path):  # noqa: F811
+    """Also in a resumed run; the control without mask leaves the blocks."""
+    settings = {**SMALL, "key_dim": 6, "mixing_init": "blocks", "mixing_lr_multiplier": 8, "optimizer": "fused_adam"}
+    masked = {"user_dir": RECIPE / "masked_mixing", **settings}
+    run(*train_command(tiny_data, tmp_path / "control", max_update=8, **settings))
     run(*train_command(tiny_data, tmp_path / "once", max_update=8, **masked))
     for updates in (4, 8):
         run(*train_command(tiny_data, tmp_path / "resumed", max_update=updates, **masked))
@@ -75,9 +72,12 @@ COLLABORATIVE = "encoder_cross_decoder"
 
 
 def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more):
-    """Records of the three rows: how much each seed loses beside full width; losses of the two test sets differ.
+    """Write records of the three rows.
 
-    ``more``: the same of further rows, such as none_32.
+    Args:
+        lost_by_standard, lost_by_collaborative: difference of each seed from the full key dimension.
+        left_out: (heads, seed) without a record.
+        more: differences of further rows, such as none_32.
     """
     made, original = [], json.loads(RECORD.read_text())
     rows = {("none", 256): [0] * len(lost_by_standard), ("none", 64): lost_by_standard}
@@ -91,7 +91,7 @@ def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more
             model.update(collaborative_heads=heads, key_dim=key_dim, encoder_embed_dim=256)
             mean = 3 + 0.01 * seed + lost[seed - 1]
             record["parts"]["losses"] = {
-                "valid": {"loss": 9, "nll_loss": 9, "tokens": 9},  # counts for nothing
+                "valid": {"loss": 9, "nll_loss": 9, "tokens": 9},  # ignored
                 "test_2016_flickr": {"loss": 9, "nll_loss": mean - 0.3, "tokens": 100},
                 "test_2017_flickr": {"loss": 9, "nll_loss": mean + 0.1, "tokens": 300},
             }
@@ -111,7 +111,7 @@ def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more
         ([0.01, -0.01, 0.0], [0.0, 0.01, -0.01], "cannot tell: standard heads do not measurably lose"),
     ],
 )
-def test_the_outcome_is_what_the_intervals_mean(standard, collaborative, outcome, tmp_path):
+def test_outcome_follows_from_intervals(standard, collaborative, outcome, tmp_path):
     done = run("python", RECIPE / "claim.py", 64, RECORD, *records(tmp_path, standard, collaborative)).stdout
     assert done.splitlines()[-1].startswith(f"Outcome of 3 seeds: **{outcome}")
     values = [c - s / 4 for s, c in zip(standard, collaborative, strict=True)]
@@ -123,16 +123,16 @@ def test_the_outcome_is_what_the_intervals_mean(standard, collaborative, outcome
     assert f"| 2 | 3.0200 | {3.02 + standard[1]:.4f} | {3.02 + collaborative[1]:.4f} |" in done
 
 
-def test_rows_with_other_seeds_are_refused(tmp_path):
+def test_rejects_rows_with_different_seeds(tmp_path):
     made = records(tmp_path, [0.1, 0.1], [0.0, 0.0], left_out=[(COLLABORATIVE, 2)])
     done = run("python", RECIPE / "claim.py", 64, *made, check=False)
-    assert "expected the same seeds, two or more, in all three rows" in done.stderr
+    assert "all three rows must have the same seeds" in done.stderr
     assert "F 256: [1, 2]; S 64: [1, 2]; C 64: [1]" in done.stderr
     done = run("python", RECIPE / "claim.py", 64, *made, made[0], check=False)
     assert "is the second of seed 1" in done.stderr
 
 
-def test_the_equivalent_key_dim_is_interpolated_between_key_dims(tmp_path):
+def test_equivalent_key_dim_is_interpolated(tmp_path):
     standard = {256: 0.0, 64: 0.08, 32: 0.2, 16: 0.5}
     losses = {0.08: "64", 0.04: "128", 0.14: "45", 0.5: "16", 0.51: "< 16", 0.0: "256", -0.001: "> 256"}
     assert {value: key_dim_study.equivalent_key_dim(standard, value) for value in losses} == losses
@@ -140,8 +140,7 @@ def test_the_equivalent_key_dim_is_interpolated_between_key_dims(tmp_path):
     assert key_dim_study.equivalent_key_dim(not_monotone, 0.15) == "51"
     made = records(tmp_path, [0.08] * 3, [0.03, 0.04, 0.05], none_16=[0.5], encoder_cross_decoder_32=[0.6])
     done = run("python", RECIPE / "claim.py", 64, *made).stdout
-    need = "of < 16 for that of collaborative heads at 32, of 128 for that of collaborative heads at 64"
-    assert f"For the same loss standard heads need a key dim {need}.\n" in done
+    assert "the same loss: < 16 (collaborative heads at 32), 128 (collaborative heads at 64).\n" in done
     page = tmp_path / "page.md"
     page.write_text("<!-- claim -->\n<!-- /claim -->\n")
     written = [RECIPE / "claim.py", 64, *made, "--output", page, "--marker", "claim"]
@@ -150,7 +149,7 @@ def test_the_equivalent_key_dim_is_interpolated_between_key_dims(tmp_path):
     assert page.read_text() == f"<!-- claim -->\n{done}<!-- /claim -->\n"
 
 
-def test_the_figure_is_one_command(tmp_path):
+def test_costs_and_figure(tmp_path):
     lost = [0.08, 0.09, 0.07, 0.1, 0.06, 0.08], [0.0, 0.01, -0.01, 0.02, 0.0, 0.01]
     more = {"none_32": [0.15, 0.2, 0.16], "none_16": [0.3, 0.32, 0.29], "encoder_cross_decoder_32": [0.05]}
     made = records(tmp_path, *lost, **more)
@@ -158,15 +157,17 @@ def test_the_figure_is_one_command(tmp_path):
     expected = stats.ttest_1samp(lost[0], 0).confidence_interval(0.95)
     assert costs["standard", 64] == pytest.approx((numpy.mean(lost[0]), *expected))
     assert costs["standard", 256] == pytest.approx((0, 0, 0))
-    assert costs["collaborative", 32] == pytest.approx((0.05, numpy.nan, numpy.nan), nan_ok=True)  # of one seed none
+    single_seed = (0.05, numpy.nan, numpy.nan)
+    assert costs["collaborative", 32] == pytest.approx(single_seed, nan_ok=True)
     chance = numpy.random.default_rng(1)
-    for path in made:  # what the sentences add, where the records have them
+    for path in made:  # intervals get wider with sentence losses
         record = json.loads(path.read_text())
-        for name, found in record["parts"]["losses"].items():
+        for name, losses in record["parts"]["losses"].items():
             if name != "valid":
-                bits = chance.normal(found["nll_loss"], 1, size=50)
-                bits += found["nll_loss"] - bits.mean()  # whose mean is the loss
-                found["sentences"] = "; ".join(f"{each * found['tokens'] / 50} {found['tokens'] / 50}" for each in bits)
+                bits = chance.normal(losses["nll_loss"], 1, size=50)
+                bits += losses["nll_loss"] - bits.mean()  # whose mean is the loss
+                tokens = losses["tokens"] / 50
+                losses["sentences"] = "; ".join(f"{sentence * tokens} {tokens}" for sentence in bits)
         path.write_text(json.dumps(record))
     wider = key_dim_study.costs([load_run(path) for path in made])
     assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])
@@ -179,17 +180,14 @@ def test_the_figure_is_one_command(tmp_path):
     assert len(text) < 100_000
     assert ">Multi30k En–De (ours)<" in text
     assert ">WMT14 En–De (Cordonnier et al.)<" in text
-    once, twice = ("standard heads", "collaborative heads"), ("(1/16)", "(1/4)", "not reported")
-    assert [text.count(f">{label}<") for label in once] == [1, 1]
-    assert [text.count(f">{label}<") for label in twice] == [2, 2, 2]
+    assert [text.count(f">{label}<") for label in ("standard heads", "(1/16)", "not reported")] == [1, 2, 2]
     assert text.count(">not run<") == 4  # both at 1/2, collaborative heads at 1/16 and at 1
-    assert set(re.findall(r"fill: (#\w+)", text)) >= {"#ffffff", "#0072b2", "#d55e00"}  # on white, in the dark, too
-    assert not re.search("#009e73|#cc79a7|#e69f00", text)
+    assert set(re.findall(r"fill: (#\w+)", text)) >= {"#ffffff", "#0072b2", "#d55e00"}
     run("collab", "table", *made, "--figure", tmp_path / "alone.svg", "--x", "width")
     assert "Cordonnier" not in (tmp_path / "alone.svg").read_text()
     for files, message in [
-        ([made[-1]], "expected runs of standard heads at key dim 256, the width"),
-        ([*made, RECORD], "(all tests) has no nll"),
+        ([made[-1]], "runs of standard heads at the full key dimension, 256, are needed"),
+        ([*made, RECORD], "(all tests) has no NLL"),
         ([*made, made[0]], "is the second of seed 1"),
     ]:
         done = run("collab", "table", *files, "--figure", tmp_path / "y.svg", "--x", "width", check=False)

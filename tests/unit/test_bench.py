@@ -190,7 +190,7 @@ def test_an_interrupted_benchmark_continues_where_it_was(tmp_path, monkeypatch):
     assert "/home" not in record["command"]
 
     monkeypatch.setattr(environment, "commit", lambda folder: {"id": "other", "modified": False})
-    with pytest.raises(UserError, match="holds a result with another commit"):
+    with pytest.raises(UserError, match="was made with commit"):
         runner.run("layer", QUICK, output=path)
 
 

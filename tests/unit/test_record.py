@@ -1,4 +1,4 @@
-"""Training logs, measured commands and the fields of records."""
+"""Training logs and the fields of records."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ def train_log(tmp_path):
     return path
 
 
-def test_curves_and_speed_of_a_training_log(train_log):
+def test_reads_curves_and_speed_from_log(train_log):
     log = read_train_log(train_log)
     assert log["curves"]["train"] == [
         {"updates": 10, "loss": 9.5, "nll_loss": 9.1, "ppl": 548.75, "lr": 0.001, "gnorm": 2.5},
@@ -50,9 +50,9 @@ def test_curves_and_speed_of_a_training_log(train_log):
     assert log["words_per_second"] == 200.5
     assert log["part_seconds"] == [45]
     assert log["gb_free"] is None
-    second = LOG.encode().index(b"00:03")  # three parts, of which the last was killed before its first line
+    second = LOG.encode().index(b"00:03")  # three parts; the last was killed before its first line
     assert read_train_log(train_log, [0, second, len(LOG)])["part_seconds"] == [20, 45, 0]
-    # too short for training lines: the speed of its epochs
+    # without training lines: the speed of the epochs
     write_text("\n".join(line for line in LOG.split("\n") if "| train |" in line), train_log)
     log = read_train_log(train_log)
     assert (log["words_per_second"], log["part_seconds"], log["curves"]) == (9, [45], {"train": [], "valid": []})
@@ -75,7 +75,7 @@ def record(tmp_path, train_log):
         "optimizer_history": [{"num_updates": 20}],
         "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
     }
-    second = LOG.encode().index(b"00:03")  # the first part was killed, and of the third the file has half a line
+    second = LOG.encode().index(b"00:03")  # the first part was killed; the third has half a line
     usage = [{"log_from": 0}, {"log_from": second}, {"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 0}]
     write_text("\n".join([*map(json.dumps, usage), '{"log_fr']), tmp_path / "usage")
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
@@ -86,7 +86,7 @@ def record(tmp_path, train_log):
     )  # fmt: skip
 
 
-def test_a_record_gathers_everything_and_is_json(record):
+def test_training_record_is_complete_and_valid_json(record):
     settings, parts = record["settings"], record["parts"]
     assert record["command"] == "run.sh --data .../data --seed 1"
     assert (parts["training"]["wall_seconds"], parts["training"]["peak_memory_bytes"]) == (20 + 30.5, 100)
@@ -101,22 +101,19 @@ def test_a_record_gathers_everything_and_is_json(record):
     }
     assert settings["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
     assert record["versions"]["python"] == sys.version.split()[0]
-    assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # it may add the build: 2.6.0+cu124
-    assert record["hardware"]["cores"] >= 1
-    assert record["hardware"]["memory_bytes"] > 2**20
+    assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # which may include the build: 2.6.0+cu124
     assert record["hardware"]["device"] == "cpu"
     assert parts["scores"]["test"]["scores"] == [{"metric": "sacreBLEU", "score": 38.7, "of": ".../x"}]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
-def test_the_records_of_all_commands_have_one_envelope(record, monkeypatch):
+def test_records_of_all_kinds_have_the_same_fields(record, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
     heads = new_record("redundancy", command(), [], {}).content
     monkeypatch.setattr(runner, "rows", lambda *_: {})
     bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
-    assert record.keys() == heads.keys() == bench.keys()  # a conversion's are looked at where one is made
-    found = [(r["kind"], r["name"]) for r in (record, heads, bench)]
-    assert found == [("training", "tiny"), ("heads", "redundancy"), ("bench", "layer")]
+    assert record.keys() == heads.keys() == bench.keys()
+    assert [r["kind"] for r in (record, heads, bench)] == ["training", "heads", "bench"]
     assert heads["command"] == "collab heads redundancy .../x.pt"
     assert Record("heads", "x", "y", {"data": ("/home/me", 1)}).content["settings"] == {"data": [".../me", 1]}
 
@@ -127,7 +124,7 @@ def git(folder, *arguments):
     return done.stdout.strip()
 
 
-def test_the_commit_is_that_of_the_repository(tmp_path):
+def test_records_commit_of_repository(tmp_path):
     folder = tmp_path / "repository"
     (folder / "venv").mkdir(parents=True)
     write_text("1", folder / "venv" / "package.py")
@@ -140,29 +137,29 @@ def test_the_commit_is_that_of_the_repository(tmp_path):
     assert Record("heads", "x", "y", {}, repository=folder).content["commit"] == {"id": head, "modified": False}
     write_text("2", folder / "code.py")
     assert environment.commit(str(folder)) == {"id": head, "modified": True}
-    # a package installed in a virtual environment that happens to lie in some repository
+    # a package installed in a virtual environment within a repository
     assert environment.commit(str(folder / "venv")) == {"id": None, "modified": None}
 
 
 @pytest.fixture(scope="module")
 def committed():
-    """Path → record of every result that was measured here; a model's folder holds copies."""
+    """Path → record of every result measured here, except copies in model folders."""
     results = ROOT / "results"
     left_out = (results / "models", results / "published")
     paths = [path for path in sorted(results.rglob("*.json")) if not {*left_out} & {*path.parents}]
     return {str(path.relative_to(ROOT)): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def test_every_committed_record_names_its_command_and_commit(committed):
+def test_committed_records_have_command_and_commit(committed):
     assert len(committed) > 100
     commands = {path for path, record in committed.items() if record.get("command")}
     ids = {path: (record.get("commit") or {}).get("id") or "" for path, record in committed.items()}
     assert commands == {path for path, commit in ids.items() if re.fullmatch("[0-9a-f]{40}", commit)} == set(committed)
 
 
-def test_every_commit_of_a_record_exists(committed):
+def test_commits_of_records_exist(committed):
     if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("needs the whole history")
+        pytest.skip("needs the full git history")
     ids = sorted({record["commit"]["id"] for record in committed.values()})
     command = ["git", "-C", ROOT, "cat-file", "--batch-check=%(objecttype)"]
     done = subprocess.run(command, input="\n".join(ids), capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`collab score`: whose language is what, plain text, and two systems side by side."""
+"""`collab score`: language of the translations, plain text, comparison of two systems, COMET."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ SETTINGS = ["2026-01-01 00:00:00 | INFO | fairseq_cli.generate | {'task': {'sour
         ([], "references", None, None),
     ],
 )
-def test_the_language_is_that_of_the_flag_the_log_or_the_reference(tmp_path, messages, reference, flag, language):
+def test_infers_language_from_flag_log_or_reference(tmp_path, messages, reference, flag, language):
     log, raw = write(tmp_path / "log", [*messages, *log_lines(GUESS)]), write(tmp_path / reference, RAW)
     if language is None:
         with pytest.raises(UserError, match=f"cannot infer the language .* from .*log or .*{reference}: give"):
@@ -44,8 +44,7 @@ def test_the_language_is_that_of_the_flag_the_log_or_the_reference(tmp_path, mes
         assert evaluate([log], raw, flag).target_lang == language
 
 
-def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
-    """As a log and as text, gzipped or not, the same translations have the same scores."""
+def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path, capsys):
     raw, plain = write(tmp_path / "test.de", RAW), write(tmp_path / "plain.txt", GUESS)
     log, other = write(tmp_path / "log", log_lines(GUESS, RAW)), tmp_path / "other.de.gz"
     other.write_bytes(gzip.compress("".join(f"{line}\r\n" for line in RAW[:3] + GUESS[3:]).encode()))
@@ -56,13 +55,14 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
     scores = tmp_path / "scores.json"
     command = ["score", str(other), "--reference", str(raw), "--baseline", str(log), "--json", str(scores)]
     assert main(command) == 0
-    printed, told = capsys.readouterr().out, json.loads(scores.read_text())
-    sides = [load(side["sentence_statistics"]["rows"]["sacreBLEU"], "sacreBLEU") for side in (told, told["baseline"])]
-    found = paired_bootstrap(*sides)
+    printed, result = capsys.readouterr().out, json.loads(scores.read_text())
+    rows = [side["sentence_statistics"]["rows"]["sacreBLEU"] for side in (result, result["baseline"])]
+    comparison = paired_bootstrap(*(load(side, "sacreBLEU") for side in rows))
     better, worse = (BLEU().corpus_score(side, [RAW]).score for side in (RAW[:3] + GUESS[3:], GUESS))
-    assert found.difference == pytest.approx(better - worse) == told["comparison"]["difference"]
-    interval = f"difference           +{better - worse:.2f}, 95 % interval [{found.low:+.2f}, {found.high:+.2f}], p = "
-    assert f"{interval}{found.p_value:.3f}\n" in printed
+    assert comparison.difference == pytest.approx(better - worse) == result["comparison"]["difference"]
+    interval = f"95 % interval [{comparison.low:+.2f}, {comparison.high:+.2f}]"
+    line = f"+{better - worse:.2f}, {interval}, p = {comparison.p_value:.3f}"
+    assert f"\ndifference           {line}\n" in printed
     assert printed.count("\nsacreBLEU ") == 3
     assert f"sacreBLEU of {other} − {log}" in printed
 
@@ -70,20 +70,18 @@ def test_plain_text_and_two_systems_side_by_side(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("plain.txt other.txt --reference test.de", "plain.txt is plain text, which comes in one file; another system"),
-        ("plain.txt --reference test.de --comet x", "--comet MODEL and --source FILE go together"),
-        ("plain.txt --reference test.de --comet x --source short.de", "short.de has 3 lines, expected 4"),
+        ("plain.txt other.txt --reference test.de", "plain text must be in one file"),
+        ("plain.txt --reference test.de --comet x", "--comet and --source must be given together"),
+        ("plain.txt --reference test.de --comet x --source short.de", "short.de must have 4 lines"),
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
-        ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference, and its --source"),
-        ("plain.txt --target-lang de", "there are no references"),
-        ("plain.txt --reference test.de --target-lang ../x", "a language must be a name such as en or zh-CN, but is"),
-        ("plain.txt --reference bomb.de", "the references bomb.de must unpack to at most 1,000,000 bytes, but"),
-        ("tokens --target-lang de --baseline plain.txt --reference short.de", "short.de has 3 lines, expected 4"),
-        ("tokens --target-lang de --baseline tokens", "tokenised text needs a raw --reference for it"),
-        ("empty.txt --reference test.de", "empty.txt: no hypotheses, expected the output of fairseq-generate"),
+        ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference"),
+        ("plain.txt --reference test.de --target-lang ../x", "a language must be a name"),
+        ("plain.txt --reference bomb.de", "bomb.de must have at most 1,000,000 bytes"),
+        ("tokens --target-lang de --baseline tokens", "needs a raw --reference for tokenised text"),
+        ("empty.txt --reference test.de", "empty.txt: no hypotheses"),
     ],
 )
-def test_what_cannot_be_scored_or_compared_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, message):
+def test_errors_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     tokens = text.moses_tokeniser("de")(RAW)
     texts = {"plain.txt": GUESS, "other.txt": RAW, "test.de": RAW, "short.de": RAW[:3], "empty.txt": []}
@@ -97,13 +95,13 @@ def test_what_cannot_be_scored_or_compared_is_one_sentence(tmp_path, monkeypatch
     assert error.count("\n") == 1
 
 
-def test_comet_is_asked_for_its_judgement(tmp_path, monkeypatch, capsys):
-    """A stand-in for the package, whose score is the share of words that are in the source as well."""
-    asked = []
+def test_comet_scores_sources_hypotheses_and_references(tmp_path, monkeypatch, capsys):
+    """With a mock of the package, whose score is the share of words of the reference in the hypothesis."""
+    samples = []
 
     class Judge:
         def predict(self, data, gpus, progress_bar):
-            asked.extend(data)
+            samples.extend(data)
             scores = [len(set(d["mt"].split()) & set(d["ref"].split())) / len(d["ref"].split()) for d in data]
             return SimpleNamespace(scores=scores)
 
@@ -127,13 +125,13 @@ def test_comet_is_asked_for_its_judgement(tmp_path, monkeypatch, capsys):
         assert f"signature {signature}\n" in capsys.readouterr().out
         scores = json.loads((tmp_path / "x.json").read_text())
         rows = load(scores["sentence_statistics"]["rows"]["COMET"], "COMET")
-        found = scores["scores"][-1]
-        assert (found["metric"], found["signature"]) == ("COMET", signature)
-        assert found["score"] == pytest.approx(rows[:, 0].mean(), abs=1e-4)
-        assert 10 < found["score"] < 100
-    assert len(asked) == 2 * len(RAW)
-    assert asked[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
+        score = scores["scores"][-1]
+        assert (score["metric"], score["signature"]) == ("COMET", signature)
+        assert score["score"] == pytest.approx(rows[:, 0].mean(), abs=1e-4)
+        assert 10 < score["score"] < 100
+    assert len(samples) == 2 * len(RAW)
+    assert samples[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
     assert main([*files, "--comet", "Unbabel/none"]) == 1
     error = capsys.readouterr().err
-    assert "the name of one that can be downloaded; got Unbabel/none, which cannot be loaded (" in error
+    assert "got Unbabel/none, which cannot be loaded" in error
     assert error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Reading generate logs, the compound split and BLEU, each against an independent plain computation."""
+"""Generate logs, compound split and scores, against independent computations."""
 
 import math
 import random
@@ -18,7 +18,7 @@ SPACE = b" \t\n\r\f\v"
 
 
 def split_by_hand(line: str) -> str:
-    """One pass over the bytes: after a match the byte behind the hyphen is used up."""
+    """One pass over the bytes; a match consumes the byte after the hyphen."""
     data, out, i = line.encode(), bytearray(), 0
     while i < len(data):
         if i + 2 < len(data) and data[i] not in SPACE and data[i + 1] == ord("-") and data[i + 2] not in SPACE:
@@ -48,7 +48,7 @@ def bleu_by_hand(hypotheses, references):
     return score, precisions, *lengths
 
 
-def test_compound_split_of_the_protocol():
+def test_compound_split_equals_byte_wise_reference():
     for before, after in {
         "A-B-C": "A ##AT##-##AT## B-C", "a--b": "a ##AT##-##AT## -b", "c-": "c-", "-c - d": "-c - d", "": "",
     }.items():  # fmt: skip
@@ -70,7 +70,7 @@ def random_corpus(seed, words, lines=60):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokenised_and_split_bleu_equal_a_plain_computation(seed):
+def test_tokenised_and_compound_split_bleu_equal_reference(seed):
     words = f"der die 10{NBSP}km a{THIN}b {NBSP} Hunde-Leine A-B-C . , Straße x\u0085y z\x1cw".split(" ")
     hypotheses, references = random_corpus(seed, words)
     score = bleu.tokenised_bleu(hypotheses, references)
@@ -86,8 +86,8 @@ def test_tokenised_and_split_bleu_equal_a_plain_computation(seed):
     assert split.ref_len > score.ref_len
 
 
-def test_no_break_spaces_would_change_the_number():
-    """The case that sacrebleu alone gets wrong: the control of the test above."""
+def test_no_break_spaces_are_part_of_tokens():
+    """sacreBLEU alone splits at them: the control of the test above."""
     hypotheses, references = [f"a b c d 10{NBSP}km e f"], [f"a b c d 10{NBSP}m e f"]
     plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, [references])
     assert plain.sys_len == 8
@@ -117,18 +117,18 @@ def write(path, lines):
 
 @pytest.fixture
 def log(tmp_path):
-    """Four sentences, raw text, with references."""
+    """Four sentences of raw text with references."""
     return write(tmp_path / "log", log_lines(GUESS, RAW))
 
 
-def test_a_log_in_any_order_among_other_lines(tmp_path):
+def test_reads_unsorted_log_with_other_lines(tmp_path):
     lines = [*log_lines(GUESS, RAW), "2024-01-01 | INFO | H-7 is not a hypothesis", "Generate test: BLEU4 = 1"]
     random.Random(3).shuffle(lines)
     log = read_generate_log([write(tmp_path / "log", lines)])
     assert (log.hypotheses, log.references) == (GUESS, RAW)
 
 
-def test_shards_are_put_together(tmp_path):
+def test_joins_shards(tmp_path):
     first, second = log_lines(GUESS[:2], RAW[:2]), log_lines(GUESS[2:], RAW[2:], start=2)
     log = read_generate_log([write(tmp_path / "b", second), write(tmp_path / "a", first)])
     assert log.hypotheses == GUESS
@@ -139,17 +139,17 @@ def test_shards_are_put_together(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (["S-0\tx", "T-0\tref", "H-0\t-2.0\tworse", "H-0\t-0.25\tbest", "H-0\t-1.0\tmiddle"], ["best"]),  # n-best
-        (log_lines(["", "b"], ["a", "b"]), ["", "b"]),  # an empty hypothesis is one
+        (["S-0\tx", "T-0\tref", "H-0\t-2.0\tworse", "H-0\t-0.25\tbest", "H-0\t-1.0\tmiddle"], ["best"]),  # n-best list
+        (log_lines(["", "b"], ["a", "b"]), ["", "b"]),  # an empty hypothesis counts
         (log_lines(GUESS, RAW) * 2, GUESS),  # the same translation twice
     ],
 )
-def test_which_hypothesis_counts(tmp_path, lines, expected):
+def test_selects_best_hypothesis(tmp_path, lines, expected):
     assert read_generate_log([write(tmp_path / "log", lines)]).hypotheses == expected
 
 
 @pytest.mark.parametrize("inside", [NBSP, "\u2028", "\u0085", "\x1d", "\r", "\x0b"])
-def test_only_newlines_end_a_line_and_only_tabs_a_field(tmp_path, inside):
+def test_only_newlines_end_lines(tmp_path, inside):
     hypothesis = f"ein{inside}Hund H-1"
     log = read_generate_log([write(tmp_path / "log", log_lines([hypothesis], [hypothesis]))])
     assert log.hypotheses == [hypothesis] == log.references
@@ -158,24 +158,23 @@ def test_only_newlines_end_a_line_and_only_tabs_a_field(tmp_path, inside):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["S-0\tsource", "T-0\tref"], r"log: no hypotheses, expected the output of fairseq-generate"),
+        (["S-0\tsource", "T-0\tref"], "log: no hypotheses"),
         (log_lines(GUESS, RAW) + log_lines(RAW, RAW), "id 0 was translated 2 times with different results"),
-        ([*log_lines(GUESS, RAW), "H-4\t-0.5"], r"line 21: expected `H-4<tab>score<tab>text`, got 'H-4\\t-0.5'"),
+        ([*log_lines(GUESS, RAW), "H-4\t-0.5"], "line 21: must be `H-4<tab>score<tab>text`"),
         (log_lines(GUESS, RAW) + log_lines(GUESS[:1], start=9), r"5 of 10 sentences have no D- lines \(ids 4, 5, 6"),
-        (["S-0\tok", "H-0\t-1\t\udcff"], "line 2: not UTF-8"),
+        (["S-0\tok", "H-0\t-1\t\udcff"], "line 2: must be UTF-8"),
     ],
 )
-def test_what_is_wrong_with_a_log_is_one_sentence(tmp_path, lines, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_rejects_invalid_log(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message):
         read_generate_log([write(tmp_path / "log", lines)])
-    assert "\n" not in str(caught.value)
 
 
 def scores_of(evaluation):
     return {score.metric: score for score in evaluation.scores}
 
 
-def test_raw_text_is_tokenised_for_the_first_two_and_not_for_sacrebleu(log, tmp_path):
+def test_tokenises_raw_text_for_tokenised_bleu_only(log, tmp_path):
     result = evaluate([log], write(tmp_path / "test.de", RAW))
     scores = scores_of(result)
     assert (result.tokenised, result.tokenised_assumed) == (False, True)
@@ -189,7 +188,7 @@ def test_raw_text_is_tokenised_for_the_first_two_and_not_for_sacrebleu(log, tmp_
     assert [file["file"] for file in result.files] == ["log", "test.de"]
 
 
-def test_tokenised_text_is_detokenised_for_sacrebleu_only(tmp_path):
+def test_detokenises_for_sacrebleu_chrf_and_ter(tmp_path):
     tokens = text.moses_tokeniser("de", escape=True)
     raw = [*RAW, 'Er sagt: "Hallo" & geht.']
     guess = [*GUESS, 'Er sagt: "Hallo" und geht.']
@@ -212,15 +211,15 @@ def test_tokenised_text_is_detokenised_for_sacrebleu_only(tmp_path):
     assert any("--reference" in remark for remark in without.remarks)
 
 
-def test_other_languages_have_no_compound_split(log):
+def test_only_german_has_compound_split_bleu(log):
     result = evaluate([log], target_lang="fr")
     assert "compound-split BLEU" not in scores_of(result)
     assert any("German" in remark for remark in result.remarks)
 
 
-def test_a_log_without_references_takes_the_given_ones(tmp_path):
+def test_log_without_references_needs_a_reference_file(tmp_path):
     log = write(tmp_path / "log", log_lines(GUESS))
-    with pytest.raises(UserError, match=r"no references \(T- lines of a log\); give them with --reference"):
+    with pytest.raises(UserError, match="no references"):
         evaluate([log])
     with_raw = scores_of(evaluate([log], write(tmp_path / "test.de", RAW)))
     assert with_raw["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(GUESS, [RAW]).score)
@@ -228,7 +227,7 @@ def test_a_log_without_references_takes_the_given_ones(tmp_path):
 
 
 @pytest.mark.parametrize("marked", ["log", "test.de"])
-def test_a_byte_order_mark_is_no_text(tmp_path, marked):
+def test_ignores_byte_order_mark(tmp_path, marked):
     log, reference = write(tmp_path / "log", log_lines(RAW, kinds="H")[1:]), write(tmp_path / "test.de", RAW)
     (tmp_path / marked).write_bytes(b"\xef\xbb\xbf" + (tmp_path / marked).read_bytes())
     assert [score.score for score in evaluate([log], reference).scores] == pytest.approx([100.0] * 5 + [0.0])
@@ -237,29 +236,28 @@ def test_a_byte_order_mark_is_no_text(tmp_path, marked):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("\n".join(RAW[:3]).encode(), r"other has 3 lines, expected 4"),
-        ("\n".join(RAW[1:] + RAW[:1]).encode(), r"other has other sentences than the log's references"),
-        (b"\xff\xfe", "other are not UTF-8 text"),
+        ("\n".join(RAW[:3]).encode(), "other must have 4 lines, one per hypothesis; got 3"),
+        ("\n".join(RAW[1:] + RAW[:1]).encode(), "other must have the sentences of the log's references"),
+        (b"\xff\xfe", "other must be UTF-8 text"),
         (b"\x1f\x8b\x08\xff\xfe", "cannot read the references .*other: Compressed file ended"),
-        ("".join(f"▁{line}\n" for line in RAW).encode(), r"other is in subword units \(marker ▁\), expected raw text"),
-        ("\n".join(RAW).encode().lower(), "other has hardly a capital letter, but .* is lower-cased"),
+        ("".join(f"▁{line}\n" for line in RAW).encode(), "other must be raw text; got subword units"),
+        ("\n".join(RAW).encode().lower(), "other must be raw text; got lower-cased text"),
     ],
 )
-def test_references_of_another_test_set_or_form_are_refused(log, tmp_path, content, message):
+def test_rejects_references_of_another_test_set_or_form(log, tmp_path, content, message):
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(UserError, match=message):
         evaluate([log], tmp_path / "other")
 
 
 @pytest.mark.parametrize(("lines", "marker"), [(["Ein Hu@@ nd lä@@ uft"], "@@"), (["▁Ein ▁Hu nd ▁läuft"], "▁")])
-def test_subword_units_are_refused_with_the_flag_to_use(tmp_path, lines, marker):
-    with pytest.raises(UserError, match=f"still in subword units .marker {marker}.*--remove-bpe"):
+def test_rejects_subword_units(tmp_path, lines, marker):
+    with pytest.raises(UserError, match=f"got subword units .marker {marker}.*--remove-bpe"):
         evaluate([write(tmp_path / "log", log_lines(lines, lines))])
 
 
-def test_lower_cased_hypotheses_are_remarked_upon(tmp_path):
-    """A model may be so; references may not."""
+def test_remarks_on_lower_cased_hypotheses(tmp_path):
     raw = write(tmp_path / "test.de", RAW)
     for lines, expected in ([line.lower() for line in GUESS], 1), (GUESS, 0), ([*GUESS[:3], GUESS[3].lower()], 0):
         remarks = evaluate([write(tmp_path / "log", log_lines(lines))], raw).remarks
-        assert sum("hardly a hypothesis has a capital letter" in remark for remark in remarks) == expected
+        assert sum("hardly any hypothesis has a capital letter" in remark for remark in remarks) == expected

@@ -1,4 +1,4 @@
-"""The paired bootstrap and intervals over seeds, against sacrebleu and against what must happen by chance."""
+"""Paired bootstrap and intervals, against sacreBLEU and in simulations."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.unit.conftest import sentences, translate
 
 corpus_bleu = SCORES["sacreBLEU"]
 
-#: of a simulation; a multiple of 20 less 1, so that the level of 5 % can be met exactly
+#: resamples in simulations; 20 k − 1, so that the 5 % level can be met exactly
 SAMPLES = 99
 
 
@@ -24,12 +24,12 @@ def statistics(hypotheses, references):
 
 
 def p_of_sacrebleu(differences, difference):
-    """Its formula: counts |d_b| − mean |d_b| > |d|."""
+    """The p-value of sacreBLEU, which counts |d_b| − mean |d_b| > |d|."""
     size = abs(differences)
     return ((size - size.mean() > abs(difference)).sum() + 1) / (len(size) + 1)
 
 
-def test_resamples_have_the_scores_that_sacrebleu_gives_them():
+def test_scores_of_resamples_equal_sacrebleu():
     references = sentences(40)
     system, baseline = (translate(references, noise, 5) for noise in (0.2, 0.3))
     rows = [statistics(side, references) for side in (system, baseline)]
@@ -43,28 +43,28 @@ def test_resamples_have_the_scores_that_sacrebleu_gives_them():
         one, other = (BLEU().corpus_score(side, [picked[2]]).score for side in picked[:2])
         drawn.append(one - other)
     assert corpus_bleu(weights @ rows[0]) - corpus_bleu(weights @ rows[1]) == pytest.approx(drawn, abs=1e-9)
-    whole = [BLEU().corpus_score(side, [references]).score for side in (system, baseline)]
-    found = paired_bootstrap(*rows, samples=50)
-    assert found.difference == pytest.approx(whole[0] - whole[1], abs=1e-9)
+    scores = [BLEU().corpus_score(side, [references]).score for side in (system, baseline)]
+    result = paired_bootstrap(*rows, samples=50)
+    assert result.difference == pytest.approx(scores[0] - scores[1], abs=1e-9)
     scatter = sorted((abs(d - sum(drawn) / 50) for d in drawn), reverse=True)
-    assert found.p_value == (sum(each >= abs(found.difference) for each in scatter) + 1) / 51
-    # 5 % of 51 are two: the second largest
-    assert (found.low, found.high) == pytest.approx([found.difference + s * scatter[1] for s in (-1, 1)], abs=1e-9)
+    assert result.p_value == (sum(each >= abs(result.difference) for each in scatter) + 1) / 51
+    # 5 % of 51 is two: the second largest
+    assert (result.low, result.high) == pytest.approx([result.difference + s * scatter[1] for s in (-1, 1)], abs=1e-9)
 
 
-def test_the_order_of_the_systems_is_the_sign_and_the_seed_the_result():
+def test_swapped_systems_negate_and_seed_determines_the_result():
     references = sentences()
     rows = [statistics(translate(references, noise, 3), references) for noise in (0.2, 0.22)]
     one, other = paired_bootstrap(*rows), paired_bootstrap(*reversed(rows))
     assert other == pytest.approx((-one.difference, -one.high, -one.low, one.p_value))
     assert paired_bootstrap(*rows) == one != paired_bootstrap(*rows, seed=1)
     assert paired_bootstrap(rows[0], rows[0]) == (0, 0, 0, 1)
-    with pytest.raises(ValueError, match=r"the same sentences, got shapes \(120, 10\) and \(119, 10\)"):
+    with pytest.raises(ValueError, match="statistics of the same sentences"):
         paired_bootstrap(rows[0], rows[1][:-1])
 
 
 def simulated(rows, repetitions, sentences, swapped):
-    """Comparisons of two systems on sentences drawn from a pool, each side's swapped at random or not; p of either."""
+    """Comparisons on sentences drawn from a pool, optionally swapped at random, and the p-values of sacreBLEU."""
     chance = numpy.random.default_rng(11)
     ours, theirs = [], []
     for seed in range(repetitions):
@@ -80,13 +80,13 @@ def simulated(rows, repetitions, sentences, swapped):
 
 @pytest.fixture(scope="module")
 def pool():
-    """Statistics of two systems that differ, for 300 sentences."""
+    """Statistics of two different systems for 300 sentences."""
     references = sentences(300)
     return [statistics(translate(references, noise, seed), references) for noise, seed in ((0.25, 1), (0.35, 2))]
 
 
-def test_where_there_is_no_difference_one_in_twenty_is_found(pool):
-    """Swapped at random the sentences of both come from one distribution. sacrebleu's p is the control."""
+def test_five_percent_of_equal_systems_differ_significantly(pool):
+    """Randomly swapped sentences of both systems have one distribution. sacreBLEU's p-value is the control."""
     ours, theirs = simulated(pool, 1500, 100, swapped=True)
     rejected = numpy.mean([each.p_value <= 0.05 for each in ours])
     assert 0.04 < rejected < 0.06
@@ -94,7 +94,7 @@ def test_where_there_is_no_difference_one_in_twenty_is_found(pool):
     assert 0.08 < (theirs <= 0.05).mean() < 0.13
 
 
-def test_a_difference_that_is_there_is_found(pool):
+def test_detects_true_difference(pool):
     truth = float(numpy.subtract(*(corpus_bleu(rows.sum(axis=0, keepdims=True)) for rows in pool))[0])
     assert truth > 5
     ours, _ = simulated(pool, 100, 100, swapped=False)
@@ -102,7 +102,7 @@ def test_a_difference_that_is_there_is_found(pool):
     assert 0.88 < numpy.mean([each.low <= truth <= each.high for each in ours]) <= 1
 
 
-def test_the_control_is_what_sacrebleu_does(monkeypatch):
+def test_control_equals_sacrebleus_paired_bootstrap(monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", "7")
     references = sentences()
     texts = [translate(references, noise, 3) for noise in (0.2, 0.22)]
@@ -119,22 +119,22 @@ SCORERS = {"sacreBLEU": BLEU(), "chrF++": CHRF(word_order=2), "TER": TER()}
 
 
 @pytest.mark.parametrize("metric", SCORERS)
-def test_sums_have_the_scores_of_sacrebleu(metric):
-    """Of all sentences and of any few, down to one, such as without a match, short, or with marks at both ends."""
+def test_scores_of_sums_equal_sacrebleu(metric):
+    """For all sentences, single ones and small sets: without matches, short, with punctuation at both ends."""
     scorer = SCORERS[metric]
     references = [*sentences(30), "Ja.", '(ein) "Hund"!', "- 3,5 ?", "a b c d e"]
     hypotheses = [*translate(sentences(30), 0.4, 5), "", "ein (Hund)", "... 3,5", "x y z"]
     rows = {"sacreBLEU": bleu_statistics(hypotheses, references)}
     rows.update(other_statistics(hypotheses, references))
-    found = load(rows[metric], metric)
+    sums = load(rows[metric], metric)
     chosen = [range(34), *([n] for n in range(34)), (3, 30), (29, 31, 33), (0, 32, 33)]
     expected = [scorer.corpus_score([hypotheses[n] for n in c], [[references[n] for n in c]]).score for c in chosen]
-    scores = SCORES[metric](numpy.stack([found[list(c)].sum(axis=0) for c in chosen]))
+    scores = SCORES[metric](numpy.stack([sums[list(c)].sum(axis=0) for c in chosen]))
     assert scores == pytest.approx(expected, abs=1e-9)
     assert len(set(expected)) > 15
 
 
-def test_the_jackknife_has_the_variance_of_the_bootstrap():
+def test_jackknife_has_the_variance_of_the_bootstrap():
     references = sentences(300)
     one, other = (statistics(translate(references, noise, seed), references) for noise, seed in ((0.2, 1), (0.3, 2)))
     values = jackknife(one, corpus_bleu) - jackknife(other, corpus_bleu)
@@ -144,20 +144,20 @@ def test_the_jackknife_has_the_variance_of_the_bootstrap():
     assert jackknife(one, corpus_bleu)[0] == pytest.approx(300 * corpus_bleu(one.sum(axis=0)[None])[0] - 299 * left_out)
 
 
-def test_an_interval_over_seeds_alone_is_students():
+def test_interval_over_seeds_is_students_t():
     scores = numpy.array([37.1, 36.4, 37.9])
     expected = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
     assert interval(scores) == pytest.approx((scores.mean(), expected.low, expected.high))
-    # where all seeds are alike, what is left is the sentences' part
+    # if all seeds are equal, only the sentences contribute
     values = numpy.tile(numpy.random.default_rng(1).normal(30, 20, 500), (3, 1))
-    found, half = interval(numpy.full(3, 30.0), values), 1.95996 * values[0].std(ddof=1) / 500**0.5
-    assert (found.low, found.high) == pytest.approx((30 - half, 30 + half))
+    result, half = interval(numpy.full(3, 30.0), values), 1.95996 * values[0].std(ddof=1) / 500**0.5
+    assert (result.low, result.high) == pytest.approx((30 - half, 30 + half))
     assert interval(scores[:1]) == pytest.approx((37.1, numpy.nan, numpy.nan), nan_ok=True)
 
 
 @pytest.fixture(scope="module")
 def contributions():
-    """Of the sentences of a test set to the BLEU of real translations, less their mean: ten models, (10, 1000)."""
+    """Centred contributions of 1,000 sentences to the BLEU of nine real models: (9, 1000)."""
     names = [f"none-dk128-s{seed}" for seed in (1, 2, 3)]
     names += [f"encoder_cross_decoder-dk32-{kind}-s{seed}" for kind in ("blocks", "blocks8") for seed in (1, 2, 3)]
     records = [json.loads((ROOT / f"results/runs/multi30k-{name}-u4000.json").read_text()) for name in names]
@@ -169,12 +169,12 @@ def contributions():
 
 @pytest.mark.parametrize("seeds", [3, 6])
 @pytest.mark.parametrize(("shared", "least"), [(0.03, 0.04), (0.4, 0.02)])
-def test_of_equal_rows_one_in_twenty_differs(contributions, seeds, shared, least):
-    """Two rows, equal in truth: any model's translation of any sentence, and a seed of .3 BLEU.
+def test_at_most_five_percent_of_equal_rows_differ(contributions, seeds, shared, least):
+    """Two equal rows: random models' translations of random sentences, with a seed effect of 0.3 BLEU.
 
-    On a share of the sentences all seeds of a row agree, since its models are of one kind: the real rows as much as on
-    3 % of them. Controls: 1.96 standard errors of the seeds' mean, to which a bootstrap over few seeds comes; the
-    sentences without the seeds; and, where seeds agree more, Student's t without the sentences.
+    All seeds of a row agree on a share of the sentences, since its models are similar (on up to 3 % in the real rows).
+    Controls: 1.96 standard errors of the mean over seeds, as in a bootstrap over few seeds; sentences only; and, if the
+    seeds agree more often, Student's t over the seeds only.
     """
     chance, outside = numpy.random.default_rng(3), []
     models, sentences = contributions.shape
@@ -191,7 +191,7 @@ def test_of_equal_rows_one_in_twenty_differs(contributions, seeds, shared, least
         outside.append(
             (both.low > 0 or both.high < 0, alone.low > 0 or alone.high < 0, *(mean > 1.96 * s for s in naive))
         )
-    found, of_seeds, *naive = numpy.mean(outside, axis=0)
-    assert least <= found <= 0.06
+    rejected, of_seeds, *naive = numpy.mean(outside, axis=0)
+    assert least <= rejected <= 0.06
     assert min(naive) > 0.08
     assert (of_seeds > 0.075) == (shared > 0.1)

@@ -1,4 +1,4 @@
-"""`collab table`: pages and figures from records, and what it refuses."""
+"""`collab table`: pages and figures from records, and errors."""
 
 import json
 import re
@@ -17,10 +17,10 @@ def collab(*arguments):
     return main(["table", *map(str, arguments)])
 
 
-def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
+def test_prints_writes_and_checks_table(files, tmp_path, capsys):
     assert collab(*files, "--columns", "heads,key_dim,sacrebleu") == 0
     printed = capsys.readouterr().out
-    assert list(rows_of(printed)[0]) == ["heads", "key dim", "sacreBLEU test_a", "sacreBLEU test_b"]
+    assert list(rows_of(printed)[0]) == ["heads", "key dimension", "sacreBLEU test_a", "sacreBLEU test_b"]
     page = tmp_path / "README.md"
     before = "# Title\r\n\n<!-- results: made by collab table -->\nold\n<!-- /results -->\nafter\n"
     page.write_bytes(before.encode())
@@ -32,7 +32,6 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
     after = page.read_bytes().decode()
     assert re.match(r"# Title\r\n\n<!-- results: made by collab table -->\n\| heads +\| seeds +\|\n", after)
     assert after.endswith("\n<!-- /results -->\nafter\n")
-    assert "Records: [`*.json`](runs)." in after
     assert "old" not in after
     assert (collab(*options, "--check"), collab(*options[1:], "--check")) == (0, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "runs"]
@@ -41,15 +40,15 @@ def test_the_command_prints_writes_and_checks(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--columns bleu", "unknown column bleu, expected some of heads, key_dim, updates, seeds"),
-        ("--baseline x", "no record is named x, the baseline; expected one of none-None-s1"),
-        ("--figure x.pdf", "must end in .png or .svg, got x.pdf"),
-        ("--figure x.png --y chrf", "--y does not go with --x updates, which draws the loss"),
-        ("--output no-page.md --marker x", "no-page.md does not exist; with --marker it must"),
-        ("empty.json", "empty.json is no record of kind training (schema 1)"),
+        ("--columns bleu", "columns must be some of heads, key_dim, updates, seeds"),
+        ("--baseline x", "the baseline must be one of none-None-s1"),
+        ("--figure x.pdf", "must end in .png or .svg; got x.pdf"),
+        ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
+        ("--output no-page.md --marker x", "--output must be an existing page"),
+        ("empty.json", "empty.json is not a training record (schema 1)"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arguments, message):
+def test_errors_are_one_line(files, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_json({"schema": 1}, tmp_path / "empty.json")
     assert collab(*files, *arguments.split()) == 1
@@ -58,7 +57,7 @@ def test_what_is_wrong_is_one_sentence(files, tmp_path, monkeypatch, capsys, arg
     assert error.count("\n") == 1
 
 
-def test_markers_must_be_a_pair():
+def test_markers_must_be_one_pair():
     for page in ("none", "<!-- r -->\n", "<!-- /r -->\n<!-- r -->\n", "<!-- r -->\n" * 2 + "<!-- /r -->"):
         with pytest.raises(UserError, match="must have the line <!-- r --> once and <!-- /r --> once after it"):
             pages.with_part(page, "r", "x")
@@ -68,7 +67,7 @@ def test_markers_must_be_a_pair():
 
 
 @pytest.mark.parametrize(("package", "what"), [("matplotlib", "figures need"), ("pandas", "tables need")])
-def test_a_missing_package_is_named_with_the_extra(files, tmp_path, monkeypatch, capsys, package, what):
+def test_missing_package_error_names_the_extra(files, tmp_path, monkeypatch, capsys, package, what):
     monkeypatch.setitem(sys.modules, package, None)
     assert collab(*files, "--figure", tmp_path / "x.svg") == 1
     error = capsys.readouterr().err
@@ -78,10 +77,10 @@ def test_a_missing_package_is_named_with_the_extra(files, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("flags", ["", "--x parameters", "--x wall_time --y chrf"])
-def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
+def test_figures_are_small_and_deterministic(files, tmp_path, flags):
     matplotlib = pytest.importorskip("matplotlib")
     images = []
-    for size in (10, 20):  # a user's own settings change nothing, and are left alone
+    for size in (10, 20):  # the user's settings have no effect and do not change
         matplotlib.rcParams["font.size"] = size
         assert collab(*files, "--figure", tmp_path / "x.svg", *flags.split()) == 0
         assert matplotlib.rcParams["font.size"] == size
@@ -94,9 +93,8 @@ def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
     assert ">standard" in text
     assert (">standard, on A CPU, 2 threads<" in text) == ("wall_time" in flags)
     assert len(set(re.findall(r">(test_[ab])<", text))) == (2 if flags else 0)
-    (title,) = re.findall(r"^ <title>(.*)</title>$", text, re.MULTILINE)
     (description,) = re.findall(r"^ <desc>(.*)</desc>$", text, re.MULTILINE)
-    assert title.startswith(("Validation loss during training, difference", "SacreBLEU against", "ChrF against"))
+    assert re.search("^ <title>.*</title>$", text, re.MULTILINE)
     assert "ean and 95 % interval over 3 seeds" in description
     assert ("Higher is better." if flags else "Zero: standard, key dimension 128.") in description
     assert collab(*files, "--figure", tmp_path / "x.png", *flags.split()) == 0
@@ -106,7 +104,7 @@ def test_figures_are_small_and_the_same_every_time(files, tmp_path, flags):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "x.png", "x.svg"]
 
 
-def test_nothing_to_draw_is_an_error(files, tmp_path, capsys):
+def test_rejects_records_without_data_to_draw(files, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     content = json.loads(files[0].read_text())
     content["parts"].update(scores={}, curves={})

@@ -30,7 +30,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
     (tmp_path / "taken.svg").mkdir()
     targets = {"nowhere/r.svg": f"there is no folder {tmp_path / 'nowhere'}", "taken.svg": "it is a directory"}
     if os.path.isdir(READ_ONLY):
-        targets[f"{READ_ONLY}/r.svg"] = f"{READ_ONLY} takes no files ("
+        targets[f"{READ_ONLY}/r.svg"] = f"cannot create files in {READ_ONLY} ("
     for target, reason in targets.items():
         assert main([*command, target]) == 1
         error = capsys.readouterr().err
@@ -51,7 +51,7 @@ def test_targets_are_tried_before_the_work(command, tmp_path, monkeypatch, capsy
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam applies to measurements and not to --remove"),
         ("table x --x width", "--x needs --figure"),
-        ("translate x .", ". is a folder: DIR comes first, then FILE"),
+        ("translate x .", "got the folder .: DIR comes first, then FILE"),
     ],
 )
 def test_flags_that_do_not_apply_are_refused(command, message, tmp_path, monkeypatch, capsys):

@@ -1,9 +1,9 @@
-"""Collaborative heads that cannot share: fairseq-train --user-dir recipes/curve/masked_mixing --mixing-init blocks
+"""Collaborative heads without sharing: fairseq-train --user-dir recipes/curve/masked_mixing --mixing-init blocks
 
-For training only. The mixing matrix m (H, D̃k) of a collaborative layer starts as blocks. Here its gradient outside the
-blocks is zero, so that Adam without weight decay leaves these entries at 0: head i keeps its own D̃k/H key dimensions
-and learns a gain for each. The checkpoints are those of collaborative heads: average, translate and score them with
-collab_fairseq's own --user-dir. Used by design B of convergence.md.
+For training only. The mixing matrix (H, D̃k) of a collaborative layer with H heads and key dimension D̃k starts as
+blocks. Here its gradient is zero outside the blocks, so that Adam without weight decay leaves these entries at 0: each
+head keeps its own D̃k/H key dimensions and learns a gain for each. The checkpoints have ordinary collaborative heads:
+average, translate and score them with the --user-dir of collab_fairseq. Used by design B of convergence.md.
 """
 
 from typing import Any
@@ -24,11 +24,7 @@ def keep_blocks(mixing: Tensor) -> None:
 
 
 def check_masked_training(self: TransformerCollabModel, trainer: Any) -> None:
-    """Mask the gradients of a new model. fairseq_modern calls this before a checkpoint is loaded.
-
-    Raises:
-        ConfigurationError: a mixing matrix that is not made of blocks, or weight decay.
-    """
+    """Mask the gradients of a new model; called by fairseq_modern before a checkpoint is loaded."""
     check_training(self, trainer)
     weight_decay = getattr(trainer.cfg.optimizer, "weight_decay", 0.0)
     if weight_decay:
