@@ -22,7 +22,7 @@ class DataSet:
     #: first line of prepared.txt: the options that determine the result (not for gzipped texts)
     header: str = ""
     languages: List[str] = field(default_factory=lambda: ["en", "de"])
-    #: split of the data-bin → text (for gzipped texts, the manifest has the splits)
+    #: split of the data-bin (train, valid, valid1, ..., test, test1, ...) → text
     texts: Dict[str, str] = field(default_factory=dict)
     #: option that names a local copy of the corpus, and its help
     option: str = ""

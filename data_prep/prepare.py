@@ -30,7 +30,7 @@ class Preparation:
 
     def __init__(self, name: str, data_set: DataSet, args: argparse.Namespace) -> None:
         self.name, self.set, self.args = name, data_set, args
-        self.languages, self.splits = data_set.languages, data_set.texts
+        self.languages = data_set.languages
         #: lines of prepared.txt that are known before the archives are
         self.header = [f"# data_prep/{name}.sh: {data_set.header.format(**vars(args))}"]
         if data_set.kind == "program":
@@ -38,7 +38,6 @@ class Preparation:
             self.header += inputs
         elif data_set.kind == "gzipped":
             self.header = self.gzipped_header()
-            self.splits = unpack.read_splits(args.manifest)
 
     def say(self, text: str) -> None:
         sys.stderr.write(f"{self.name}: {text}\n")
@@ -99,7 +98,7 @@ class Preparation:
         """Write the texts in pieces."""
         self.say("encoding")
         folder.mkdir()
-        for split, text in self.splits.items():
+        for split, text in self.set.texts.items():
             for file in (f"{text}.{lang}" for lang in self.languages):
                 pieces.encode(model, raw / file, folder / file)
                 if split != "train":
@@ -112,9 +111,9 @@ class Preparation:
         self.say(f"cleaning: {counts}")
         for path in raw.glob("train.*"):
             path.unlink()
-        return {"valid": "valid", **self.splits, "train": "clean"}
+        return {"valid": "valid", **self.set.texts, "train": "clean"}
 
-    def binarise(self, work: Path, folder: Path, splits: Dict[str, str]) -> None:
+    def binarise(self, work: Path, folder: Path, texts: Dict[str, str]) -> None:
         """Write data-bin/ from the texts of a folder, which is removed."""
         self.say("binarising")
         workers = self.args.workers or processor.usable_cores()
@@ -122,8 +121,8 @@ class Preparation:
         command += ["--workers", str(workers), *self.set.flags]
         command += ["--source-lang", self.languages[0], "--target-lang", self.languages[1]]
         for prefix in ("train", "valid", "test"):
-            texts = [f"{folder.name}/{text}" for split, text in splits.items() if split.startswith(prefix)]
-            command += [f"--{prefix}pref", ",".join(texts)]
+            files = [f"{folder.name}/{text}" for split, text in texts.items() if split.startswith(prefix)]
+            command += [f"--{prefix}pref", ",".join(files)]
         if getattr(self.args, "dict", None):
             command += ["--srcdict", str(self.args.dict)]
         log = work / "preprocess.out"
@@ -139,7 +138,7 @@ class Preparation:
 
     def build(self, work: Path) -> None:
         """Write the output to a new folder."""
-        args, raw, splits = self.args, work / "raw", self.splits
+        args, raw, texts = self.args, work / "raw", self.set.texts
         raw.mkdir()
         lines = self.header
         max_vocab_size: Optional[int] = None
@@ -159,8 +158,8 @@ class Preparation:
                 self.train_sentencepiece(raw, model, min(args.vocab_size, max_vocab_size or args.vocab_size))
             self.encode(raw, model, folder)
         if self.set.longest:
-            splits = self.clean(raw, folder)
-        self.binarise(work, folder, splits)
+            texts = self.clean(raw, folder)
+        self.binarise(work, folder, texts)
         write_checksums(work)
 
     def run(self) -> None:

@@ -5,11 +5,11 @@ The manifest is a tab-separated text file. Lines that start with `#` are comment
     archive    NAME      md5:HEX or sha256:HEX or -              URL
     member     ARCHIVE   path in the archive   number of lines   text it belongs to (train.en, ...)
     reference  TEST_SET  tokens of the compound-split reference  tokens of the sacreBLEU reference
-    TEXT.gz    SHA-256   number of lines   split                 short for a gzipped text: archive and member
+    TEXT.gz    SHA-256   number of lines   comment               a gzipped text: archive and member
 
 Members of the same text are concatenated in the order of the manifest. Of `.sgm` and `.xml` members only the text of
-`<seg>` elements is used, as in sacreBLEU; of `train.tags.*` members, all lines but those with other tags than title
-and description. The recipes compare the lengths of references with those of the test set that they score.
+`<seg>` elements is used, as in sacreBLEU; of `train.tags.*` members, untagged lines, titles and descriptions. The
+recipes compare the lengths of references with those of the test set that they score.
 
 prepared.txt repeats the manifest with the checksums of all archives. It is itself a manifest, for other copies.
 """
@@ -26,7 +26,7 @@ _ROW = re.compile(
     r"archive\t[^\t]+\t(-|md5:[\da-f]{32}|sha256:[\da-f]{64})\t[^\t]*"
     r"|member\t[^\t]+\t[^\t]+\t(-|\d+)\t[^\t]+|reference\t[^\t]+\t(-|\d+)\t(-|\d+)"
 )
-_GZIPPED_TEXT = re.compile(r"(?P<text>[^\t]+)\.gz\t(?P<checksum>[\da-f]{64})\t(?P<lines>\d+)\t(?P<split>.*)")
+_GZIPPED_TEXT = re.compile(r"(?P<text>[^\t]+)\.gz\t(?P<checksum>[\da-f]{64})\t(?P<lines>\d+)\t.*")
 _SEGMENT = re.compile(rb"<seg.*?>(.*)</seg>")
 
 
@@ -83,19 +83,6 @@ def _leads_to_another_folder(row: Row) -> bool:
             return True
         names.append(row.text)
     return any("/" in name or name in (".", "..") for name in names)
-
-
-def read_splits(path: Path) -> Dict[str, str]:
-    """Split → text, such as valid → val, of the gzipped texts in a manifest."""
-    splits = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        gzipped_text = _GZIPPED_TEXT.fullmatch(line)
-        if gzipped_text:
-            split = gzipped_text["split"]
-            if not re.fullmatch(r"train|(valid|test)\d*", split):
-                raise CorpusError(f"{path}: a split must be train, valid, valid1, ..., test, test1, ...; got {split!r}")
-            splits[split], _ = gzipped_text["text"].rsplit(".", 1)
-    return splits
 
 
 def same_corpus(rows: List[Row], recorded: List[Row]) -> bool:

@@ -193,7 +193,7 @@ def test_the_plain_fit_needs_no_data(checkpoint, tmp_path, caplog):
         (["--key-dim", "8", "--evaluate", "--reference", "test=SHORT"], "short.txt has 2 lines, expected 20, one for"),
         (["--key-dim", "8", "--sites", "none"], "has no attention at 'none'"),
         (["--key-dim", "8", "--evaluate", "--reference", "test9=x"], "the test splits are test"),
-        (["--key-dim", "8", "--output", "SOURCE"], "there is already something under"),
+        (["--key-dim", "8", "--output", "SOURCE"], "already exists; choose another --output"),
     ],
 )
 def test_mistakes_are_reported_and_nothing_is_written(
