@@ -61,8 +61,9 @@ def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
     def default(option: str, otherwise: str = "") -> str:
         return os.environ.get(data_set.variables.get(option, ""), "") or otherwise
 
-    epilog = f"""OUTPUT then contains data-bin/ for fairseq, {data_set.holds} prepared.txt (the origin of the data)
-and SHA256SUMS of all files. It is written atomically. A second run only verifies it."""
+    epilog = f"""OUTPUT then contains data-bin/ for fairseq, {data_set.holds}
+prepared.txt (the origin of the data) and SHA256SUMS of all files. It is written atomically. A second run only verifies
+it."""
     parser = Parser(
         f"data_prep/{name}.sh",
         usage="%(prog)s [options]",

@@ -34,7 +34,7 @@ HELP = "measure speed and memory, compared with baselines"
 
 #: subcommand → help, default of --seconds
 _SUBCOMMANDS = {
-    "layer": ("training step and peak memory of one attention layer", 20.0),
+    "layer": ("training and peak memory of one attention layer", 20.0),
     "decode": ("decoding steps of one layer, and translation", 60.0),
     "train": ("training steps of translation models", 120.0),
 }
@@ -43,7 +43,7 @@ _SUBCOMMANDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for what, (text, seconds) in _SUBCOMMANDS.items():
-        measure = commands.add_parser(what, help=text, description=text)
+        measure = commands.add_parser(what, help=text, description=f"Measure {text}.")
         measure.set_defaults(run=_measure, parser=measure)
         add = measure.add_argument
         add_machine(measure, threads=1)
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--clock", choices=("wall", "processor"), default="wall", help=text)
         add("--quick", action="store_true", help="tiny models, to test that everything runs")
         add("--json", metavar="FILE", help="write the record to FILE, or continue the one there")
-    text = "print the ratios in records as a Markdown table"
-    table = commands.add_parser("table", help=text, description=text)
+    text = "print the ratios of records as a table"
+    table = commands.add_parser("table", help=text, description=text.capitalize())
     table.set_defaults(run=_table, parser=table)
     table.add_argument("records", nargs="+", metavar="RECORD", help="record of collab bench")
     _add_rows(table)

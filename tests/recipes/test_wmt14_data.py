@@ -46,10 +46,10 @@ def source(wmt16, tmp_path):
     return Path(shutil.copytree(wmt16, tmp_path / "source"))
 
 
-def rejected(done, *messages):
-    """Assert that a script failed with one error line that contains the messages."""
+def rejected(done, *messages, status=1):
+    """Assert that a script failed with this exit status and one error line that contains the messages."""
     errors = [line for line in done.stderr.split("\n") if "error:" in line]
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert any(all(message in line for message in messages) for line in errors), done.stderr
 
