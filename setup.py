@@ -1,4 +1,4 @@
-"""Packaging. The start-up hook is a `.pth` file at the root of site-packages, for which setuptools has no setting."""
+"""Packaging. setuptools has no setting for the start-up hook, a `.pth` file at the root of site-packages."""
 
 import base64
 import hashlib
@@ -11,19 +11,19 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
-# Its name sorts after the `__editable__...` file that makes the packages importable: Python reads them in that order.
+# Its name sorts after the `__editable__...` file, so Python reads it when the packages are already importable.
 HOOK = Path("fairseq_modern", "fairseq_modern.pth")
 
 
 class BuildWithHook(build_py):
-    """Also copies the hook to the root of what is installed, and nothing that an earlier build has left."""
+    """Copies the hook to the root of site-packages, and removes leftovers of earlier builds."""
 
     def run(self) -> None:
         if Path(self.build_lib).resolve() != Path.cwd():
             for package in {name.split(".")[0] for name in self.packages or ()}:
                 shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
         super().run()
-        if not self.editable_mode:  # there, nothing is copied, and the wheel is completed below
+        if not self.editable_mode:  # EditableWithHook adds the hook to editable wheels
             self.copy_file(str(HOOK), str(Path(self.build_lib, HOOK.name)))
 
     def get_outputs(self, include_bytecode: bool = True) -> List[str]:
@@ -32,7 +32,7 @@ class BuildWithHook(build_py):
 
 
 class EditableWithHook(editable_wheel):
-    """Adds the hook to the editable wheel and to its RECORD, so that it is installed and uninstalled with it."""
+    """Adds the hook to the editable wheel and its RECORD, so pip installs and uninstalls both together."""
 
     def run(self) -> None:
         super().run()
@@ -64,7 +64,7 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["collab_fairseq*", "fairseq_modern*"]),
     package_data={"collab_fairseq": ["py.typed"], "fairseq_modern": [HOOK.name, "README.md"]},
-    # fairseq is installed beside, without its dependencies: its metadata asks for versions that cannot be installed.
+    # fairseq is installed separately and without dependencies: its metadata requires versions that cannot be installed.
     install_requires=[
         "torch>=2.6",
         "hydra-core>=1.3.2,<1.4",

@@ -1,4 +1,4 @@
-"""What a SET.yaml of this folder says, and the options that follow from it."""
+"""Data sets: the fields of SET.yaml, and the options of SET.sh."""
 
 import argparse
 import importlib
@@ -14,77 +14,88 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class DataSet:
-    """What SET.yaml may say. A text is a name without its language: `train` stands for train.en and train.de."""
+    """The fields of SET.yaml. A text is a file name without its language: `train` is train.en and train.de."""
 
     about: str
-    #: first line of prepared.txt: the options that decide the result; none: a corpus of gzipped texts
+    #: `archives` that contain the texts, `gzipped` texts, or a `program`, SET.py, that writes the texts
+    kind: str
+    #: first line of prepared.txt: the options that determine the result (not for gzipped texts)
     header: str = ""
     languages: List[str] = field(default_factory=lambda: ["en", "de"])
-    #: the program of this folder that makes the texts; none: they are unpacked
-    maker: str = ""
-    #: split of the data-bin -> text; none: those that the manifest of gzipped texts names
+    #: split of the data-bin (train, valid, valid1, ..., test, test1, ...) → text
     texts: Dict[str, str] = field(default_factory=dict)
-    #: the option that names the corpus as it was downloaded, and its help
+    #: option that names a local copy of the corpus, and its help
     option: str = ""
-    given: str = ""
-    #: option -> environment variable that has its default
+    option_help: str = ""
+    #: option → environment variable with its default
     variables: Dict[str, str] = field(default_factory=dict)
-    #: where the archives are, one by one
+    #: where the archives can be downloaded, if the manifest has no URLs
     url: str = ""
-    #: SentencePiece pieces; 0: the texts are in pieces already
+    #: SentencePiece pieces (0: the texts are already segmented)
     vocab_size: int = 0
-    #: about how many lines SentencePiece learns from; none: all
-    lines: Optional[int] = None
-    #: which training pairs are left out or held out, see pieces.clean; 0: none
+    #: SentencePiece is trained on about this many lines (none: all)
+    sentencepiece_lines: Optional[int] = None
+    #: limits of training pairs, and how many of them are held out: see pieces.clean (0: no limits)
     longest: int = 0
     ratio: float = 0.0
     every: int = 0
-    #: more flags of fairseq-preprocess, and its processes; none: one a core
+    #: additional flags of fairseq-preprocess, and its processes (none: one per core)
     flags: List[str] = field(default_factory=list)
     workers: Optional[int] = None
-    #: what OUTPUT holds besides
+    #: files of OUTPUT, for --help
     holds: str = ""
 
 
-def maker_of(data_set: DataSet) -> Any:
-    """The program, with `add_options(parser)`, `described(args)` and `make(args, folder, say)`: it writes the texts."""
-    return importlib.import_module(data_set.maker)
+def program_of(name: str) -> Any:
+    """The module SET.py.
+
+    `add_options(parser)` adds its options, `describe(args)` returns the languages and additional lines of prepared.txt,
+    `make(args, folder, say)` writes the texts and returns the largest useful vocabulary size (None: any).
+    """
+    return importlib.import_module(name)
 
 
 def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
-    """The options of a data set; their defaults are its own, or those of environment variables."""
+    """The parser of SET.sh."""
 
     def default(option: str, otherwise: str = "") -> str:
         return os.environ.get(data_set.variables.get(option, ""), "") or otherwise
 
-    ending = f"""OUTPUT then holds data-bin/ for fairseq, {data_set.holds} prepared.txt (what it was made from)
-and SHA256SUMS of all. It appears whole or not at all. A second run checks it and does nothing more."""
+    epilog = f"""OUTPUT then contains data-bin/ for fairseq, {data_set.holds}
+prepared.txt (the origin of the data) and SHA256SUMS of all files. It is written atomically. A second run only verifies
+it."""
     parser = Parser(
-        f"data_prep/{name}.sh", usage="%(prog)s [options]", description=data_set.about, epilog=ending,
+        f"data_prep/{name}.sh",
+        usage="%(prog)s [options]",
+        description=data_set.about,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add = parser.add_argument
-    if data_set.maker:
-        maker_of(data_set).add_options(parser)
+    if data_set.kind == "program":
+        program_of(name).add_options(parser)
     else:
-        add(data_set.option, dest="given", default=default(data_set.option[2:]), metavar="PATH", help=data_set.given)
-        about = "download URL/<archive> instead, from a mirror; an interrupted download is continued"
-        add("--url", default="", help=about)
-        about = "each archive may unpack to this many GiB (default: 20 times its size, or 1 GiB if that is more)"
-        add("--unpacked-limit", type=positive, metavar="N", help=about)
-        about = f"expected archives and texts: sums, line counts (default: data_prep/{name}.tsv)"
-        add("--manifest", type=Path, default=default("manifest", f"{HERE}/{name}.tsv"), metavar="FILE", help=about)
+        local_copy = default(data_set.option.lstrip("-"))
+        add(data_set.option, dest="local_copy", default=local_copy, metavar="PATH", help=data_set.option_help)
+        text = "download URL/<archive> instead, from a mirror; an interrupted download is continued"
+        add("--url", default="", help=text)
+        text = "largest unpacked size of each archive, in GiB (default: 20 times its size, at least 1 GiB)"
+        add("--unpacked-limit", type=positive, metavar="N", help=text)
+        manifest = default("manifest", f"{HERE}/{name}.tsv")
+        text = f"expected archives and texts with checksums and line counts (default: data_prep/{name}.tsv)"
+        add("--manifest", type=Path, default=manifest, metavar="FILE", help=text)
     if data_set.vocab_size:
-        about = "SentencePiece pieces, both languages together (default: %(default)s)"
-        add("--vocab-size", type=positive, default=data_set.vocab_size, metavar="N", help=about)
-    if not data_set.header:
-        about = "encode with this SentencePiece model, for a translation model that was trained with it"
-        add("--spm", type=Path, metavar="FILE", help=about)
-        about = "that translation model's joint dictionary (dict.*.txt of its data)"
-        add("--dict", type=Path, metavar="FILE", help=about)
-    about = f"where the result goes (default: data/{name} of the repository)"
-    add("--output", type=Path, default=default("output", f"{HERE.parent}/data/{name}"), metavar="DIR", help=about)
-    about = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"
-    add("--workers", type=positive, default=data_set.workers, metavar="N", help=about)
-    add("--force", action="store_true", help="rebuild an output that is there already")
+        text = "SentencePiece pieces, shared by both languages (default: %(default)s)"
+        add("--vocab-size", type=positive, default=data_set.vocab_size, metavar="N", help=text)
+    if data_set.kind == "gzipped":
+        text = "encode with this SentencePiece model, that of an existing translation model"
+        add("--spm", type=Path, metavar="FILE", help=text)
+        text = "joint dictionary of that translation model (dict.*.txt of its data)"
+        add("--dict", type=Path, metavar="FILE", help=text)
+    output = default("output", f"{HERE.parent}/data/{name}")
+    text = f"output folder (default: data/{name} of the repository)"
+    add("--output", type=Path, default=output, metavar="DIR", help=text)
+    text = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"
+    add("--workers", type=positive, default=data_set.workers, metavar="N", help=text)
+    add("--force", action="store_true", help="rebuild an existing output")
     return parser

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, knows what it was made from, and holds the sums of its files."""
+"""Output folders of data preparation: they appear atomically and record their origin and checksums."""
 
 import contextlib
 import fcntl
@@ -7,35 +7,48 @@ import shutil
 from pathlib import Path
 from typing import Callable, Iterator
 
-from unpack import CorpusError
+from archives import CorpusError
 
-from fairseq_modern.files import damaged_files, remove_stale_temp_files, sha256, temporary_name
+from fairseq_modern.files import CHECKSUMS, damaged_files, remove_stale_temp_files, sha256, temporary_name
 
 
 @contextlib.contextmanager
-def alone(output: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """One preparation of an output at a time; a killed one holds up none."""
+def output_lock(output: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Allow one preparation of an output at a time; the system releases the lock of a killed process.
+
+    Unlike those of filelock, the lock file is removed at the end: a failed preparation leaves nothing.
+    """
     path = f"{output}.lock"
     while True:
         with open(path, "w") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                wait()
+                on_wait()
                 fcntl.lockf(file, fcntl.LOCK_EX)
-            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                try:
-                    yield
-                finally:
-                    os.unlink(path)
-                return  # otherwise the one before us has taken the file away
+            if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                continue  # the previous holder has removed the file
+            try:
+                yield
+            finally:
+                os.unlink(path)
+            return
 
 
-def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> bool:
-    """Whether the output is there, which `is_this` tells from its prepared.txt; refuses another one, unless forced."""
+def is_complete(output: Path, matches: Callable[[Path], bool], force: bool) -> bool:
+    """Whether the output exists and is the requested one.
+
+    Args:
+        matches: whether a prepared.txt is that of the requested data.
+        force: whether an output of this program is replaced.
+
+    Raises:
+        CorpusError: something else would be overwritten, or the files are damaged.
+    """
     if not output.exists():
         return False
-    if not (output / "prepared.txt").is_file():
+    prepared = output / "prepared.txt"
+    if not prepared.is_file():
         if not output.is_dir() or any(output.iterdir()):
             raise CorpusError(
                 f"{output} exists and was not made by this script; move it away or choose another --output"
@@ -44,28 +57,28 @@ def is_complete(output: Path, is_this: Callable[[Path], bool], force: bool) -> b
         return False
     if force:
         return False
-    if not is_this(output / "prepared.txt"):
+    if not matches(prepared):
         raise CorpusError(
             f"{output} was prepared with other options or other files (see its prepared.txt); "
             "give --force to rebuild it, or another --output"
         )
     if damaged_files(output):
-        raise CorpusError(f"{output} is damaged (its files differ from its SHA256SUMS); give --force to rebuild it")
+        raise CorpusError(f"{output} is damaged (its files differ from its {CHECKSUMS}); give --force to rebuild it")
     return True
 
 
-def write_sums(folder: Path) -> None:
-    """SHA256SUMS of the files of a folder."""
-    files = [path for depth in ("*", "*/*") for path in sorted(folder.glob(depth)) if path.is_file()]
-    text = "".join(f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files)
-    (folder / "SHA256SUMS").write_text(text, encoding="utf-8")
+def write_checksums(folder: Path) -> None:
+    """Write SHA256SUMS, with all files of the folder and its subfolders."""
+    paths = [*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))]
+    lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in paths if path.is_file()]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """A folder next to the output, which it replaces at the end.
+    """A folder to write to, which replaces the output at the end, and not at all if the block fails.
 
-    What killed preparations have left is removed; no other one is active (`alone`).
+    Leftovers of killed preparations are removed. The caller holds the lock of the output.
     """
     remove_stale_temp_files(str(output.parent), output.name)
     work, old = Path(temporary_name(str(output))), Path(temporary_name(str(output)))

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Micro-WMT English-German: gzipped raw text -> joint SentencePiece BPE -> fairseq data-bin. See --help.
+# Micro-WMT English-German for fairseq, with SentencePiece. See --help.
 # shellcheck source=recipes/runner/start.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../recipes/runner/start.sh"

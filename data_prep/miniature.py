@@ -3,10 +3,10 @@
 
     miniature.py wmt16_en_de|wmt14_en_de_spm|iwslt14_de_en --output DIR [--seed N] [--train N] [--valid N] [--test N]
 
-For rehearsals and tests without a download. DIR then holds the archives, manifest.tsv (their sums and line counts, for
-`--manifest` of the set's script) and references.de or references.en (raw text of the test set). Where the set is
-tokenised it is tokenised by sacremoses, and words of more than five letters are cut into pieces as BPE marks them.
-Equal options give equal files. DIR appears whole or not at all.
+For rehearsals and tests without a download. DIR then contains the archives, manifest.tsv (for `--manifest` of the data
+set's script) and references.de or references.en (raw text of the test set). Where the public texts are tokenised, the
+miniature is tokenised by sacremoses, and words of more than five letters are split with BPE markers. Equal options give
+equal files. DIR is written atomically.
 """
 
 import argparse
@@ -20,29 +20,29 @@ from pathlib import Path, PurePosixPath
 from typing import Dict, List, Sequence
 
 import toy
+from archives import Archive
 from folders import new_folder
 from toy import write_lines
-from unpack import Rows, of_kind, read_manifest
+from unpack import Member, read_manifest
 
 from collab_fairseq.cli.main import guarded
 
 _HERE = Path(__file__).resolve().parent
 _PIECE = 5
-# the part of the toy corpus that a text of the set is made of
+#: text → part of the toy corpus
 _PARTS = {"train": "train", "newstest2013": "valid", "newstest2014": "test", "test": "test"}
-Lines = List[str]
 
 
-def tokenised(lines: Sequence[str], lang: str) -> Lines:
-    """Tokenised, words of more than five letters in pieces, as Google's set is: `sleep@@ ing`."""
+def tokenised(lines: Sequence[str], lang: str) -> List[str]:
+    """Tokenised lines with long words in pieces, as in Google's data: `sleep@@ ing`."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=lang)
     return [re.sub(rf"(\S{{{_PIECE}}})(?=\S)", r"\1@@ ", moses.tokenize(line, return_str=True)) for line in lines]
 
 
-def marked_up(lines: Sequence[str], name: str) -> Lines:
-    """The lines as the member of this name has them."""
+def marked_up(lines: Sequence[str], name: str) -> List[str]:
+    """The lines with the markup of a member of this name."""
     if name.endswith((".sgm", ".xml")):
         segments = [f'<seg id="{number}">{line}</seg>' for number, line in enumerate(lines, start=1)]
         return ['<refset setid="miniature" srclang="any">', '<doc docid="1">', *segments, "</doc>", "</refset>"]
@@ -51,21 +51,23 @@ def marked_up(lines: Sequence[str], name: str) -> Lines:
     return list(lines)
 
 
-def members(rows: Rows, parts: toy.Parts) -> List[Lines]:
-    """The lines of every member: a part is divided among the members that become the same text."""
-    found, texts = [], [text for *_, text in rows]
-    for number, (_, path, _, text) in enumerate(rows):
-        base, _, lang = text.rpartition(".")
+def lines_of_members(members: List[Member], parts: toy.Parts) -> Dict[Member, List[str]]:
+    """The lines of each member; the members of a text get equal shares of its part."""
+    texts = [member.text for member in members]
+    lines_of = {}
+    for number, member in enumerate(members):
+        base, _, lang = member.text.rpartition(".")
         pairs = parts[_PARTS[base]]
-        share = -(-len(pairs) // texts.count(text))
-        start = texts[:number].count(text) * share
-        lines = [pair[0 if lang == "en" else 1] for pair in pairs[start : start + share]]
-        found.append(tokenised(lines, lang) if ".bpe." in path else lines)
-    return found
+        share = -(-len(pairs) // texts.count(member.text))
+        start = texts[:number].count(member.text) * share
+        side = toy.LANGUAGES.index(lang)
+        lines = [pair[side] for pair in pairs[start : start + share]]
+        lines_of[member] = tokenised(lines, lang) if ".bpe." in member.path else lines
+    return lines_of
 
 
-def archive_bytes(contents: Dict[str, Lines]) -> bytes:
-    """A gzipped tar archive without times, owners or machine."""
+def archive_bytes(contents: Dict[str, List[str]]) -> bytes:
+    """A gzipped tar archive without times or owners."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, lines in contents.items():
@@ -77,21 +79,24 @@ def archive_bytes(contents: Dict[str, Lines]) -> bytes:
 
 
 def write(name: str, parts: toy.Parts, folder: Path) -> None:
-    """Write archives, manifest and references into `folder`."""
+    """Write archives, manifest and references."""
     public = read_manifest(_HERE / f"{name}.tsv")
-    inside = of_kind(public, "member")
-    contents = members(inside, parts)
-    rows = [f"# miniature of {name}.tsv"]
-    for archive, digest, url in of_kind(public, "archive"):
-        own = zip(inside, contents, strict=True)
-        data = archive_bytes({m[1]: marked_up(lines, PurePosixPath(m[1]).name) for m, lines in own if m[0] == archive})
-        (folder / archive).write_bytes(data)
-        algorithm = "sha256" if digest == "-" else digest.partition(":")[0]
-        rows.append(f"archive\t{archive}\t{algorithm}:{hashlib.new(algorithm, data).hexdigest()}\t{url}")
-    rows += [f"member\t{m[0]}\t{m[1]}\t{len(lines)}\t{m[3]}" for m, lines in zip(inside, contents, strict=True)]
-    write_lines(folder / "manifest.tsv", rows)
-    target = 0 if name.endswith("de_en") else 1
-    write_lines(folder / f"references.{('en', 'de')[target]}", [pair[target] for pair in parts["test"]])
+    lines_of = lines_of_members([row for row in public if isinstance(row, Member)], parts)
+    rows = []
+    for row in public:
+        if isinstance(row, Archive):
+            members = [member for member in lines_of if member.archive == row.name]
+            contents = {each.path: marked_up(lines_of[each], PurePosixPath(each.path).name) for each in members}
+            data = archive_bytes(contents)
+            (folder / row.name).write_bytes(data)
+            algorithm = "sha256" if row.checksum == "-" else row.checksum.partition(":")[0]
+            rows.append(row._replace(checksum=f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}"))
+        elif isinstance(row, Member):
+            rows.append(row._replace(lines=str(len(lines_of[row]))))
+    write_lines(folder / "manifest.tsv", [f"# miniature of {name}.tsv", *("\t".join(row) for row in rows)])
+    target = "en" if name.endswith("de_en") else "de"
+    references = [pair[toy.LANGUAGES.index(target)] for pair in parts["test"]]
+    write_lines(folder / f"references.{target}", references)
 
 
 def main() -> None:
@@ -101,7 +106,7 @@ def main() -> None:
     toy.add_options(parser)
     args = parser.parse_args()
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
-        parser.error(f"--output must be a new or empty folder, but {args.output} is there")
+        parser.error(f"--output must be a new or empty folder, got {args.output}")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(args.output) as folder:
         write(args.name, toy.parts_of(args), folder)

@@ -1,8 +1,8 @@
-"""A corpus of one's own: two raw text files, or a folder with train, valid and test, checked and divided.
+"""The user's own corpus: two raw text files, or a folder with train, valid and test, verified and split.
 
-A line is a sentence, and the same line of the other file is its translation. Two files are divided: the pairs of valid
-and test are those with the smallest SHA-256, whatever their order, and no sentence of theirs, on either side, stays in
-train. Of a folder, pairs that are in valid or test are left out of train.
+A line is a sentence; the same line of the other file is its translation. Of two files, the pairs with the smallest
+SHA-256 become valid and test, independently of the order of the lines, and train contains no sentence of theirs on
+either side. Of a folder, train is used without the pairs of valid and test.
 """
 
 import argparse
@@ -11,130 +11,131 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
+from archives import CorpusError
 from toy import write
-from unpack import CorpusError
 
 from collab_fairseq.cli.options import positive
 from fairseq_modern.files import sha256
 
 PARTS = ("train", "valid", "test")
-FEW = 100  # test sentences
-#: fewer pairs teach nothing
-LEAST = 500
+MIN_PAIRS = {"train": 500, "valid": 1, "test": 1}
+#: fewer test sentences give an unreliable BLEU
+FEW_TEST_SENTENCES = 100
 Pair = Tuple[str, str]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What decides the corpus."""
-    about = "two raw text files, the one to translate from first; or a folder with train, valid and test, each in two"
-    parser.add_argument("--source", nargs="+", type=Path, default=[], metavar="PATH", help=about)
-    about = "such as en-de (default: how the two files' names end; needed for a folder)"
-    parser.add_argument("--languages", default="", metavar="FROM-TO", help=about)
-    about = "pairs cut off for valid, and as many for test (default: 1000, of less than 50,000 pairs one in fifty)"
-    parser.add_argument("--held-out", type=positive, metavar="N", help=about)
+    """Add the options that determine the corpus."""
+    text = "two raw text files, the source language first; or a folder with two files each of train, valid and test"
+    parser.add_argument("--source", nargs="+", type=Path, default=[], metavar="PATH", help=text)
+    text = "such as en-de (default: the suffixes of the two files; required for a folder)"
+    parser.add_argument("--languages", default="", metavar="FROM-TO", help=text)
+    text = "pairs held out for valid, and as many for test (default: one in fifty, at most 1000)"
+    parser.add_argument("--held-out", type=positive, metavar="N", help=text)
 
 
 def languages(args: argparse.Namespace) -> Pair:
-    """The languages to translate from and to."""
-    named, given = args.languages, args.source
-    if len(given) != 2 and not (len(given) == 1 and given[0].is_dir()):
-        got = " ".join(map(str, given)) or "nothing"
-        raise CorpusError(f"--source must name two text files or a folder, got {got}")
-    if not named and len(given) == 2:
-        named = "-".join(path.suffix[1:] for path in given)
-    found = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", named)
-    if not found or found[1] == found[2]:
-        why = f"got '{named}'" if named else f"{given[0]} does not tell which one to translate from"
-        raise CorpusError(f"two languages are needed, such as --languages en-de: {why}")
-    return found[1], found[2]
+    """The source and the target language."""
+    names, paths = args.languages, args.source
+    if len(paths) != 2 and not (len(paths) == 1 and paths[0].is_dir()):
+        got = " ".join(map(str, paths)) or "nothing"
+        raise CorpusError(f"--source must be two text files or a folder; got {got}")
+    if not names and len(paths) == 1:
+        raise CorpusError(f"{paths[0]} is a folder: give its languages, such as --languages en-de")
+    names = names or "-".join(path.suffix[1:] for path in paths)
+    match = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", names)
+    if not match or match[1] == match[2]:
+        raise CorpusError(f"--languages must be two languages, such as en-de; got '{names}'")
+    return match[1], match[2]
 
 
 def files(args: argparse.Namespace) -> Dict[str, List[Path]]:
-    """Part → its two files; two files are all for training."""
-    langs, given = languages(args), args.source
-    found = {"train": given}
-    if len(given) == 1:
-        found = {part: [given[0] / f"{part}.{lang}" for lang in langs] for part in PARTS}
-    for path in (path for pair in found.values() for path in pair if not path.is_file()):
-        raise CorpusError(f"there is no file {path}")
-    return found
+    """Part → its two files; two files of --source are train."""
+    langs = languages(args)
+    files = {"train": args.source}
+    if len(args.source) == 1:
+        folder = args.source[0]
+        files = {part: [folder / f"{part}.{lang}" for lang in langs] for part in PARTS}
+    for paths in files.values():
+        for path in paths:
+            if not path.is_file():
+                raise CorpusError(f"there is no file {path}")
+    return files
 
 
-def described(args: argparse.Namespace) -> Tuple[Pair, List[str]]:
-    """The languages, and what prepared.txt says besides the options."""
-    langs, sums = languages(args), [f"{path.name} {sha256(path)}" for pair in files(args).values() for path in pair]
-    return langs, [*sums, f"languages {'-'.join(langs)}, held out {args.held_out or 'by size'}"]
+def describe(args: argparse.Namespace) -> Tuple[Pair, List[str]]:
+    """The languages, and additional lines of prepared.txt."""
+    langs = languages(args)
+    lines = [f"{path.name} {sha256(path)}" for paths in files(args).values() for path in paths]
+    return langs, [*lines, f"languages {'-'.join(langs)}, held out {args.held_out or 'by size'}"]
 
 
-def lines(path: Path) -> List[str]:
-    """The lines without the blanks around them."""
+def read_lines(path: Path) -> List[str]:
+    """The lines of a text, with single spaces between words."""
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise CorpusError(f"{path} is not UTF-8 text, see line {line}; convert it, as iconv does") from error
-    found = [" ".join(line.split()) for line in text.split("\n")]
-    return found if found[-1] else found[:-1]
+        number = data.count(b"\n", 0, error.start) + 1
+        raise CorpusError(f"{path} must be UTF-8 text, but line {number} is not; convert it with iconv") from error
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
 
 
-def pairs(sides: List[Path]) -> List[Pair]:
+def read_pairs(paths: List[Path]) -> List[Pair]:
     """The sentence pairs of two files."""
-    first, second = map(lines, sides)
+    first, second = map(read_lines, paths)
     if len(first) != len(second):
         raise CorpusError(
-            f"{sides[0]} has {len(first):,} lines, {sides[1]} {len(second):,}: line for line they must be translations"
+            f"both files must have the same number of lines, which are translations of each other; "
+            f"got {len(first):,} in {paths[0]}, {len(second):,} in {paths[1]}"
         )
     return list(zip(first, second, strict=True))
 
 
-def divided(found: List[Pair], number: int) -> Dict[str, List[Pair]]:
-    """Valid and test cut off, with no sentence in common with train or each other."""
+def hold_out(pairs: List[Pair], number: int) -> Dict[str, List[Pair]]:
+    """Split pairs into train, and `number` each for valid and test; no sentence is in two of them."""
     parts: Dict[str, List[Pair]] = {"test": [], "valid": []}
-    seen: Dict[str, str] = {}
-    for pair in sorted(set(found), key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest()):
-        part = next((part for part in parts if len(parts[part]) < number), None)
-        if part is None:
+    held_out = set()
+    for pair in sorted(set(pairs), key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest()):
+        unfilled = [part for part in parts.values() if len(part) < number]
+        if not unfilled:
             break
-        if not any(side in seen for side in pair):
-            parts[part].append(pair)
-            seen.update(dict.fromkeys(pair, part))
-    return {"train": [pair for pair in found if not any(side in seen for side in pair)], **parts}
+        if not held_out.intersection(pair):
+            unfilled[0].append(pair)
+            held_out.update(pair)
+    return {"train": [pair for pair in pairs if not held_out.intersection(pair)], **parts}
 
 
 def read(args: argparse.Namespace, say: Callable[[str], None]) -> Dict[str, List[Pair]]:
     """The pairs of the three parts."""
-    parts = {part: pairs(sides) for part, sides in files(args).items()}
-    whole = [pair for pair in parts["train"] if all(pair)]
-    empty = len(parts["train"]) - len(whole)
-    held_out = set()
+    parts = {part: read_pairs(paths) for part, paths in files(args).items()}
+    pairs = [pair for pair in parts["train"] if all(pair)]
+    empty = len(parts["train"]) - len(pairs)
     if "test" in parts:
+        origin = "as given"
         held_out = {*parts["valid"], *parts["test"]}
-        parts["train"] = [pair for pair in whole if pair not in held_out]
+        parts["train"] = [pair for pair in pairs if pair not in held_out]
     else:
-        parts = divided(whole, args.held_out or min(1000, len(whole) // 50))
-    for part, least in (("train", LEAST), ("valid", 1), ("test", 1)):
+        origin = "held out from the files, the same pairs each time"
+        parts = hold_out(pairs, args.held_out or min(1000, len(pairs) // 50))
+    sizes = ", ".join(f"{part} {len(parts[part]):,}" for part in PARTS)
+    for part, least in MIN_PAIRS.items():
         if len(parts[part]) < least:
-            given = ", ".join(f"{name} {len(parts[name]):,}" for name in PARTS)
             raise CorpusError(
-                f"{part} must have at least {least:,} sentence pairs; got {len(parts[part]):,} of the {len(whole):,} "
-                f"pairs in the files ({given})"
+                f"{part} must have at least {least:,} sentence pairs; got {len(parts[part]):,} "
+                f"of the {len(pairs):,} pairs in the files ({sizes})"
             )
-    how = "as given" if held_out else "held out from the files, the same pairs each time"
-    say(f"{', '.join(f'{part} {len(parts[part]):,}' for part in PARTS)} pairs; valid and test are {how}")
-    say(f"not in train: {empty:,} pairs with an empty side, {len(whole) - len(parts['train']):,} for valid and test")
-    if len(parts["test"]) < FEW:
-        say(f"the test set has fewer than {FEW} sentences: its BLEU will say little")
+    say(f"{sizes} pairs; valid and test are {origin}")
+    say(f"not in train: {empty:,} pairs with an empty side, {len(pairs) - len(parts['train']):,} for valid and test")
+    if len(parts["test"]) < FEW_TEST_SENTENCES:
+        say(f"the test set has fewer than {FEW_TEST_SENTENCES} sentences: its BLEU is unreliable")
     return parts
 
 
-def most_pieces(found: List[Pair]) -> int:
-    """How large a vocabulary a corpus of this size has use for."""
-    return len(found) // 4 + len({letter for pair in found for side in pair for letter in side})
-
-
-def make(args: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
-    """Write the three parts; a small corpus has fewer pieces."""
+def make(args: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> int:
+    """Write the three parts; returns the largest useful vocabulary size."""
     parts = read(args, say)
-    args.vocab_size = min(args.vocab_size, most_pieces(parts["train"]))
     write(parts, folder, languages(args))
+    characters = {character for pair in parts["train"] for side in pair for character in side}
+    return len(parts["train"]) // 4 + len(characters)

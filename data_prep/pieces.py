@@ -1,4 +1,4 @@
-"""Joint SentencePiece BPE of a parallel corpus, reproducibly, and pairs left out by their length in pieces."""
+"""Joint SentencePiece BPE of a parallel corpus, and cleaning by length in pieces. Equal texts give equal files."""
 
 import fileinput
 import itertools
@@ -8,20 +8,20 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import sentencepiece
 
-#: fairseq's transformer has 1,024 positions, one of them for the end of the sentence
+#: fairseq's transformer has 1,024 positions; the end of the sentence takes one
 LONGEST_HELD_OUT = 1023
 
 
 def train(texts: Sequence[str], model: str, vocab_size: int, lines: Optional[int] = None) -> None:
-    """Write NAME.model and, with its pieces, NAME.vocab; equal texts give equal pieces.
+    """Train a SentencePiece model on text files; writes NAME.model and its pieces, NAME.vocab.
 
     Args:
-        texts: files. The model stores their names as given: relative ones keep it free of a machine's paths.
+        texts: file names. The model stores them, so relative names keep it independent of the machine.
         model: NAME.model.
-        lines: learn from about that many, evenly spread over the texts, in place of all.
+        lines: train on about this many lines, evenly spread over the texts (default: all lines).
     """
     source: Dict[str, Any] = {"input": list(texts)}
-    if lines is not None:  # SentencePiece's own sample is another every time
+    if lines is not None:  # SentencePiece's own sampling is not reproducible
         with fileinput.input(texts, mode="rb") as stream:
             step = max(1, sum(1 for _ in stream) // lines)
         every_line = fileinput.input(texts, mode="rb")  # noqa: SIM115  (read below)
@@ -40,9 +40,9 @@ def train(texts: Sequence[str], model: str, vocab_size: int, lines: Optional[int
 
 
 def encode(model: Path, source: Path, target: Path) -> None:
-    """Write the pieces of each line, separated by blanks: one line for every line."""
+    """Write the pieces of each line, separated by spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    # newline="\n": no other character may end a line, or the two sides of a corpus would drift apart
+    # newline="\n": if other characters ended lines too, the two sides of a corpus could become misaligned
     with (
         open(source, encoding="utf-8", newline="\n") as lines,
         open(target, "w", encoding="utf-8", newline="\n") as out,
@@ -50,18 +50,15 @@ def encode(model: Path, source: Path, target: Path) -> None:
         for number, line in enumerate(lines, start=1):
             pieces = " ".join(processor.encode(line.rstrip("\n"), out_type=str))
             if "\n" in pieces or "\r" in pieces:
-                raise ValueError(f"{source}, line {number}: a line break inside a piece")
+                raise ValueError(f"{source}, line {number}: a piece contains a line break")
             out.write(pieces + "\n")
 
 
 def check_held_out(pieces: Path, raw: Path) -> None:
-    """See that a model can read every sentence of a validation or test set.
+    """Raise ValueError for a validation or test sentence that is too long for fairseq's transformer.
 
     Args:
-        pieces, raw: the same lines in pieces and as text.
-
-    Raises:
-        ValueError: a sentence is too long; the beginning of its text is named.
+        pieces, raw: the same sentences in pieces and as text.
     """
     with open(pieces, encoding="utf-8", newline="\n") as lines, open(raw, encoding="utf-8", newline="\n") as texts:
         for line, text in zip(lines, texts, strict=True):
@@ -76,35 +73,42 @@ def check_held_out(pieces: Path, raw: Path) -> None:
 def clean(
     source: Path, kept: Path, held_out: Path, langs: Tuple[str, str], longest: int, ratio: float, every: int = 0
 ) -> str:
-    """Write the pairs of SOURCE.LANG, lines of pieces, that are of a good length to KEPT.LANG.
+    """Write the pairs of SOURCE.LANG whose lengths are within the limits to KEPT.LANG.
 
     Args:
-        longest: pieces that either side may have; it must have one.
-        ratio: how many times as many pieces one side may have as the other.
-        every: each so many-th of these pairs goes to HELD_OUT.LANG instead; 0: none.
+        source: prefix of the two files of pieces; `kept` and `held_out` are prefixes too.
+        longest: most pieces of either side. An empty side is never kept.
+        ratio: largest ratio of the lengths of the two sides.
+        every: write every N-th of these pairs to HELD_OUT.LANG instead (0: none).
 
     Returns:
-        How many pairs went where.
+        The numbers of pairs, as text.
     """
-    counts = {"kept": 0, "held out": 0, "left out": 0}
+    left_out = within_limits = 0
+    written = {"kept": 0}
+    if every:
+        written["held out"] = 0
     with ExitStack() as stack:
 
-        def sides(prefix: Path, mode: str) -> Sequence[Any]:
+        def open_sides(prefix: Path, mode: str) -> Sequence[Any]:
             names = [f"{prefix}.{lang}" for lang in langs]
             return [stack.enter_context(open(name, mode, encoding="utf-8", newline="\n")) for name in names]
 
-        texts, outputs = sides(source, "r"), [sides(prefix, "w") for prefix in (kept, *([held_out] if every else []))]
+        texts = open_sides(source, "r")
+        outputs = {"kept": open_sides(kept, "w")}
+        if every:
+            outputs["held out"] = open_sides(held_out, "w")
         for number, pair in enumerate(itertools.zip_longest(*texts), start=1):
             if None in pair:
                 raise ValueError(f"{texts[pair.index(None)].name} ends before line {number} of the other side")
-            short, long = sorted(len(line.split()) for line in pair)
-            if short < 1 or long > longest or long > ratio * short:
-                counts["left out"] += 1
+            shorter, longer = sorted(len(line.split()) for line in pair)
+            if shorter < 1 or longer > longest or longer > ratio * shorter:
+                left_out += 1
                 continue
-            to_hold = every > 0 and (counts["kept"] + counts["held out"] + 1) % every == 0
-            counts["held out" if to_hold else "kept"] += 1
-            for line, file in zip(pair, outputs[to_hold], strict=True):
+            within_limits += 1
+            destination = "held out" if every and within_limits % every == 0 else "kept"
+            written[destination] += 1
+            for line, file in zip(pair, outputs[destination], strict=True):
                 file.write(line)
-    if not every:
-        del counts["held out"]
+    counts = {**written, "left out": left_out}
     return ", ".join(f"{number:,} pairs {what}" for what, number in counts.items())

@@ -1,206 +1,210 @@
-"""What the scripts of this folder start: SET.sh prepares the data set that SET.yaml describes, with its options.
+"""Preparation of a data set: SET.sh turns the corpus that SET.yaml describes into data-bin/ for fairseq.
 
-A corpus as it was downloaded becomes data-bin/ for fairseq. A new data set is SET.yaml, SET.sh and
-SET.tsv, its manifest (see unpack.py).
+A new data set needs SET.yaml (the fields in data_set.py), SET.sh and SET.tsv, its manifest (see unpack.py).
 """
 
 import argparse
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
+import pieces
 import unpack
-from data_set import HERE, DataSet, maker_of, parser_of
-from folders import alone, is_complete, new_folder, write_sums
+from archives import GIB, Archive, CorpusError, fetch
+from data_set import HERE, DataSet, parser_of, program_of
+from folders import is_complete, new_folder, output_lock, write_checksums
 from omegaconf import OmegaConf
 from runner.settings import PYTHON
-from unpack import CorpusError
 
 from fairseq_modern import processor
 from fairseq_modern.files import sha256
 
 
 class Preparation:
-    """One data set with the options of this run."""
+    """A data set and the options of its preparation."""
 
     def __init__(self, name: str, data_set: DataSet, args: argparse.Namespace) -> None:
         self.name, self.set, self.args = name, data_set, args
-        self.languages, self.gzipped = data_set.languages, not data_set.header
-        filled = f"# data_prep/{name}.sh: {data_set.header.format(**vars(args))}"
-        self.header = self.gzipped_header() if self.gzipped else [filled]
-        if data_set.maker:
-            self.languages, described = maker_of(data_set).described(args)
-            self.header += described
+        self.languages = data_set.languages
+        #: lines of prepared.txt that are known before the archives are
+        self.header = [f"# data_prep/{name}.sh: {data_set.header.format(**vars(args))}"]
+        if data_set.kind == "program":
+            self.languages, inputs = program_of(name).describe(args)
+            self.header += inputs
+        elif data_set.kind == "gzipped":
+            self.header = self.gzipped_header()
 
     def say(self, text: str) -> None:
         sys.stderr.write(f"{self.name}: {text}\n")
 
     def gzipped_header(self) -> List[str]:
-        """What prepared.txt says of a corpus of gzipped texts; sets their splits."""
+        """The pieces and the dictionary, and the rows of the manifest as they are."""
         args = self.args
         if args.dict and not args.spm:
             raise CorpusError("--dict needs the SentencePiece model that goes with it (--spm)")
-        for file in filter(None, (args.spm, args.dict)):
-            if not file.is_file():
+        for file in (args.spm, args.dict):
+            if file and not file.is_file():
                 raise CorpusError(f"there is no file {file}")
+        header = [f"spm {sha256(args.spm)}" if args.spm else f"vocab_size {args.vocab_size}"]
+        if args.dict:
+            header.append(f"dict {sha256(args.dict)}")
         lines = args.manifest.read_text(encoding="utf-8").splitlines()
-        rows = [line for line in lines if line.strip() and not line.startswith("#")]
-        made = [f"spm {sha256(args.spm)}"] if args.spm else [f"vocab_size {args.vocab_size}"]
-        return [*made, *([f"dict {sha256(args.dict)}"] if args.dict else []), *rows]
+        return header + [line for line in lines if line.strip() and not line.startswith("#")]
 
-    def splits(self) -> Dict[str, str]:
-        """Split → text."""
-        if self.set.texts:
-            return dict(self.set.texts)
-        rows = [row.split("\t") for row in self.header if row.count("\t") == 3]
-        found = {split: name.rsplit(".", 2)[0] for name, _, _, split in rows}
-        for split in found:
-            if not re.fullmatch(r"train|(valid|test)\d*", split):
-                known = "train, valid, valid1, ..., test, test1, ..."
-                raise CorpusError(f"{self.args.manifest}: unknown split '{split}' ({known})")
-        return found
-
-    def is_this(self, prepared: Path) -> bool:
-        """Whether an earlier run's prepared.txt says what this run would; sums that were not known may be any."""
-        found = prepared.read_text(encoding="utf-8").splitlines()
-        if self.gzipped or self.set.maker:
-            return found == self.header
+    def matches(self, prepared: Path) -> bool:
+        """Whether prepared.txt is that of these options and files."""
+        lines = prepared.read_text(encoding="utf-8").splitlines()
+        if self.set.kind != "archives":
+            return lines == self.header
         rows = unpack.read_manifest(self.args.manifest)
-        return found[:1] == self.header and unpack.agree(rows, unpack.read_manifest(prepared))
+        return lines[:1] == self.header and unpack.same_corpus(rows, unpack.read_manifest(prepared))
 
-    def unpack(self, raw: Path) -> List[str]:
-        """Write the texts of all archives to `raw`; the manifest with their sums."""
-        args, sources = self.args, {}
-        rows = unpack.read_manifest(args.manifest)
-        archives = unpack.of_kind(rows, "archive")
+    def source_of(self, archive: Archive, is_only_one: bool) -> Path:
+        """The local copy of an archive, downloaded if necessary."""
+        args = self.args
+        if args.local_copy:
+            return args.local_copy if is_only_one else args.local_copy / archive.name
         mirror = args.url or os.environ.get(self.set.variables.get("url", "")) or self.set.url
-        for name, digest, url in archives:
-            address = f"{mirror.rstrip('/')}/{name}" if mirror else url
-            if args.given:
-                sources[name] = Path(args.given, *([name] if len(archives) > 1 else []))
-            elif address:
-                sources[name] = unpack.fetched(name, digest, address, Path(f"{args.output}.download"), self.say)
-            else:
-                raise CorpusError(f"there is no download of this corpus; name it with {self.set.option} (see --help)")
-        self.say("checking and unpacking")
-        limit = args.unpacked_limit and args.unpacked_limit * unpack.GIB
-        return ["\t".join(row) for row in unpack.unpack(rows, raw, sources, limit)]
+        url = f"{mirror.rstrip('/')}/{archive.name}" if mirror else archive.url
+        if not url:
+            raise CorpusError(f"this corpus has no download; name a local copy with {self.set.option} (see --help)")
+        return fetch(archive, url, Path(f"{args.output}.download"), self.say)
 
-    def texts(self, raw: Path) -> List[str]:
-        """Write the raw texts; returns what prepared.txt says of them."""
-        if self.set.maker:
-            maker_of(self.set).make(self.args, raw, self.say)
-            return self.header
-        rows = self.unpack(raw)
-        return self.header if self.gzipped else [*self.header, *rows]
+    def unpack(self, raw: Path) -> List[unpack.Row]:
+        """Write the texts of all archives; returns the manifest with their checksums."""
+        rows = unpack.read_manifest(self.args.manifest)
+        archives = [row for row in rows if isinstance(row, Archive)]
+        sources = {archive.name: self.source_of(archive, len(archives) == 1) for archive in archives}
+        self.say("verifying and unpacking")
+        limit = self.args.unpacked_limit
+        return unpack.unpack(rows, raw, sources, limit * GIB if limit else None)
 
-    def encode(self, work: Path, splits: Dict[str, str]) -> Path:
-        """The folder of the texts in pieces; sets aside what is left out or held out of training."""
-        import pieces
+    def train_sentencepiece(self, raw: Path, model: Path, vocab_size: int) -> None:
+        self.say(f"training SentencePiece BPE with {vocab_size} pieces")
+        texts = [f"train.{lang}" for lang in self.languages]
+        before = Path.cwd()
+        os.chdir(raw)  # the model stores the file names that SentencePiece is given
+        try:
+            pieces.train(texts, f"../{model.name}", vocab_size, self.set.sentencepiece_lines)
+        finally:
+            os.chdir(before)
 
-        raw, model, folder = work / "raw", work / "sentencepiece.model", work / "pieces"
-        if getattr(self.args, "spm", None):
-            shutil.copyfile(self.args.spm, model)
-        else:
-            self.say(f"training SentencePiece BPE with {self.args.vocab_size} pieces")
-            texts, before = [f"train.{lang}" for lang in self.languages], Path.cwd()
-            os.chdir(raw)  # the model stores the names that SentencePiece is given
-            try:
-                pieces.train(texts, f"../{model.name}", self.args.vocab_size, self.set.lines)
-            finally:
-                os.chdir(before)
+    def encode(self, raw: Path, model: Path, folder: Path) -> None:
+        """Write the texts in pieces."""
         self.say("encoding")
         folder.mkdir()
-        for file in [f"{text}.{lang}" for text in splits.values() for lang in self.languages]:
-            pieces.encode(model, raw / file, folder / file)
-        for split, text in splits.items():
-            if split != "train":
-                for lang in self.languages:
-                    pieces.check_held_out(folder / f"{text}.{lang}", raw / f"{text}.{lang}")
-        if self.set.longest:
-            limits = self.set.longest, self.set.ratio, self.set.every
-            told = pieces.clean(folder / "train", folder / "clean", folder / "valid", self.languages, *limits)
-            self.say(f"cleaning: {told}")
-            splits["train"] = "clean"
-            splits.setdefault("valid", "valid")
-            for path in raw.glob("train.*"):
-                path.unlink()
-        return folder
+        for split, text in self.set.texts.items():
+            for file in (f"{text}.{lang}" for lang in self.languages):
+                pieces.encode(model, raw / file, folder / file)
+                if split != "train":
+                    pieces.check_held_out(folder / file, raw / file)
 
-    def binarise(self, work: Path, folder: Path, splits: Dict[str, str]) -> None:
-        """data-bin/ from the texts of a folder, which goes."""
+    def clean(self, raw: Path, folder: Path) -> Dict[str, str]:
+        """Leave out training pairs, and hold out some; returns split → text in pieces."""
+        limits = (self.set.longest, self.set.ratio, self.set.every)
+        counts = pieces.clean(folder / "train", folder / "clean", folder / "valid", self.languages, *limits)
+        self.say(f"cleaning: {counts}")
+        for path in raw.glob("train.*"):
+            path.unlink()
+        return {"valid": "valid", **self.set.texts, "train": "clean"}
+
+    def binarise(self, work: Path, folder: Path, texts: Dict[str, str]) -> None:
+        """Write data-bin/ from the texts of a folder, which is removed."""
         self.say("binarising")
+        workers = self.args.workers or processor.usable_cores()
         command = [PYTHON, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--destdir", "data-bin"]
-        command += ["--workers", str(self.args.workers or processor.usable_cores()), *self.set.flags]
+        command += ["--workers", str(workers), *self.set.flags]
         command += ["--source-lang", self.languages[0], "--target-lang", self.languages[1]]
-        for kind in ("train", "valid", "test"):
-            own = ",".join(f"{folder.name}/{text}" for split, text in splits.items() if split.startswith(kind))
-            command += [f"--{kind}pref", own]
+        for prefix in ("train", "valid", "test"):
+            files = [f"{folder.name}/{text}" for split, text in texts.items() if split.startswith(prefix)]
+            command += [f"--{prefix}pref", ",".join(files)]
         if getattr(self.args, "dict", None):
             command += ["--srcdict", str(self.args.dict)]
         log = work / "preprocess.out"
         with open(log, "wb") as stream:
             done = subprocess.run(command, cwd=work, stdout=stream, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
-            sys.stderr.writelines(log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)[-5:])
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            sys.stderr.writelines(lines[-5:])
             raise CorpusError("fairseq-preprocess failed (its last lines are above)")
         log.unlink()
         (work / "data-bin" / "preprocess.log").unlink()
         shutil.rmtree(folder)
 
+    def build(self, work: Path) -> None:
+        """Write the output to a new folder."""
+        args, raw, texts = self.args, work / "raw", self.set.texts
+        raw.mkdir()
+        lines = self.header
+        max_vocab_size: Optional[int] = None
+        if self.set.kind == "program":
+            max_vocab_size = program_of(self.name).make(args, raw, self.say)
+        else:
+            rows = self.unpack(raw)
+            if self.set.kind == "archives":
+                lines = lines + ["\t".join(row) for row in rows]
+        (work / "prepared.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        folder = raw
+        if self.set.vocab_size:
+            folder, model = work / "pieces", work / "sentencepiece.model"
+            if getattr(args, "spm", None):
+                shutil.copyfile(args.spm, model)
+            else:
+                self.train_sentencepiece(raw, model, min(args.vocab_size, max_vocab_size or args.vocab_size))
+            self.encode(raw, model, folder)
+        if self.set.longest:
+            texts = self.clean(raw, folder)
+        self.binarise(work, folder, texts)
+        write_checksums(work)
+
     def run(self) -> None:
-        args = self.args
-        if is_complete(args.output, self.is_this, args.force):
-            self.say(f"{args.output} is complete, nothing to do")
+        output = self.args.output
+        if is_complete(output, self.matches, self.args.force):
+            self.say(f"{output} is complete, nothing to do")
             return
-        with new_folder(args.output) as work:
-            (work / "raw").mkdir()
-            lines = self.texts(work / "raw")
-            (work / "prepared.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            splits = self.splits()
-            folder = self.encode(work, splits) if self.set.vocab_size else work / "raw"
-            self.binarise(work, folder, splits)
-            write_sums(work)
-        words = (args.output / "data-bin" / f"dict.{self.languages[0]}.txt").read_text(encoding="utf-8").count("\n")
-        self.say(f"ready: {args.output}/data-bin ({words} types in the joint dictionary)")
+        with new_folder(output) as work:
+            self.build(work)
+        dictionary = output / "data-bin" / f"dict.{self.languages[0]}.txt"
+        entries = dictionary.read_text(encoding="utf-8").count("\n")
+        self.say(f"ready: {output}/data-bin ({entries:,} entries in the joint dictionary)")
 
 
 def load(name: str) -> DataSet:
-    """What NAME.yaml says."""
-    described = OmegaConf.merge(OmegaConf.structured(DataSet), OmegaConf.load(HERE / f"{name}.yaml"))
-    return OmegaConf.to_object(described)
+    """The settings of SET.yaml."""
+    settings = OmegaConf.merge(OmegaConf.structured(DataSet), OmegaConf.load(HERE / f"{name}.yaml"))
+    return OmegaConf.to_object(settings)
 
 
 def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
-    """Prepare a data set as the options say.
+    """Prepare a data set.
 
     Raises:
-        CorpusError: what is wrong, in one sentence; nothing was prepared.
+        CorpusError: with one sentence; nothing was prepared.
     """
     parent = args.output.absolute().parent
-    made = not parent.exists()
+    is_new_parent = not parent.exists()
     try:
-        if getattr(args, "given", None) and args.url:
+        if data_set.kind != "program" and args.local_copy and args.url:
             raise CorpusError(f"{data_set.option} and --url exclude each other")
-        for option in ("given", "spm", "dict", "output"):  # steps run in other folders
-            if getattr(args, option, None):
-                setattr(args, option, Path(getattr(args, option)).absolute())
+        for option in ("local_copy", "spm", "dict", "output"):  # steps run in other folders
+            path = getattr(args, option, None)
+            if path:
+                setattr(args, option, Path(path).absolute())
         preparation = Preparation(name, data_set, args)
         parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"another preparation is at work on {args.output}; waiting for its end"
-        with alone(args.output, lambda: preparation.say(waiting)):
+        waiting = f"another process is preparing {args.output}; waiting"
+        with output_lock(args.output, lambda: preparation.say(waiting)):
             preparation.run()
     except (CorpusError, OSError, ValueError, RuntimeError) as error:
-        if made:
-            with contextlib.suppress(OSError):  # it holds something, such as downloads
+        if is_new_parent:
+            with contextlib.suppress(OSError):  # it may contain downloads
                 parent.rmdir()
-        # SentencePiece's messages span lines
+        # messages of SentencePiece have several lines
         raise CorpusError(f"{' '.join(str(error).split())}; nothing was prepared") from error
 
 

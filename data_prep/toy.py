@@ -1,7 +1,7 @@
-"""An English-German corpus from a grammar written for this project (toy_grammar.py): train, valid and test.
+"""A synthetic English-German corpus from a grammar (toy_grammar.py): train, valid and test.
 
-Equal options give equal files, on every version of Python. No English sentence occurs twice, so that the three parts
-have no sentence pair in common.
+Equal options give equal files, on every version of Python. No English sentence occurs twice, so the three parts share
+no sentence pair.
 """
 
 import argparse
@@ -18,13 +18,13 @@ Parts = Dict[str, List[Tuple[str, str]]]
 
 
 def corpus(seed: int, sizes: Dict[str, int]) -> Parts:
-    """Sentence pairs of every part; the test set comes first, so that it does not depend on the size of training."""
+    """The sentence pairs of each part; the test set is generated first, so it does not depend on the other sizes."""
     sentences = Sentences(seed)
-    made: Dict[str, str] = {}
-    while len(made) < sum(sizes.values()):
+    german_of: Dict[str, str] = {}
+    while len(german_of) < sum(sizes.values()):
         english, german = sentences.sentence()
-        made.setdefault(english, german)
-    pairs = iter(made.items())
+        german_of.setdefault(english, german)
+    pairs = iter(german_of.items())
     return {part: [next(pairs) for _ in range(sizes[part])] for part in ("test", "valid", "train")}
 
 
@@ -40,22 +40,24 @@ def write(parts: Parts, folder: Path, languages: Sequence[str] = LANGUAGES) -> N
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What decides the corpus."""
-    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="of the corpus (default: %(default)s)")
+    """Add the options that determine the corpus."""
+    text = "random seed of the corpus (default: %(default)s)"
+    parser.add_argument("--seed", type=positive, default=1, metavar="N", help=text)
     for part, size in SIZES.items():
-        text = "sentence pairs (default: %(default)s)"
+        text = f"sentence pairs of {part} (default: %(default)s)"
         parser.add_argument(f"--{part}", type=positive, default=size, metavar="N", help=text)
 
 
-def described(args: argparse.Namespace) -> Tuple[Sequence[str], List[str]]:
-    """The languages, and what prepared.txt says besides the options."""
+def describe(args: argparse.Namespace) -> Tuple[Sequence[str], List[str]]:
+    """The languages, and additional lines of prepared.txt."""
     return LANGUAGES, []
 
 
 def parts_of(args: argparse.Namespace) -> Parts:
+    """The corpus with the sizes of the options."""
     return corpus(args.seed, {part: getattr(args, part) for part in SIZES})
 
 
 def make(args: argparse.Namespace, folder: Path, say: Any = None) -> None:
-    """Write the texts that the options ask for."""
+    """Write the three parts."""
     write(parts_of(args), folder)

@@ -1,8 +1,9 @@
-"""A small grammar of English and German side by side, for `toy.py`: agreement, word order and compounds.
+"""A small synchronous grammar of English and German for `toy.py`: agreement, word order and compounds.
 
-German nouns, articles, adjectives and verbs agree in gender, case, number and person; the finite verb is second in a
-main clause and last in a subordinate one; separable prefixes, participles and infinitives go to the end; nouns are
-compounded. Where English does not tell what German must (you: du, ihr, Sie; synonyms; free word order), chance decides.
+German nouns, articles, adjectives and verbs agree in gender, case, number and person. The finite verb is second in a
+main clause and last in a subordinate clause. Separable prefixes, participles and infinitives are at the end. Nouns form
+compounds. Where several translations are correct (you: du, ihr, Sie; synonyms; free word order), one is chosen at
+random.
 """
 
 import random
@@ -12,7 +13,7 @@ T = TypeVar("T")
 Pair = Tuple[str, str]  # English, German
 CASES = ("nom", "acc", "dat")
 
-# Tables: rows are separated by line ends and |, cells by blanks, and ~ stands for a blank.
+# Tables: rows are separated by line breaks and |, cells by spaces; ~ represents a space.
 # English[/plural] German gender plural
 NOUNS = {
     "person": """
@@ -31,7 +32,7 @@ NOUNS = {
     garden Garten m Gärten | house Haus n Häuser | school Schule f Schulen | station Bahnhof m Bahnhöfe
     park Park m Parks | village Dorf n Dörfer | kitchen Küche f Küchen | town Stadt f Städte""",
 }
-# what a compound begins with, by the class of its noun
+# first parts of compounds, by the class of the noun
 FIRSTS = {
     "person": "village/Dorf city/Stadt",
     "thing": "kitchen/Küchen garden/Garten winter/Winter glass/Glas wood/Holz music/Musik sport/Sport",
@@ -43,8 +44,8 @@ ADJECTIVES = """
     old alt | new neu | big groß | small klein | red rot | black schwarz | green grün | beautiful schön | cheap billig
     cheap günstig | strange seltsam | strange merkwürdig | quiet ruhig | dirty schmutzig | heavy schwer | famous berühmt
 """
-# English/past German[/stem with du and er] participle[;s with sein], the class of the object, its case, perhaps with a
-# preposition; + separates a prefix
+# English/past German[/stem with du and er] participle[;s with sein] class of the object,
+# [preposition~]case of the object; + separates a prefix
 VERBS = """
     find/found finden gefunden thing acc | look~for/looked~for suchen gesucht person acc
     buy/bought kaufen gekauft food acc | sell/sold verkaufen verkauft thing acc
@@ -65,16 +66,18 @@ VERBS = """
 """
 # by person: ich, du, er, wir, ihr, sie
 AUXILIARIES = {
-    "haben": "habe hast hat haben habt haben", "sein": "bin bist ist sind seid sind",
-    "will": "werde wirst wird werden werdet werden", "can": "kann kannst kann können könnt können",
+    "haben": "habe hast hat haben habt haben",
+    "sein": "bin bist ist sind seid sind",
+    "will": "werde wirst wird werden werdet werden",
+    "can": "kann kannst kann können könnt können",
     "must": "muss musst muss müssen müsst müssen",
-}  # fmt: skip
-# English subject and object; German by case; the person
+}
+# English subject and object; German by case; person
 PRONOUNS = """
     I me ich mich mir 0 | you you du dich dir 1 | he him er ihn ihm 2 | she her sie sie ihr 2 | we us wir uns uns 3
     you you ihr euch euch 4 | you you Sie Sie Ihnen 5 | they them sie sie ihnen 5
 """
-# English singular and plural; German by case and the adjective's endings, each for masculine, feminine, neuter, plural
+# English singular and plural; German articles and adjective endings by case: masculine, feminine, neuter, plural
 WEAK, MIXED = ("e e e en", "en e e en", "en en en en"), ("er e es en", "en e es en", "en en en en")
 DETERMINERS = [
     ("the", "the", ("der die das die", "den die das die", "dem der dem den"), WEAK),
@@ -100,7 +103,8 @@ def rows(table: str) -> List[List[str]]:
 
 def pairs(text: str) -> List[Pair]:
     """English and German of each item of a list."""
-    return [(english, german) for english, german in (item.replace("~", " ").split("/") for item in text.split())]
+    items = [item.replace("~", " ").split("/") for item in text.split()]
+    return [(english, german) for english, german in items]
 
 
 def joined(*words: str) -> str:
@@ -108,7 +112,7 @@ def joined(*words: str) -> str:
 
 
 class Phrase(NamedTuple):
-    """A noun phrase or pronoun: English as subject and object, German by case, the person of its verb."""
+    """A noun phrase or pronoun: English as subject and object, German by case, person of its verb."""
 
     en: str
     en_object: str
@@ -121,7 +125,7 @@ NOTHING = Phrase("", "", dict.fromkeys(CASES, ""), 2)
 
 
 def present(infinitive: str, changed: str = "") -> List[str]:
-    """A verb by person; ``changed`` is its stem with du and er: nehmen, nimm."""
+    """The forms of a verb by person; ``changed`` is its stem with du and er: nehmen, nimm."""
     stem = infinitive[:-2]
     e = "e" if stem.endswith(("t", "d", "chn")) else ""
     second = changed or stem + e
@@ -132,20 +136,26 @@ def present(infinitive: str, changed: str = "") -> List[str]:
 def decline(
     noun: Sequence[str], determiner: int, adjectives: Sequence[Sequence[str]], plural: bool, first: Pair
 ) -> Phrase:
-    """A noun phrase from rows of the tables; ``first`` begins a compound."""
-    english, german, gender, german_plural = noun
-    singular, _, irregular = english.partition("/")
-    en_singular, en_plural, articles, endings = DETERMINERS[determiner]
-    words = [row[0] for row in adjectives] + [joined(first[0], (irregular or singular + "s") if plural else singular)]
-    article = en_plural if plural else "an" if en_singular == "a" and words[0][0] in "aeiou" else en_singular
-    stem, column = (german_plural, 3) if plural else (german, "mfn".index(gender))
-    stem = first[1] + stem.lower() if first[1] else stem
+    """A noun phrase from rows of the tables; ``first`` is the first part of a compound."""
+    english, stem, gender, german_plural = noun
+    en_noun, _, irregular_plural = english.partition("/")
+    article, en_plural, articles, endings = DETERMINERS[determiner]
+    column = "mfn".index(gender)
+    if plural:
+        en_noun = irregular_plural or en_noun + "s"
+        article, stem, column = en_plural, german_plural, 3
+    if first[1]:
+        stem = first[1] + stem.lower()
+    words = [row[0] for row in adjectives] + [joined(first[0], en_noun)]
+    if article == "a" and words[0][0] in "aeiou":
+        article = "an"
     de = {}
     for number, case in enumerate(CASES):
         ending = endings[number].split()[column]
         form = stem + ("n" if plural and case == "dat" and stem[-1] not in "ns" else "")
         de[case] = joined(articles[number].split()[column], *(row[1] + ending for row in adjectives), form)
-    return Phrase(joined(article, *words), joined(article, *words), de, 5 if plural else 2)
+    en = joined(article, *words)
+    return Phrase(en, en, de, person=5 if plural else 2)
 
 
 class Sentences:
@@ -160,11 +170,11 @@ class Sentences:
         return self.random.random() < probability
 
     def choose(self, options: Sequence[T]) -> T:
-        # not Random.choice, whose use of random numbers has changed between versions of Python
+        # unlike Random.choice, this uses random numbers in the same way in all versions of Python
         return options[int(self.random.random() * len(options))]
 
     def phrase(self, kind: str) -> Phrase:
-        """A pronoun for a person, or determiner, adjectives, noun, perhaps a compound."""
+        """A pronoun, or a noun phrase with determiner, adjectives and noun."""
         if kind == "person" and self.chance(0.4):
             subject, object_, *german, person = self.choose(self.pronouns)
             return Phrase(subject, object_, dict(zip(CASES, german, strict=True)), int(person), pronoun=True)
@@ -176,8 +186,9 @@ class Sentences:
         return decline(noun, self.choose(range(len(DETERMINERS))), adjectives, self.chance(0.3), first)
 
     def clause(self, order: str) -> Pair:
-        """A clause in both languages; order: where the German finite verb stands: first, second or last."""
-        subject, negated = self.phrase("person"), "not" if self.chance(0.15) else ""
+        """A clause in both languages; ``order``: position of the German finite verb (first, second or last)."""
+        subject = self.phrase("person")
+        negated = "not" if self.chance(0.15) else ""
         english, german, participle, kind, how = self.choose(self.verbs)
         bare, past = english.split("/")
         infinitive, _, changed = german.partition("/")
@@ -188,15 +199,15 @@ class Sentences:
         helper = {"present": "does" if singular else "do", "past": "did"}.get(tense, tense)
         if tense == "present":
             finite, end = present(plain, changed)[subject.person], prefix
+        elif tense == "past":
+            auxiliary = "sein" if with_sein else "haben"
+            finite, end = AUXILIARIES[auxiliary].split()[subject.person], participle
         else:
-            auxiliary = ("sein" if with_sein else "haben") if tense == "past" else tense
-            finite, end = (
-                AUXILIARIES[auxiliary].split()[subject.person],
-                participle if tense == "past" else prefix + plain,
-            )
+            finite, end = AUXILIARIES[tense].split()[subject.person], prefix + plain
         if helper != tense and not negated and order != "first":
+            helper = ""
             head, *particle = bare.split()
-            helper, bare = "", past if tense == "past" else joined(head + "s" * singular, *particle)
+            bare = past if tense == "past" else joined(head + "s" * singular, *particle)
 
         preposition, _, case = how.rpartition(" ")
         thing = NOTHING if kind == "-" else self.phrase(kind)
@@ -207,18 +218,19 @@ class Sentences:
             place, where = ("", ""), NOTHING
         front = order == "second" and bool(time[1]) and self.chance(0.4)
         later = ["" if front else time[1], "" if preposition or thing.pronoun else object_]
-        if self.chance(0.2):  # nouns before the time: as right
+        if self.chance(0.2):  # the object before the time is correct too
             later.reverse()
         middle = [object_ if thing.pronoun and not preposition else "", *later, "nicht" if negated else ""]
         middle += [joined(place[1], where.de["dat"]), object_ if preposition else ""]
         begin = [time[1], finite, subject.de["nom"]] if front else [subject.de["nom"], finite]
         if order == "first":
             begin.reverse()
-        if order == "last":  # with its prefix
-            begin, end = begin[:1], end + finite if tense == "present" else joined(end, finite)
-        said = [helper, subject.en, negated] if order == "first" else [subject.en, helper, negated]
-        said += [bare, thing.en_object, place[0], where.en, time[0]]
-        return joined(*said).replace("can not", "cannot"), joined(*begin, *middle, end)
+        if order == "last":
+            begin = begin[:1]
+            end = end + finite if tense == "present" else joined(end, finite)  # the prefix is not separated
+        words = [helper, subject.en, negated] if order == "first" else [subject.en, helper, negated]
+        words += [bare, thing.en_object, place[0], where.en, time[0]]
+        return joined(*words).replace("can not", "cannot"), joined(*begin, *middle, end)
 
     def sentence(self) -> Pair:
         """A sentence of one or two clauses."""

@@ -1,262 +1,181 @@
-"""Fetch the archives of a parallel corpus, check them against a manifest and unpack the texts that are used.
+"""Fetch the archives of a parallel corpus, verify them against a manifest and unpack their texts.
 
-The manifest is a tab-separated text file; lines that start with `#` are comments. `-` stands for what is not known.
+The manifest is a tab-separated text file. Lines that start with `#` are comments; `-` means unknown.
 
-    archive    NAME     md5:HEX or sha256:HEX or -   URL
-    member     NAME     path inside that archive   number of lines, or -   the text it becomes (train.en, ...)
-    reference  TEST_SET   length of its compound-split reference in tokens, or -   of its sacreBLEU reference, or -
-    TEXT.gz    SHA-256   number of lines   anything       short for a gzipped text and its only member
+    archive    NAME      md5:HEX or sha256:HEX or -              URL
+    member     ARCHIVE   path in the archive   number of lines   text it belongs to (train.en, ...)
+    reference  TEST_SET  tokens of the compound-split reference  tokens of the sacreBLEU reference
+    TEXT.gz    SHA-256   number of lines   comment               a gzipped text: archive and member
 
-Members that become one text follow one another in it, in the manifest's order. Of `.sgm` and `.xml` members the text
-of the `<seg>` elements is taken, as sacrebleu takes it; of `train.tags.*` the lines outside and the titles and
-descriptions within tags. Lengths of references tell the recipes that the right test set was scored.
+Members of the same text are concatenated in the order of the manifest. Of `.sgm` and `.xml` members only the text of
+`<seg>` elements is used, as in sacreBLEU; of `train.tags.*` members, untagged lines, titles and descriptions. The
+recipes compare the lengths of references with those of the test set that they score.
 
-With every sum filled in (SHA-256 of archives whose sum was not known) it is kept as prepared.txt: the manifest to check
-another copy against.
+prepared.txt repeats the manifest with the checksums of all archives. It is itself a manifest, for other copies.
 """
 
-import bz2
-import gzip
-import hashlib
-import lzma
 import re
-import shutil
-import subprocess
-import tarfile
 import tempfile
-import zlib
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Union
 
-from fairseq_modern.errors import UserError
-
-Rows = List[List[str]]
-
-GIB = 1 << 30
-#: an archive of text is unpacked to at most this many times its size, or to LEAST_LIMIT bytes, whichever is more; the
-#: archives of the data sets here grow by a factor of 3 to 5
-MOST_TIMES, LEAST_LIMIT = 20, GIB
-#: files and folders in an archive
-MOST_ENTRIES = 100_000
-#: how compressed files begin, and what opens them
-_OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+from archives import Archive, CorpusError, extract, verify
 
 _ROW = re.compile(
     r"archive\t[^\t]+\t(-|md5:[\da-f]{32}|sha256:[\da-f]{64})\t[^\t]*"
     r"|member\t[^\t]+\t[^\t]+\t(-|\d+)\t[^\t]+|reference\t[^\t]+\t(-|\d+)\t(-|\d+)"
 )
-_SHORT = re.compile(r"(?P<text>[^\t]+)\.gz\t(?P<sum>[\da-f]{64})\t(?P<lines>\d+)\t.*")
+_GZIPPED_TEXT = re.compile(r"(?P<text>[^\t]+)\.gz\t(?P<checksum>[\da-f]{64})\t(?P<lines>\d+)\t.*")
 _SEGMENT = re.compile(rb"<seg.*?>(.*)</seg>")
 
 
-class CorpusError(UserError):
-    """The corpus on disk is not what it should be."""
+class Member(NamedTuple):
+    row_type: str
+    archive: str
+    path: str
+    lines: str
+    text: str
 
 
-class _Limited:
-    """The unpacked bytes of an archive, to be read once, up to a limit."""
-
-    def __init__(self, stream: IO[bytes], path: Path, limit: Optional[int]) -> None:
-        self._stream, self._path, self._read = stream, path, 0
-        self._limit = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size) if limit is None else limit
-
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`; raises CorpusError beyond the limit."""
-        data = self._stream.read(size)
-        self._read += len(data)
-        self.check(self._read)
-        return data
-
-    def check(self, number: int) -> None:
-        """Raise CorpusError for more bytes than the limit."""
-        if number > self._limit:
-            raise CorpusError(
-                f"{self._path} must unpack to at most {self._limit:,} bytes, but is larger; if it is the right "
-                "archive, give a larger --unpacked-limit (in GiB)"
-            )
+class Reference(NamedTuple):
+    row_type: str
+    test_set: str
+    compound_split_tokens: str
+    sacrebleu_tokens: str
 
 
-def read_manifest(path: Path) -> Rows:
-    """The rows, short ones written out.
+Row = Union[Archive, Member, Reference]
+ROW_TYPES: Dict[str, Any] = {"archive": Archive, "member": Member, "reference": Reference}
+
+
+def read_manifest(path: Path) -> List[Row]:
+    """The rows of a manifest; a gzipped text becomes an archive and its only member.
 
     Raises:
         CorpusError: a line is malformed, or a name leads to another folder.
     """
-    rows: Rows = []
+    rows: List[Row] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        short = _SHORT.fullmatch(line)
-        if short:
-            text, digest, lines = short.group("text", "sum", "lines")
-            rows += [["archive", f"{text}.gz", f"sha256:{digest}", ""], ["member", f"{text}.gz", text, lines, text]]
+        gzipped_text = _GZIPPED_TEXT.fullmatch(line)
+        if gzipped_text:
+            text, checksum, lines = gzipped_text.group("text", "checksum", "lines")
+            rows.append(Archive("archive", f"{text}.gz", f"sha256:{checksum}", ""))
+            rows.append(Member("member", f"{text}.gz", text, lines, text))
         elif _ROW.fullmatch(line):
-            rows.append(line.split("\t"))
+            fields = line.split("\t")
+            rows.append(ROW_TYPES[fields[0]](*fields))
         elif line.strip() and not line.startswith("#"):
-            raise CorpusError(f"{path}, line {number}: expected an archive, a member or a reference, got {line!r}")
-    for kind, name, *fields in rows:
-        files, inside = ([name, fields[2]], PurePosixPath(fields[0])) if kind == "member" else ([name], PurePosixPath())
-        leads_out = inside.is_absolute() or ".." in inside.parts
-        if leads_out or any("/" in file or file in (".", "..") for file in files):
-            got = " ".join([kind, name, *fields])
-            raise CorpusError(f"{path}: archives, members and texts must not lead to another folder; got {got!r}")
+            raise CorpusError(f"{path}, line {number} must be an archive, a member or a reference; got {line!r}")
+    for row in rows:
+        if _leads_to_another_folder(row):
+            raise CorpusError(
+                f"{path}: archives, members and texts must not lead to another folder; got {' '.join(row)!r}"
+            )
     return rows
 
 
-def of_kind(rows: Rows, kind: str) -> Rows:
-    """The fields of all rows of a kind, without it."""
-    return [fields for found, *fields in rows if found == kind]
+def _leads_to_another_folder(row: Row) -> bool:
+    names = [row[1]]
+    if isinstance(row, Member):
+        path = PurePosixPath(row.path)
+        if path.is_absolute() or ".." in path.parts:
+            return True
+        names.append(row.text)
+    return any("/" in name or name in (".", "..") for name in names)
 
 
-def checked(name: str, expected: str, path: Path) -> str:
-    """The sum of an archive, `md5:HEX` or `sha256:HEX`; raises CorpusError where `path` is not that archive."""
-    if not path.is_file():
-        raise CorpusError(f"there is no file {path}, expected the archive {name}")
-    algorithm = "sha256" if expected == "-" else expected.partition(":")[0]
-    digest = hashlib.new(algorithm)
-    with open(path, "rb") as stream:
-        begin = stream.peek(512).lstrip().lower()
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    found = f"{algorithm}:{digest.hexdigest()}"
-    if expected not in ("-", found):
-        page = begin.startswith((b"<!doctype", b"<html"))
-        what = "a web page" if page else "truncated, damaged or another file"
-        raise CorpusError(f"{path} is {what}: its sum is {found}, expected {expected} for {name}")
-    return found
+def same_corpus(rows: List[Row], recorded: List[Row]) -> bool:
+    """Whether recorded rows are those of a manifest; URLs, and checksums unknown to it, may differ."""
+    if len(rows) != len(recorded):
+        return False
+    for row, other in zip(rows, recorded, strict=True):
+        if isinstance(row, Archive) and isinstance(other, Archive):
+            other = other._replace(url=row.url)
+            if row.checksum == "-":
+                other = other._replace(checksum="-")
+        if row != other:
+            return False
+    return True
 
 
-def download(url: str, file: Path) -> bool:
-    """Continue the download of a file; whether it is there."""
-    fetch = ["curl", "--fail", "--location", "--silent", "--show-error", "--retry", "3", "--output", str(file), url]
-    status = subprocess.run([*fetch, "--continue-at", "-"], check=False).returncode
-    if status in (22, 33, 36) and file.is_file() and file.stat().st_size:
-        # the server cannot continue, as when the file is whole already
-        file.unlink()
-        status = subprocess.run(fetch, check=False).returncode
-    return status == 0
-
-
-def fetched(name: str, digest: str, url: str, folder: Path, tell: Callable[[str], None]) -> Path:
-    """An archive, downloaded and checked where it is not in the folder yet."""
-    file, part = folder / name, folder / f"{name}.part"
-    if file.is_file():
-        return file
-    if not shutil.which("curl"):
-        raise CorpusError("curl is needed for the download; or name what you have (see --help)")
-    folder.mkdir(parents=True, exist_ok=True)
-    tell(f"downloading {name}")
-    if not download(url, part):
-        raise CorpusError(f"the download of {url} failed; run again to continue, or name what you have (see --help)")
-    try:
-        checked(name, digest, part)
-    except CorpusError as error:
-        part.unlink()
-        raise CorpusError(
-            f"{url} did not give the archive: {error}; download it by hand and name it (see --help)"
-        ) from error
-    return part.rename(file)
-
-
-def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optional[int] = None) -> Path:
-    """The wanted members of a tar archive, or the gzipped text that is the only one, in a new folder in `folder`.
-
-    Raises:
-        CorpusError: a damaged archive, or one that unpacks to more than `limit` bytes (default: see MOST_TIMES) or has
-            more than MOST_ENTRIES entries.
-    """
-    folder = Path(tempfile.mkdtemp(dir=folder))
-    try:
-        is_text = [name] == [f"{member}.gz" for member in wanted]
-        with open(path, "rb") as file:
-            begin = file.peek(6)
-        opener: Any = next((opener for magic, opener in _OPENERS.items() if begin.startswith(magic)), open)
-        with (gzip.open if is_text else opener)(path, "rb") as stream:
-            content: Any = _Limited(stream, path, limit)
-            if is_text:
-                with open(folder / wanted[0], "wb") as text:
-                    shutil.copyfileobj(content, text, 1 << 20)
-                return folder
-            with tarfile.open(fileobj=content, mode="r|") as archive:
-                for number, entry in enumerate(archive, start=1):
-                    if number > MOST_ENTRIES:
-                        raise CorpusError(f"{path} must have at most {MOST_ENTRIES:,} entries, but has more")
-                    packed = archive.extractfile(entry) if entry.isfile() else None
-                    if packed and str(PurePosixPath(entry.name)) in wanted:
-                        content.check(entry.size)  # of which a sparse file holds little
-                        unpacked = folder / entry.name
-                        unpacked.parent.mkdir(parents=True, exist_ok=True)
-                        with open(unpacked, "wb") as text:
-                            shutil.copyfileobj(packed, text)
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise CorpusError(f"{path} is truncated or not a gzipped archive: {error}") from error
-    return folder
-
-
-def unpack(rows: Rows, target: Path, sources: Dict[str, Path], limit: Optional[int] = None) -> Rows:
-    """Write the texts to `target`; returns the manifest with all sums.
-
-    Every archive is checked before anything is written.
+def unpack(rows: List[Row], target: Path, sources: Dict[str, Path], limit: Optional[int] = None) -> List[Row]:
+    """Write the texts to `target`, after all archives have been verified.
 
     Args:
+        rows: of the manifest.
         target: an empty folder.
-        sources: archive → its file, or a folder in which it was unpacked before.
+        sources: archive → its file, or a folder that it was unpacked to before.
         limit: bytes that each archive may unpack to (default: see MOST_TIMES).
 
+    Returns:
+        The rows with the checksums of all archives.
+
     Raises:
-        CorpusError: an archive or an unpacked text is not what the manifest says, or larger than the limit.
+        CorpusError: an archive or an unpacked text differs from the manifest or exceeds the limit.
     """
-    sums = {
-        name: digest if sources[name].is_dir() else checked(name, digest, sources[name])
-        for name, digest, _ in of_kind(rows, "archive")
-    }
-    members, totals = of_kind(rows, "member"), Counter[str]()
+    verified: List[Row] = []
+    for row in rows:
+        if isinstance(row, Archive) and not sources[row.name].is_dir():
+            row = row._replace(checksum=verify(row, sources[row.name]))
+        verified.append(row)
+    members = [row for row in rows if isinstance(row, Member)]
+    lines_of_texts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(dir=target) as work:
         folders = {}
         for name, path in sources.items():
-            wanted = [inside for archive, inside, *_ in members if archive == name]
-            folders[name] = path if path.is_dir() else extract(name, path, wanted, Path(work), limit)
-        for name, inside, expected, text in members:
-            file = folders[name] / inside
-            if not file.is_file():
-                file = folders[name] / file.name
-            if not file.is_file():
-                raise CorpusError(f"{sources[name]} lacks {inside}: it is half unpacked, or not {name}")
-            lines = 0
-            with open(file, "rb") as stream, open(target / text, "ab") as output:
-                for line in text_of(stream, file.name):
-                    output.write(line if line.endswith(b"\n") else line + b"\n")
-                    lines += 1
-            if expected not in ("-", str(lines)):
-                half = " (half unpacked? give the archive itself)" if sources[name].is_dir() else ""
-                raise CorpusError(f"{inside} of {sources[name]} has {lines} lines, expected {expected}{half}")
-            totals[text] += lines
-    for text, lines in totals.items():
+            wanted = [member.path for member in members if member.archive == name]
+            is_unpacked = path.is_dir()
+            folders[name] = path if is_unpacked else extract(name, path, wanted, Path(work), limit)
+        for member in members:
+            source = sources[member.archive]
+            lines = append_member(member, source, folders[member.archive], target)
+            lines_of_texts[member.text] += lines
+    check_alignment(lines_of_texts)
+    return verified
+
+
+def append_member(member: Member, source: Path, folder: Path, target: Path) -> int:
+    """Append an unpacked member to its text; returns the number of lines."""
+    file = folder / member.path
+    if not file.is_file():
+        file = folder / file.name
+    if not file.is_file():
+        raise CorpusError(f"{source} lacks {member.path}: it is not {member.archive}, or only partly unpacked")
+    lines = 0
+    with open(file, "rb") as stream, open(target / member.text, "ab") as output:
+        for line in text_lines(stream, file.name):
+            output.write(line if line.endswith(b"\n") else line + b"\n")
+            lines += 1
+    if member.lines not in ("-", str(lines)):
+        hint = "; if it is partly unpacked, give the archive itself" if source.is_dir() else ""
+        raise CorpusError(f"{member.path} of {source} must have {member.lines} lines; got {lines}{hint}")
+    return lines
+
+
+def check_alignment(lines_of_texts: Dict[str, int]) -> None:
+    """Raise CorpusError unless both sides of each corpus have the same number of lines."""
+    first_sides: Dict[str, str] = {}
+    for text, lines in lines_of_texts.items():
         base = text.rpartition(".")[0]
-        for other, number in totals.items():
-            if other.rpartition(".")[0] == base and number != lines:
-                got = f"{text} has {lines}, {other} has {number}"
-                raise CorpusError(f"the two sides of {base} are misaligned: line counts must be equal, but {got}")
-    return [[*row[:2], sums[row[1]], row[3]] if row[0] == "archive" else row for row in rows]
+        first = first_sides.setdefault(base, text)
+        if lines != lines_of_texts[first]:
+            raise CorpusError(
+                f"the two sides of {base} must have the same number of lines; "
+                f"got {lines_of_texts[first]} in {first}, {lines} in {text}"
+            )
 
 
-def text_of(stream: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The lines of a member that are text."""
+def text_lines(stream: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """The lines of a member without markup."""
     for line in stream:
         if name.endswith((".sgm", ".xml")):
-            found = _SEGMENT.search(line)
-            if found:
-                yield " ".join(found[1].decode("utf-8").split()).encode("utf-8")
+            segment = _SEGMENT.search(line)
+            if segment:
+                yield " ".join(segment[1].decode("utf-8").split()).encode("utf-8")
         elif name.startswith("train.tags."):
             bare = re.sub(rb"</?(title|description)>", b"", line).strip()
             if not bare.startswith(b"<"):
                 yield bare
         else:
             yield line
-
-
-def agree(rows: Rows, others: Rows) -> bool:
-    """Whether others are the same rows; addresses, and sums that `rows` do not know, may be any."""
-    return len(rows) == len(others) and all(
-        old[:2] == new[:2] and (old[2] in ("-", new[2]) if old[0] == "archive" else old[2:] == new[2:])
-        for old, new in zip(rows, others, strict=True)
-    )

@@ -1,7 +1,7 @@
-"""Speed and memory of attention layers, translation and training compared with their baselines.
+"""Benchmarks: speed and memory of attention layers, decoding and training, compared with baselines.
 
-Four implementations: fairseq's multi-head attention, standard heads through torch's fused attention, collaborative
-heads as the paper's authors compute them, and ours. All run in one process in interleaved rounds, after those that
-compute the same function have been compared. ``collab bench`` is the command, :func:`.runner.run` the function; rows
-are in :mod:`.layers` and :mod:`.programs`, implementations in :mod:`.implementations` and :mod:`.models`.
+Four implementations: fairseq's multi-head attention, standard heads with torch's fused attention, collaborative heads
+as in the paper's code, and ours. All run in one process in interleaved rounds. First, the results of implementations of
+the same function are compared. ``collab bench`` is the command, :func:`.runner.run` the function. :mod:`.layers` and
+:mod:`.programs` define the rows, :mod:`.implementations` and :mod:`.models` the implementations.
 """

@@ -1,9 +1,9 @@
-"""The attention modules that are measured: ours, and what it is compared with.
+"""The attention modules that are measured: ours and its baselines.
 
-All have fairseq's call signature and (T, R, E) tensors; letters as in :mod:`collab_fairseq.attention.cache`.
+All have fairseq's call signature, with tensors of shape (T, R, E): positions, hypotheses, embedding dimension.
 """
 
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -14,14 +14,15 @@ from collab_fairseq.modules.attention import IncrementalAttention, incremental
 
 from .measure import SEED
 
-#: implementation → the one that computes the same function with the same parameters
+#: our implementations → the reference that computes the same function with the same parameters
 SAME_FUNCTION = {"standard-sdpa": "fairseq", "ours": "authors"}
 
 
 class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
-    """Collaborative heads with the key mixed for every head, (N, H, S, D̃k), materialised and cached.
+    """Collaborative heads as in the paper's code: the mixed keys of all heads, (N, H, S, D̃k), are stored and cached.
 
     scores_h = Q (K ⊙ m_h)ᵀ · scale. Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362, equation 6.
+    N: sentences, H: heads, S: source positions, D̃k: key dimension.
     """
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
@@ -32,35 +33,25 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
         scores = torch.einsum("ntk,nhsk->nhts", query * self.scale, entry.key)
         if mask is not None:
             scores = scores + mask
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)  # as fairseq's
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)  # as in fairseq
         if dropout > 0.0:
             weights = nn.functional.dropout(weights, p=dropout)
         return weights.matmul(entry.value), weights
 
     def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor, *find: Any) -> Any:
-        """As fairseq's: the beams of a sentence have equal rows in cross-attention, which stay where they are."""
-        kept = self._get_input_buffer(incremental_state).get("prev_key")
-        if self.cross and kept is not None and kept.size(0) == new_order.size(0):
+        """As in fairseq: in cross-attention, the rows of a sentence's beams are equal and need no reordering."""
+        cached_key = self._get_input_buffer(incremental_state).get("prev_key")
+        if self.cross and cached_key is not None and cached_key.size(0) == new_order.size(0):
             return incremental_state
         return super().reorder_incremental_state(incremental_state, new_order, *find)
 
 
-class Implementation(NamedTuple):
-    """An attention module, and how many neighbouring hypotheses share one row of its source cache in decoding."""
-
-    module: nn.Module
-    hypotheses_per_row: int = 1
-
-
-def implementations(
-    embed_dim: int, num_heads: int, key_dim: int, cross: bool, beams: int = 1
-) -> Dict[str, Implementation]:
-    """All implementations of a layer, float32 on the CPU; those of :data:`SAME_FUNCTION` have equal parameters.
+def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool) -> Dict[str, nn.Module]:
+    """All implementations of a layer, in float32 on the CPU; those of :data:`SAME_FUNCTION` have equal parameters.
 
     Args:
         embed_dim, num_heads, key_dim: E, H, D̃k; standard heads have the full key dimension E.
-        cross: cross-attention.
-        beams: hypotheses per sentence in decoding.
+        cross: cross-attention instead of self-attention.
     """
     torch.manual_seed(SEED)
     standard: Any = incremental(StandardAttention)
@@ -73,9 +64,7 @@ def implementations(
     }
     for name, reference in SAME_FUNCTION.items():
         for parameter_name, parameter in modules[reference].named_parameters():
-            if parameter_name.endswith("bias"):  # not zero, so that a missing bias is noticed
+            if parameter_name.endswith("bias"):  # nonzero, to detect a missing bias
                 nn.init.normal_(parameter, std=0.1)
         modules[name].load_state_dict(modules[reference].state_dict())
-    # our layers cache the source once per sentence, fairseq and the authors once per hypothesis
-    shared = {name: beams if cross and name in SAME_FUNCTION else 1 for name in modules}
-    return {name: Implementation(module, shared[name]) for name, module in modules.items()}
+    return modules

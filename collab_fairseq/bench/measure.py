@@ -1,7 +1,7 @@
-"""Seconds and peak memory of steps, and a check that implementations compute the same, which runs first.
+"""Time and peak memory of steps, and the comparison of results that precedes them.
 
-Every round runs every implementation once, in a new random order, so that a machine that slows down slows all of them.
-The ratio of two implementations is that of their medians; its quartiles are those of the ratios within the rounds.
+Each round runs each implementation once, in a new random order, so a temporary slowdown of the machine affects all of
+them. The ratio of two implementations is the ratio of their medians, with the quartiles of the ratios within rounds.
 """
 
 import random
@@ -16,29 +16,31 @@ from torch import Tensor
 from fairseq_modern.errors import UserError
 
 CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
-#: of parameters, inputs and the order of turns
+#: random seed of parameters, inputs and the order within rounds
 SEED = 1
 #: rounds that are not counted
-WARMUP = 2
-#: the fewest rounds that are counted
-LEAST = 3
-#: largest difference relative to the largest number
+WARMUP_ROUNDS = 2
+#: rounds that are counted even if they exceed the time limit
+MIN_ROUNDS = 3
+#: largest difference relative to the largest value
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-2}
 
 
 class BenchError(UserError):
-    """Something that the benchmark cannot do, or an implementation that computes something else."""
+    """An option or a row that cannot be measured, or implementations whose results differ."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure: what a result depends on.
+    """The settings that a result depends on.
 
     Attributes:
-        device, dtype: of all tensors, by name. threads: of the CPU.
-        clock: ``wall``, or ``processor`` for the CPU time of this process, on a CPU that others use as well.
-        rounds: at most N per row. seconds: no new round after them, once there are :data:`LEAST` rounds.
-        quick: miniatures that show that everything runs.
+        device, dtype: of all tensors.
+        threads: CPU threads.
+        clock: ``wall``, or ``processor`` for the CPU time of this process, on a shared CPU.
+        rounds: most rounds per row.
+        seconds: no new round of a row starts after this time, but :data:`MIN_ROUNDS` rounds always run.
+        quick: tiny models, to test that everything runs.
     """
 
     device: str = "cpu"
@@ -51,69 +53,69 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
-            raise BenchError("--clock processor is for one thread of a CPU; use --threads 1 and --device cpu")
+            raise BenchError("--clock processor needs --threads 1 and --device cpu")
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type that ``dtype`` names."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
 
 
 Step = Callable[[], Any]
-#: what each implementation does, in one part or several (the batches of a corpus); ``ours`` is among them
+#: implementation (``ours`` is one of them) → step, for one or several parts, such as the batches of a corpus
 Parts = Sequence[Mapping[str, Step]]
-#: compares the implementations (:class:`BenchError`: two of one function differ), then gives their steps
+#: compares the results of the implementations (BenchError if they differ), then returns their steps
 Row = Callable[[Options], Parts]
 
 
-def compare(what: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Raise BenchError unless two tensors agree to the rounding of a type."""
+def compare(name: str, actual: Tensor, expected: Tensor) -> None:
+    """Raise BenchError unless two tensors are equal up to rounding; ``name`` is the subject of the message."""
+    limit = TOLERANCE[actual.dtype]
     scale = max(float(expected.detach().abs().max()), 1e-30)
-    difference = float((got.detach().double() - expected.detach().double()).abs().max()) / scale
-    if not difference <= TOLERANCE[dtype]:
-        raise BenchError(
-            f"{what} differs by {difference:.2g} of the largest value; at most {TOLERANCE[dtype]:.2g} is allowed: "
-            "nothing is timed"
-        )
+    difference = float((actual.detach().double() - expected.detach().double()).abs().max()) / scale
+    if not difference <= limit:
+        raise BenchError(f"{name} differs by {difference:.2g} of the largest value (limit {limit:.2g}); not measured")
 
 
 def spread(values: Sequence[float]) -> Dict[str, float]:
-    """``median``, quartiles ``q1`` and ``q3``, and the number of ``rounds``."""
+    """Median, quartiles ``q1`` and ``q3``, and the number of rounds."""
     q1, median, q3 = map(float, np.quantile(values, (0.25, 0.5, 0.75)))
     return {"median": median, "q1": q1, "q3": q3, "rounds": len(values)}
 
 
-def ratio(of: Sequence[float], to: Sequence[float]) -> Dict[str, float]:
-    """Ratio of the medians of two implementations; quartiles of their ratios round by round."""
-    return {**spread(np.divide(of, to)), "median": float(np.median(of) / np.median(to))}  # type: ignore[arg-type]
+def ratio(values: Sequence[float], baseline: Sequence[float]) -> Dict[str, float]:
+    """Ratio of the medians of two implementations; quartiles of their ratios within rounds."""
+    within_rounds = np.divide(values, baseline)
+    median = float(np.median(values) / np.median(baseline))
+    return {**spread(within_rounds), "median": median}  # type: ignore[arg-type]
 
 
 def interleave(parts: Parts, options: Options) -> Dict[str, List[float]]:
-    """Seconds of every implementation in every round, after :data:`WARMUP` rounds of the first part.
+    """Seconds of each implementation in each round, summed over the parts.
 
-    Within every part all implementations take turns; the times of the parts are added up. A step leaves everything
-    ready for the next. On a GPU the time ends when its work is done; that of launching it is included.
+    :data:`WARMUP_ROUNDS` rounds of the first part run before. On a GPU, the time of a step includes launching and
+    completing its kernels.
     """
-    order, clock = list(parts[0]), CLOCKS[options.clock]
-    wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    order = list(parts[0])
+    clock = CLOCKS[options.clock]
+    synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     shuffle = random.Random(SEED).shuffle
     rounds = min(2, options.rounds) if options.quick else options.rounds
     times: Dict[str, List[float]] = {name: [] for name in order}
     spent = 0.0
-    for number in range(-WARMUP, rounds):
-        if number >= LEAST and spent >= options.seconds:
+    for number in range(-WARMUP_ROUNDS, rounds):
+        if number >= MIN_ROUNDS and spent >= options.seconds:
             break
+        is_counted = number >= 0
         totals = dict.fromkeys(order, 0.0)
-        for part in parts if number >= 0 else parts[:1]:
+        for part in parts if is_counted else parts[:1]:
             shuffle(order)
             for name in order:
-                wait()
+                synchronize()
                 start = clock()
                 part[name]()
-                wait()
+                synchronize()
                 totals[name] += clock() - start
-        if number >= 0:
+        if is_counted:
             for name, seconds in totals.items():
                 times[name].append(seconds)
             spent += sum(totals.values())
@@ -121,10 +123,10 @@ def interleave(parts: Parts, options: Options) -> Dict[str, List[float]]:
 
 
 def peak_bytes(step: Step, device: str) -> int:
-    """Most bytes that torch's allocator holds at any moment of a step, above what it holds at its start.
+    """Peak of the bytes that torch's allocator holds during a step, minus those at its start.
 
-    The step runs once before: what is allocated once and kept is not part of the peak. On the CPU the exact running sum
-    of the profiler's memory events; on a GPU torch's own counter. What the step returns counts while it runs.
+    The step runs once before, so permanent allocations do not count. On a CPU, this is the exact running sum of the
+    profiler's memory events; on a GPU, torch's own counter.
     """
     step()
     if device == "cuda":

@@ -1,6 +1,6 @@
-"""Whole translation models of one size, and synthetic sentences as long as those of real corpora.
+"""Translation models of one size, and synthetic sentences with realistic lengths.
 
-The models are fairseq's transformer, ours with standard heads, ours, and the authors' way.
+The models are fairseq's transformer, ours with standard heads, ours, and ours with attention as in the paper's code.
 """
 
 import itertools
@@ -21,20 +21,19 @@ from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from .implementations import AuthorsAttention
 from .measure import SEED, Options
 
-#: our preset of a size; fairseq's transformer is built with the same sizes
+#: size → our preset; fairseq's transformer gets the same settings
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}
-#: entries of Multi30k's joined dictionary in recipes/multi30k; a joined BPE vocabulary of 32 thousand, as for WMT14
+#: size → entries of the joint dictionary: that of recipes/multi30k; 32K BPE, as for WMT14
 VOCABULARY = {"tiny": 5904, "base": 32768}
-#: two layers of two heads for --quick
+#: for --quick
 _SMALL = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
-#: tokens at these percentiles, </s> included, of the English side of Multi30k's test_2016_flickr (1,000 sentences) in
-#: the 6,000 sentencepiece tokens of recipes/multi30k, counted in its data-bin
+#: percentiles of the sentence lengths, in pieces with </s>, of the English test_2016_flickr in recipes/multi30k
 PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 LENGTHS = (6, 9, 10, 12, 15, 18, 22, 25, 33, 36)
 
 
 def draw(number: int, seed: int = SEED, longest: int = LENGTHS[-1]) -> List[int]:
-    """Lengths of ``number`` sentences, the first the longest, distributed as in Multi30k up to a factor."""
+    """Random sentence lengths, distributed as in Multi30k and scaled to ``longest``, which the first sentence has."""
     random = torch.Generator().manual_seed(seed)
     shares = torch.rand(number, generator=random, dtype=torch.float64).numpy()
     drawn: Any = np.interp(100 * shares, PERCENTILES, LENGTHS) * (longest / LENGTHS[-1])
@@ -42,16 +41,17 @@ def draw(number: int, seed: int = SEED, longest: int = LENGTHS[-1]) -> List[int]
 
 
 class Task:
-    """As much of a translation task as models, criterion and search ask for: a joined dictionary."""
+    """The part of a translation task that models, criteria and search use: a joint dictionary."""
 
     def __init__(self, options: Options, size: str) -> None:
         dictionary = Dictionary()
-        for number in range((64 if options.quick else VOCABULARY[size]) - len(dictionary)):
+        entries = 64 if options.quick else VOCABULARY[size]
+        for number in range(entries - len(dictionary)):
             dictionary.add_symbol(f"w{number}")
         self.source_dictionary = self.target_dictionary = dictionary
 
     def sentences(self, lengths: Sequence[int], seed: int = SEED) -> List[Tensor]:
-        """Synthetic sentences of these lengths, ``</s>`` included."""
+        """Random sentences of these lengths, including ``</s>``."""
         random = torch.Generator().manual_seed(seed)
         dictionary = self.source_dictionary
         sentences = []
@@ -63,26 +63,28 @@ class Task:
 
 
 def build(
-    size: str, task: Task, key_dim: int, names: Sequence[str], options: Options, **more: Any
+    size: str, task: Task, key_dim: int, names: Sequence[str], options: Options, fast_dropout: bool = False
 ) -> Dict[str, nn.Module]:
-    """Models by name; standard heads have equal parameters in all of them, collaborative heads as well.
+    """Models by name, with equal parameters in all models with standard heads and in all with collaborative heads.
 
     Args:
-        size: of :data:`PRESETS`. task: with the dictionaries. key_dim: D̃k of ``ours`` and ``authors``.
-        names: of ``fairseq``, ``fairseq-bf16`` (its transformer), ``none`` (ours with standard heads at the full key
-            dim), ``ours``, ``authors`` (a mixed key of every head).
-        more: flags of ours alone.
+        size: key of :data:`PRESETS`.
+        key_dim: D̃k of ``ours`` and ``authors``.
+        names: ``fairseq`` and ``fairseq-bf16`` (its transformer), ``none`` (ours with standard heads), ``ours``,
+            ``authors`` (mixed keys of all heads).
+        fast_dropout: of our models.
     """
-    flags: Dict[str, Any] = {"share_all_embeddings": True}
+    flags: Dict[str, Any] = {"share_all_embeddings": True, "fast_dropout": fast_dropout}
     if options.quick:
-        flags.update({f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SMALL.items()})
+        for side in ("encoder", "decoder"):
+            flags.update({f"{side}_{name}": value for name, value in _SMALL.items()})
     built: Dict[str, nn.Module] = {}
     for name in names:
         heads = {"key_dim": key_dim} if name in ("ours", "authors") else {"collaborative_heads": "none"}
-        args = Namespace(arch=PRESETS[size], **flags, **heads, **more)
+        args = Namespace(arch=PRESETS[size], **flags, **heads)
         ARCH_CONFIG_REGISTRY[args.arch](args)
         if name.startswith("fairseq"):
-            args.arch = "transformer_wmt_en_de"  # with all sizes already set, this is fairseq's plain transformer
+            args.arch = "transformer_wmt_en_de"  # all sizes are set, so this is fairseq's transformer
         torch.manual_seed(SEED)
         built[name] = models.build_model(args, task)
     if "authors" in built:
@@ -94,7 +96,7 @@ def build(
 
 
 def _use_authors_attention(model: nn.Module) -> None:
-    """Replace the attention layers of a model by the authors' formulation."""
+    """Replace all attention layers of a model."""
     layers: Dict[str, Any] = dict(attention_layers(model))
     for layer_id, layer in layers.items():
         authors = AuthorsAttention(
@@ -104,7 +106,7 @@ def _use_authors_attention(model: nn.Module) -> None:
 
 
 def make_batch(sources: List[Tensor], targets: Optional[List[Tensor]], task: Any, device: str) -> Dict[str, Any]:
-    """A batch as fairseq's translation data set makes it; without targets, for translating."""
+    """A batch as in fairseq's translation dataset; without targets for translation."""
     pairs = itertools.zip_longest(sources, targets or ())
     samples = [{"id": number, "source": source, "target": target} for number, (source, target) in enumerate(pairs)]
     batch = collate(samples, task.source_dictionary.pad(), task.source_dictionary.eos())

@@ -1,14 +1,13 @@
-"""Whole models: training steps, and translation by beam search.
+"""Rows of whole models: training steps, and translation by beam search.
 
-A training step is forward, label-smoothed loss, backward and Adam, with the preset's dropouts. Rows ``fast`` have ours
-with ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and ``--fast-dropout`` compared
-with fairseq's transformer with its own loss and Adam in float32; rows ``fast-bf16`` have ours, and fairseq's once more
-(``fairseq-bf16``), under autocast in bfloat16, as with ``--amp``. All their sentences are equally long: fairseq batches
-by length, and padding, which the chunked loss leaves out, would flatter it.
+A training step is forward, label-smoothed loss, backward and Adam, with the dropout of the preset. In rows ``fast``,
+ours has the flags ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and
+``--fast-dropout``; the baseline is fairseq's transformer with fairseq's loss and Adam in float32. In rows
+``fast-bf16``, ours and an additional ``fairseq-bf16`` run under bfloat16 autocast, as with ``--amp``. All sentences of
+these rows have the same length, because the chunked loss skips padding, which would favour it.
 
-Every model translates as in fairseq-generate: ours over shortlists (:mod:`collab_fairseq.search.shortlist`). Untrained
-models would not stop by themselves: all implementations translate a batch into as many tokens as its longest source
-has, so that all take the same number of steps.
+Models translate as in fairseq-generate, ours with shortlists (:mod:`collab_fairseq.search.shortlist`). Untrained models
+do not end their translations, so each translation of a batch gets the length of the longest source.
 """
 
 from functools import partial
@@ -26,7 +25,7 @@ from collab_fairseq.training.fused_adam import FusedAdam
 from .measure import SEED, BenchError, Options, Parts, Row, Step
 from .models import Task, build, draw, make_batch
 
-#: last part of the id of a training row → its implementations
+#: mode (last part of the id of a training row) → implementations
 TRAIN_IMPLEMENTATIONS = {
     "": ("fairseq", "none", "ours", "authors"),
     "fast": ("fairseq", "ours"),
@@ -38,16 +37,18 @@ TRAIN_IMPLEMENTATIONS = {
 def train(size: str, sentences: int, length: int, key_dim: int, mode: str, options: Options) -> Parts:
     """A training step of all models of a row.
 
-    In bfloat16 parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
+    In bfloat16, parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
 
     Args:
-        size: of :data:`.models.PRESETS`. sentences: pairs of a batch. length: tokens of the longest. mode: of
-            :data:`TRAIN_IMPLEMENTATIONS`.
+        size: key of :data:`.models.PRESETS`.
+        sentences: number of pairs in the batch.
+        length: tokens of the longest sentence.
+        mode: key of :data:`TRAIN_IMPLEMENTATIONS`.
     """
     fast = mode.startswith("fast")
     task = Task(options, size)
     models = build(size, task, key_dim, TRAIN_IMPLEMENTATIONS[mode], options, fast_dropout=fast)
-    theirs = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+    label_smoothed = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
     chunked = ChunkedLabelSmoothedCrossEntropy(task, sentence_avg=False, label_smoothing=0.1)
     lengths = [length] * sentences if fast else draw(sentences, longest=length)
     sources = task.sentences(lengths, SEED)
@@ -61,13 +62,13 @@ def train(size: str, sentences: int, length: int, key_dim: int, mode: str, optio
         in_bfloat16 = set(models)
     steps = {}
     for name, model in models.items():
-        criterion, optimizer = (chunked, FusedAdam) if fast and name == "ours" else (theirs, Adam)
+        criterion, optimizer = (chunked, FusedAdam) if fast and name == "ours" else (label_smoothed, Adam)
         steps[name] = _step(model.train(), criterion, optimizer, batch, autocast=name in in_bfloat16)
     return [steps]
 
 
 def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any], autocast: bool) -> Step:
-    """A whole step as fairseq's trainer makes it; ``autocast``: in bfloat16."""
+    """A training step as in fairseq's trainer; ``autocast``: to bfloat16."""
     adam = optimizer(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-8)
     device = batch["target"].device.type
 
@@ -84,12 +85,12 @@ def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any
 
 
 def translate(size: str, sentences: int, key_dim: int, half: bool, options: Options) -> Parts:
-    """Beam search over ``sentences``, those of like length in a batch as fairseq-generate has them.
+    """Beam search over sentences, in batches of similar length as in fairseq-generate.
 
     Args:
-        half: ours in bfloat16, compared with fairseq's in float32 and bfloat16.
+        half: compare ours in bfloat16 with fairseq's transformer in float32 and bfloat16.
     """
-    task = Task(options, "tiny")  # with Multi30k's dictionary
+    task = Task(options, "tiny")  # with the dictionary of Multi30k
     sources = task.sentences(sorted(draw(sentences)))
     names = ("fairseq", "fairseq-bf16" if half else "none", "ours")
     searches = {}
@@ -110,7 +111,7 @@ def _search(search: Any, batch: Dict[str, Any]) -> None:
 
 
 def train_rows(quick: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench train``; the tiny batch has nearly the 4,096 tokens of recipes/multi30k."""
+    """The rows of ``collab bench train``. The tiny batch has almost the 4,096 tokens of recipes/multi30k."""
     sizes = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
     if quick:
         sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)]
@@ -124,7 +125,7 @@ def train_rows(quick: bool) -> Dict[str, Row]:
 
 
 def translate_rows(quick: bool, halves: bool) -> Dict[str, Row]:
-    """The rows of whole models in ``collab bench decode``; ``halves``: in bfloat16, too."""
+    """The rows of whole models in ``collab bench decode``; ``halves``: also in bfloat16."""
     sizes = [("tiny", 4, 6)] if quick else [("tiny", 32, 1000), ("base", 128, 1000)]
     rows: Dict[str, Row] = {}
     for half in (False, True) if halves else (False,):

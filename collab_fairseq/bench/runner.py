@@ -1,11 +1,11 @@
-"""Measures rows one after the other into a record that can be continued.
+"""Measure rows into a record that can be continued.
 
-A part of the record, saved as soon as it is measured, is named by the row's id:
+Each row is a part of the record, named by its id and saved as soon as it is measured:
 
     {unit: "s" or "bytes", values, ratios: {implementation: {median, q1, q3, rounds}}}
 
-Ratios are of "ours" to the others; {missing: SENTENCE} where an implementation computes something else, or torch fails:
-the other rows are measured all the same.
+Ratios are those of ``ours`` to the other implementations. A row whose implementations differ, or that raises an error
+in torch, becomes {missing: MESSAGE}; the other rows are measured nevertheless.
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def rows(what: str, options: Options) -> Dict[str, Row]:
-    """The rows of ``layer``, ``decode`` or ``train`` by id."""
+    """Row id → row, for ``layer``, ``decode`` or ``train``."""
     if what == "layer":
         return layer_rows(options.quick)
     if what == "train":
@@ -36,10 +36,10 @@ def rows(what: str, options: Options) -> Dict[str, Row]:
 
 
 def choose(ids: Iterable[str], patterns: Sequence[str]) -> List[str]:
-    """The ids that a shell pattern matches; all without patterns.
+    """The ids that match one of the shell patterns (no patterns: all ids).
 
     Raises:
-        BenchError: a pattern that matches none.
+        BenchError: a pattern matches no id.
     """
     ids = list(ids)
     for pattern in patterns:
@@ -51,17 +51,17 @@ def choose(ids: Iterable[str], patterns: Sequence[str]) -> List[str]:
 def run(
     what: str, options: Options, patterns: Sequence[str] = (), output: Optional[PathLike] = None, command: str = ""
 ) -> Dict[str, Any]:
-    """Measure rows of ``layer``, ``decode`` or ``train``; those that the record ``output`` has are not measured again.
+    """Measure rows of ``layer``, ``decode`` or ``train`` that the record ``output`` does not have yet.
 
     Args:
-        patterns: see :func:`choose`. command: for the record.
+        patterns: see :func:`choose`.
+        command: for the record.
 
     Returns:
         The record, as described in :mod:`collab_fairseq.records.record` and at the top of this file.
 
     Raises:
-        BenchError: options that cannot be followed.
-        UserError: ``output`` is something else, or of other settings, code, packages or hardware.
+        UserError: a pattern matches no row, or ``output`` is the record of other settings, code, packages or hardware.
     """
     all_rows = rows(what, options)
     chosen = choose(all_rows, patterns)
@@ -91,7 +91,7 @@ def run(
 
 
 def _measured(name: str, row: Row, options: Options) -> Dict[str, Any]:
-    """The part of a row, or why it is missing. Rows whose id ends with ``memory`` are of its peak, others of time."""
+    """The part of a row. Rows whose id ends with ``memory`` measure peak memory, others time."""
     memory = name.endswith("memory")
     try:
         parts = row(options)
@@ -100,9 +100,10 @@ def _measured(name: str, row: Row, options: Options) -> Dict[str, Any]:
         else:
             samples = interleave(parts, options)
     except (RuntimeError, BenchError) as error:
-        if options.device == "cuda":  # of what ran out of memory
+        if options.device == "cuda":  # after an out-of-memory error
             torch.cuda.empty_cache()
-        return {"missing": (str(error).strip() or type(error).__name__).splitlines()[0]}
+        message = str(error).strip() or type(error).__name__
+        return {"missing": message.splitlines()[0]}
     return {
         "unit": "bytes" if memory else "s",
         "values": {name: spread(values) for name, values in samples.items()},

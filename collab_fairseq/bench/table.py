@@ -8,20 +8,20 @@ from collab_fairseq.records.files import PathLike
 
 from .runner import choose
 
-#: implementation → its column; the records in results/bench have more of them than are measured now
+#: implementation → column; some implementations are in published records only
 LABELS = {
-    # standard heads, fairseq's MultiheadAttention: its own batched products, as in cross-attention and decoding
+    # fairseq's MultiheadAttention with its own batched products, as in cross-attention and decoding
     "fairseq": "(a) fairseq",
-    # the same module as fairseq's encoder calls it: torch's multi_head_attention_forward
+    # the same module as called by fairseq's encoder: torch's multi_head_attention_forward
     "fairseq-self": "(a) fairseq's self-attention call",
-    "fairseq-sentence": "(a') fairseq per sentence",  # in records only: one row of keys and values per sentence
+    "fairseq-sentence": "(a') fairseq per sentence",  # in records only: keys and values cached once per sentence
     "fairseq-bf16": "(a) fairseq in bf16",
-    "none": "ours with `none`",  # of whole models: standard heads in our layers
-    "standard-sdpa": "(b) standard, SDPA",  # standard heads through torch's scaled_dot_product_attention
-    "standard": "(c) standard at the key dim",  # in records only: standard heads at the key dim of ours
-    # collaborative heads as the paper's authors compute them: the key mixed for every head and cached so
+    "none": "ours with `none`",  # whole models with standard heads in our layers
+    "standard-sdpa": "(b) standard, SDPA",  # standard heads with torch's scaled_dot_product_attention
+    "standard": "(c) standard at the key dim",  # in records only: standard heads at our key dimension
+    # collaborative heads as in the paper's code: the mixed keys of all heads are stored and cached
     "authors": "(d) authors, einsum",
-    "authors-bmm": "(d) authors, bmm",  # in records only: the same as a batched product
+    "authors-bmm": "(d) authors, bmm",  # in records only: the same with batched products
 }
 
 
@@ -31,10 +31,8 @@ def table(
     """Ratios of ours to the baselines as Markdown.
 
     Args:
-        patterns: see :func:`choose`. paths: of the records, which links from ``folder`` name.
-
-    Raises:
-        BenchError: a pattern that matches no row.
+        patterns: see :func:`choose`.
+        paths: files of the records, for links from a page in ``folder``.
     """
     parts = {name: part for record in records for name, part in record["parts"].items() if part and "ratios" in part}
     parts = {name: parts[name] for name in choose(parts, patterns)}
@@ -60,7 +58,7 @@ def _ratio(ratio: Optional[Dict[str, Any]]) -> str:
 
 
 def _about(records: Sequence[Dict[str, Any]]) -> str:
-    """What was measured on what, one line per machine and setting."""
+    """The meaning of the numbers, and one line per machine and setting."""
     lines: List[str] = []
     for record in records:
         hardware, settings = record["hardware"], record["settings"]

@@ -1,11 +1,10 @@
-"""Check whether this machine is ready for a recipe, and say what to do if it is not.
+"""Check whether this machine is ready for a recipe.
 
     collab doctor
     collab doctor --data data/multi30k/data-bin --json doctor.json
 
-Checks Python, packages, fairseq, torch, GPUs and the precision that fits them, the C++ compiler, data and free disk
-space. Each line is ok, warn or fail, with what to do below it; the exit status is 1 if one fails. A trial run is
-`make demo`.
+Checks Python, packages, fairseq, torch, GPUs and their precision, the C++ compiler, data and free disk space. Each
+check prints ok, warn or fail, with advice below. The exit status is 1 if a check fails. A trial run is `make demo`.
 """
 
 import argparse
@@ -18,7 +17,7 @@ HELP = "check whether this machine is ready for a recipe"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="DATA_BIN", help="also check this folder of fairseq-preprocess")
+    parser.add_argument("--data", metavar="DATA_BIN", help="also check this output folder of fairseq-preprocess")
     parser.add_argument("--json", metavar="FILE", help="also write the findings to FILE")
 
 
@@ -34,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     counts = {status: sum(finding.status == status for finding in findings) for status in ("ok", "warn", "fail")}
     able = not counts["fail"]
     verdict = "this machine can run a recipe" if able else "this machine cannot run a recipe yet"
-    sys.stdout.write(f"\n{verdict}: {', '.join(f'{number} {status}' for status, number in counts.items())}\n")
+    summary = ", ".join(f"{number} {status}" for status, number in counts.items())
+    sys.stdout.write(f"\n{verdict}: {summary}\n")
     if args.json:
         write_json({"able": able, "findings": [finding._asdict() for finding in findings]}, args.json)
     return 0 if able else 1

@@ -1,8 +1,8 @@
 """`collab`: entry point and list of the subcommands.
 
-A subcommand is a module of this package with `HELP` (one line), `add_arguments(parser)` and, unless it has subcommands
-of its own, `run(args) -> int`. It imports what is slow (torch, fairseq, sacrebleu) inside `run`, so that
-`collab --help` answers at once. A new subcommand is one file and one line below.
+A subcommand is a module of this package with `HELP` (one line), `add_arguments(parser)` and, unless it has its own
+subcommands, `run(args) -> int`. It imports slow modules (torch, fairseq, sacrebleu) inside `run`, so `collab --help`
+stays fast. A new subcommand is one file and one line below.
 """
 
 import argparse
@@ -15,29 +15,27 @@ from fairseq_modern.errors import is_user_error
 
 from .options import add_commands
 
-#: in the order of `collab --help`: what people type first, what recipes call last
+#: in the order of `collab --help`
 COMMANDS = ("average", "translate", "export", "score", "reparam", "heads", "bench", "table", "doctor", "user-dir")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `collab` with all its subcommands."""
-    parser = argparse.ArgumentParser(
-        prog="collab", description="Tools around fairseq for transformers with collaborative attention heads."
-    )
+    description = "Tools for fairseq transformers with collaborative attention heads."
+    parser = argparse.ArgumentParser(prog="collab", description=description)
     parser.add_argument("--version", action="version", version=f"collab_fairseq {collab_fairseq.__version__}")
     add_commands(parser, "command", {name: name.replace("-", "_") for name in COMMANDS})
     return parser
 
 
 def guarded(name: str, run: Callable[[], Any]) -> int:
-    """The exit status of `run`, which may give none; also for the scripts of recipes.
+    """Call `run` and return its exit status (None: 0).
 
-    A user error, and any error of the operating system, is shown as one line on standard error with its `exit_status`,
-    or 1. Other errors are faults of the program and keep their traceback.
+    User errors and errors of the operating system are shown as one line on standard error; the exit status is that of
+    the error, or 1. Other errors are bugs and keep their traceback.
     """
     try:
         return int(run() or 0)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # for example, our output is piped to `head`
         sys.stderr.close()
         return 1
     except Exception as error:
@@ -50,9 +48,9 @@ def guarded(name: str, run: Callable[[], Any]) -> int:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run a subcommand; returns the exit status."""
+    """Run a subcommand and return its exit status."""
     args = build_parser().parse_args(argv)
-    name = args.parser.prog  # with the subcommand
+    name = args.parser.prog  # includes the subcommand
     logging.basicConfig(level=logging.INFO, format=f"{name}: %(message)s", stream=sys.stderr)
     return guarded(name, lambda: args.run(args))
 

@@ -1,4 +1,4 @@
-"""What subcommands share: flags and their checks."""
+"""Flags and checks that subcommands share."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_commands(parser: argparse.ArgumentParser, dest: str, modules: Mapping[str, str]) -> None:
-    """Subcommands: name → module of this package, as described in `main.py`."""
+    """Add subcommands. `modules` maps names to modules of this package, which `main.py` describes."""
     commands = parser.add_subparsers(dest=dest, metavar=dest.upper(), required=True)
     for name, module_name in modules.items():
         module = importlib.import_module(f"collab_fairseq.cli.{module_name}")
@@ -28,16 +28,16 @@ def add_commands(parser: argparse.ArgumentParser, dest: str, modules: Mapping[st
 
 
 def refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    """See that flags that do not apply were not given; `reason` ends the error's sentence."""
+    """Raise UserError for flags that do not apply; the message is the flag and `reason`."""
     for name in names:
         if getattr(args, name, None) != args.parser.get_default(name):
             raise UserError(f"--{name.replace('_', '-')} {reason}")
 
 
 def positive(text: str) -> int:
-    """A whole number above zero, for argparse."""
+    """A positive integer, for argparse."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive integer; got {text!r}")
     return int(text)
 
 
@@ -45,25 +45,27 @@ def pair(text: str) -> Tuple[str, str]:
     """NAME=FILE, for argparse."""
     name, _, file = text.partition("=")
     if not (name and file):
-        raise argparse.ArgumentTypeError(f"expected NAME=FILE such as test=test.de, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be NAME=FILE, such as test=test.de; got {text!r}")
     return name, file
 
 
 def _device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda or cuda:N, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N; got {text!r}")
     return text
 
 
 def add_machine(parser: argparse.ArgumentParser, threads: Optional[int] = None) -> None:
     """--device and --threads."""
     add = parser.add_argument
-    add("--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto: cuda if any)")
-    add("--threads", type=positive, default=threads, metavar="N", help=f"of the CPU (default: {threads or 'all'})")
+    text = "auto, cpu, cuda or cuda:N (default: auto: a GPU if available)"
+    add("--device", type=_device, default="auto", help=text)
+    text = f"CPU threads (default: {threads or 'all'})"
+    add("--threads", type=positive, default=threads, metavar="N", help=text)
 
 
 def choose_device(args: argparse.Namespace) -> str:
-    """The name of the device; sets the threads, and the GPU that `cuda` means."""
+    """The device of --device; sets the number of threads and the current GPU."""
     import torch
 
     if args.threads:
@@ -73,22 +75,22 @@ def choose_device(args: argparse.Namespace) -> str:
     if args.device.startswith("cuda"):
         number = int(args.device.partition(":")[2] or 0)
         if number >= torch.cuda.device_count():
-            found = f"{torch.cuda.device_count() or 'none'} here"
-            raise UserError(f"--device {args.device} needs a GPU that torch can use, but torch finds {found}")
+            found = torch.cuda.device_count() or "none"
+            raise UserError(f"--device {args.device} needs a GPU that torch can use; torch finds {found}")
         torch.cuda.set_device(number)
     return str(args.device)
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:
-    """Where a table goes."""
+    """--output, --marker and --check."""
     add = parser.add_argument
-    add("--output", metavar="FILE", help="where the table goes (default: printed)")
-    add("--marker", metavar="NAME", help="only the part of --output between these markers is written")
-    add("--check", action="store_true", help="write nothing; fail where --output is not what would be written")
+    add("--output", metavar="FILE", help="write the table to FILE (default: print it)")
+    add("--marker", metavar="NAME", help="write only the part of --output between the markers NAME")
+    add("--check", action="store_true", help="write nothing; fail if --output differs from what would be written")
 
 
 def check_page(args: argparse.Namespace) -> str:
-    """See that the page can be written; the folder that its links start from."""
+    """Check that --output can be written; returns the folder that its links are relative to."""
     if not args.output:
         refuse(args, ("marker", "check"), "needs --output")
         return os.getcwd()
@@ -97,7 +99,7 @@ def check_page(args: argparse.Namespace) -> str:
 
 
 def publish(args: argparse.Namespace, text: str) -> None:
-    """Print the table, or write or check the page."""
+    """Print the table, or write or check --output."""
     from collab_fairseq.records import pages
 
     if args.output:
@@ -106,26 +108,26 @@ def publish(args: argparse.Namespace, text: str) -> None:
         sys.stdout.write(text)
 
 
-def add_sites(parser: argparse.ArgumentParser, what: str = "whose heads") -> None:
-    """--sites"""
-    text = f"{what}: encoder, cross, decoder joined by _ (default: %(default)s)"
+def add_sites(parser: argparse.ArgumentParser, what: str = "sites") -> None:
+    """--sites; `what` begins its help."""
+    text = f"{what}: encoder, cross and decoder, joined by _ (default: %(default)s)"
     parser.add_argument("--sites", default="encoder_cross_decoder", metavar="SITES", help=text)
 
 
 def check_new(output: str) -> None:
-    """See that a model's file can be written and is not there yet: what took hours is not overwritten."""
+    """Check that the file of a model can be written and does not exist: a model is never overwritten."""
     check_targets(output)
     if os.path.lexists(output):
-        raise UserError(f"there is already something under {output}: choose another --output, or remove it first")
+        raise UserError(f"{output} already exists; choose another --output, or remove it first")
 
 
 def check_distinct(output: str, *sources: str) -> None:
-    """A result does not overwrite what it is made from."""
+    """Check that an output is not one of its inputs."""
     for source in sources:
         if os.path.exists(output) and os.path.exists(source) and os.path.samefile(output, source):
             raise UserError(f"{output} is one of the inputs and would be overwritten")
 
 
 def command(program: str = "collab") -> str:
-    """What was typed."""
+    """The command line, for records."""
     return shlex.join([program, *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""``collab bench`` as a user runs it: miniatures of everything, records, tables, and what it refuses."""
+"""`collab bench`: quick runs of all rows, records, tables and errors."""
 
 import json
 
@@ -8,38 +8,45 @@ import torch
 from collab_fairseq.cli.main import main
 from tests.common import run
 
+LAYER = {"fairseq", "standard-sdpa", "authors", "ours"}
+ROWS = {
+    "layer": {
+        "layer/encoder/3x6/dk4/train": {"fairseq-self", "standard-sdpa", "authors", "ours"},
+        "layer/encoder/3x6/dk4/memory": {"fairseq-self", "standard-sdpa", "authors", "ours"},
+    },
+    "decode": {
+        "decode/cross/3x2/S5/dk4": LAYER,
+        "decode/self/3x2/T4/dk4": LAYER,
+        "decode/translate/tiny/6/dk4": {"fairseq", "none", "ours"},
+        "decode/translate/tiny/6/dk4/bf16": {"fairseq", "fairseq-bf16", "ours"},
+    },
+    "train": {
+        "train/tiny/3x6/dk4": {"fairseq", "none", "authors", "ours"},
+        "train/tiny/3x6/dk4/fast": {"fairseq", "ours"},
+        "train/tiny/3x6/dk4/fast-bf16": {"fairseq", "fairseq-bf16", "ours"},
+        "train/tiny/3x6/dk4/fast-memory": {"fairseq", "ours"},
+    },
+}
 
-def test_layers_in_miniature(tmp_path):
+
+@pytest.mark.parametrize("what", ROWS)
+def test_quick_rows_measure_their_implementations(what, tmp_path):
     path = tmp_path / "record.json"
-    done = run("collab", "bench", "layer", "--quick", "--device", "cpu", "--json", path)
+    rows = ["--rows", "*/tiny/*"] if what == "train" else []
+    done = run("collab", "bench", what, "--quick", "--device", "cpu", "--json", path, *rows)
     record = json.loads(path.read_text())
-    assert (record["name"], record["settings"]["quick"]) == ("layer", True)
-    rows = {name: row for name, row in record["parts"].items() if name.startswith("layer/")}
-    assert all(set(row["values"]) == {"fairseq-self", "standard-sdpa", "authors", "ours"} for row in rows.values())
-    assert {row["unit"] for row in rows.values()} == {"s", "bytes"}
+    assert (record["name"], record["settings"]["quick"]) == (what, True)
+    parts = {name: part for name, part in record["parts"].items() if "/" in name}
+    assert {name: set(part["values"]) for name, part in parts.items()} == ROWS[what]
+    assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())
+    assert all(f"| {name} |" in done.stdout for name in parts)
     assert "a miniature, no measurement" in done.stdout
     assert "ratio of ours" in done.stderr
 
 
-def test_training_in_miniature(capsys):
-    assert main(["bench", "train", "--quick", "--device=cpu", "--rows=*/tiny/*"]) == 0
-    shown = capsys.readouterr().out
-    for row in ("3x6/dk4", "3x6/dk4/fast", "3x6/dk4/fast-bf16", "3x6/dk4/fast-memory"):
-        assert f"| train/tiny/{row} |" in shown
-    assert "a miniature, no measurement" in shown
-
-
-def test_decoding_in_miniature_and_its_table(tmp_path, capsys):
+def test_table_of_a_record_replaces_its_part_of_a_page(tmp_path, capsys):
     path, page = tmp_path / "record.json", tmp_path / "page.md"
-    assert main(["bench", "decode", "--quick", "--device=cpu", f"--json={path}"]) == 0
-    parts = json.loads(path.read_text())["parts"]
-    rows = {name.split("/")[1]: set(row["values"]) for name, row in parts.items() if name.startswith("decode/")}
-    assert {"cross", "self", "translate"} == set(rows)
-    assert rows["cross"] == rows["self"] == {"fairseq", "standard-sdpa", "authors", "ours"}
-    half = [set(row["values"]) for name, row in parts.items() if name.endswith("/bf16")]
-    assert half == [{"fairseq", "fairseq-bf16", "ours"}]
-    assert {"fairseq", "none", "ours"} in [set(row["values"]) for row in parts.values() if "values" in row]
-
+    assert main(["bench", "decode", "--quick", "--device=cpu", "--rows=decode/[cs]*", f"--json={path}"]) == 0
     page.write_text("# Speed\n<!-- speed -->\nold\n<!-- /speed -->\nend\n")
     table = ["bench", "table", str(path), "--rows", "*/self/*", "--output", str(page), "--marker", "speed"]
     assert main([*table, "--check"]) == 1
@@ -54,17 +61,19 @@ def test_decoding_in_miniature_and_its_table(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("layer --rows nothing", "--rows nothing matches no row"),
-        ("layer --clock processor --threads 2", "--clock processor is for one thread of a CPU"),
+        ("--device cpu --rows nothing", "--rows nothing matches no row"),
+        ("--device cpu --clock processor --threads 2", "--clock processor needs --threads 1"),
         pytest.param(
-            "layer --device cuda",
+            "--device cuda",
             "--device cuda needs a GPU that torch can use",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
         ),
     ],
 )
-def test_mistakes_are_one_clear_sentence(command, message, tmp_path, monkeypatch, capsys):
+def test_rejects_wrong_options_in_one_line(command, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", *command.split(), *([] if "--device" in command else ["--device", "cpu"])]) == 1
-    assert message in capsys.readouterr().err
+    assert main(["bench", "layer", *command.split()]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("collab bench layer: error: ")
+    assert message in error
     assert list(tmp_path.iterdir()) == []

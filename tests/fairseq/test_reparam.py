@@ -183,9 +183,9 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--budget parameters:100 --calibration train:9", "must be mean:KEY_DIM; got 'parameters:100'"),
         ("--budget mean:1 --calibration train:9", "must be at least mean:2; got mean:1"),
         ("--budget mean:500 --calibration train:9", "must be at most mean:16; got mean:500"),
-        ("--key-dim 8 --evaluate --reference test=SHORT", "short.txt has 2 lines"),
+        ("--key-dim 8 --evaluate --reference test=SHORT", "short.txt must have 20 lines"),
         ("--key-dim 8 --sites none", "has no attention at 'none'"),
-        ("--key-dim 8 --output SOURCE", "there is already something under"),
+        ("--key-dim 8 --output SOURCE", "already exists; choose another --output"),
     ],
 )
 def test_rejects_mistakes_and_writes_nothing(checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message):

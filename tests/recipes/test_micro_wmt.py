@@ -38,7 +38,7 @@ def sources(tmp_path):
         "tatoeba_test": test[:2],
     }
     rows = [
-        f"{base}\t{corpus.sum_of(chr(9).join(pair))[:16]}"
+        f"{base}\t{corpus.sha256(chr(9).join(pair))[:16]}"
         for base in expected
         if "toeba" in base
         for pair in expected[base]
@@ -49,7 +49,7 @@ def sources(tmp_path):
         for base, wanted in expected.items():
             for lang, side in (("en", 0), ("de", 1)):
                 text = "".join(pair[side] + "\n" for pair in wanted)
-                sums.write(f"{base}.{lang}\t{corpus.sum_of(text)}\t{len(wanted)}\t{splits[base]}\n")
+                sums.write(f"{base}.{lang}\t{corpus.sha256(text)}\t{len(wanted)}\t{splits[base]}\n")
     return tmp_path, expected
 
 
@@ -90,7 +90,7 @@ def test_the_corpus_is_made_by_its_rules_and_prepared_and_any_cpu_trains_on_it(s
     ("file", "line", "message"),
     [
         ("held_out.tsv", "tatoeba_test\t0123456789abcdef", "it is not v2021-08-07"),
-        ("sums.tsv", "train.en\t0\t1\ttrain", "not 1, 0"),
+        ("sums.tsv", "train.en\t0\t1\ttrain", "must have 1 lines and the checksum 0; got"),
     ],
 )
 def test_other_sources_leave_nothing(sources, file, line, message):

@@ -87,7 +87,7 @@ def test_a_second_run_does_nothing_and_force_gives_the_same_bytes(prepared):
 def test_two_preparations_of_one_output_take_turns(prepared):
     data = prepared / "data" / "mini"
     command = [PREPARE, "--source", prepared / "source", "--manifest", prepared / "manifest.tsv", "--output", data]
-    with folders.alone(data, pytest.fail):
+    with folders.output_lock(data, pytest.fail):
         second = subprocess.Popen([*map(str, command), "--vocab-size", "150"], stderr=subprocess.PIPE, text=True)
         assert f"{data}; waiting" in second.stderr.readline()
     assert "is complete, nothing to do" in second.communicate(timeout=100)[1]

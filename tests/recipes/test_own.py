@@ -64,7 +64,7 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
 
 
 def test_what_is_cut_off_does_not_depend_on_the_order_and_is_not_in_train(pairs):
-    parts, backwards = own.divided(pairs, 30), own.divided(pairs[::-1], 30)
+    parts, backwards = own.hold_out(pairs, 30), own.hold_out(pairs[::-1], 30)
     assert parts["valid"] == backwards["valid"]
     assert parts["test"] == backwards["test"]
     sides = {part: {side for pair in found for side in pair} for part, found in parts.items()}
@@ -90,7 +90,7 @@ def test_a_folder_keeps_its_parts(tmp_path, pairs):
         "--source",
         folder,
     ]
-    assert "does not tell which one to translate from" in run(*prepare, check=False, cwd=tmp_path).stderr
+    assert "is a folder: give its languages" in run(*prepare, check=False, cwd=tmp_path).stderr
     done = run(*prepare, "--languages", "de-en", "--output", tmp_path / "out")
     assert "own: train 693, valid 3, test 4 pairs; valid and test are as given" in done.stderr
     assert (tmp_path / "out" / "raw" / "test.de").read_bytes() == (folder / "test.de").read_bytes()
@@ -100,8 +100,8 @@ def test_a_folder_keeps_its_parts(tmp_path, pairs):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a, b: b.write_text("eins\n"), "mine.en has 700 lines, mine.de 1: line for line"),
-        (lambda a, b: b.write_bytes(b"eins\nzw\xf6lf\n"), "mine.de is not UTF-8 text, see line 2"),
+        (lambda a, b: b.write_text("eins\n"), "both files must have the same number of lines"),
+        (lambda a, b: b.write_bytes(b"eins\nzw\xf6lf\n"), "mine.de must be UTF-8 text, but line 2 is not"),
         (lambda a, b: b.unlink(), "there is no file mine.de"),
         (
             lambda a, b: [x.write_text("a b\n" * 700) for x in (a, b)],
@@ -128,10 +128,10 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(change, message, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--source must name two text files or a folder, got nothing"),
-        (["--source", "a.en"], "--source must name two text files or a folder, got a.en"),
-        (["--source", "a.en", "b.en"], "two languages are needed, such as --languages en-de: got 'en-en'"),
-        (["--source", "a", "b"], "two languages are needed, such as --languages en-de: got '-'"),
+        ([], "--source must be two text files or a folder; got nothing"),
+        (["--source", "a.en"], "--source must be two text files or a folder; got a.en"),
+        (["--source", "a.en", "b.en"], "--languages must be two languages, such as en-de; got 'en-en'"),
+        (["--source", "a", "b"], "--languages must be two languages, such as en-de; got '-'"),
         (["--source", "a.en", "a.de", "--sauce", "x"], "unknown argument '--sauce'"),
         (["--source", "a.en", "a.de", "model.dropuot=1"], "dropuot is not a setting; did you mean model.dropout?"),
     ],

@@ -117,7 +117,7 @@ def test_settings_that_fairseq_can_train_with_are_accepted(words, call, tmp_path
         (["--runs", "none:16:nosuch"], "--variant must be a variant of this recipe (blocks8)"),
         (["--runs", "none:10"], "--key-dim"),
         (["--average", "99"], "--average 99: there are fewer checkpoints"),
-        (["--seeds", "0"], "argument --seeds: expected a positive whole number, got '0'"),
+        (["--seeds", "0"], "argument --seeds: must be a positive integer; got '0'"),
         (["--submit", "sbatch 'x"], "--submit must be words as in a shell; got sbatch 'x (No closing quotation)"),
         (["--submit", ""], "--submit must begin with a program that is installed; got ''"),
     ],

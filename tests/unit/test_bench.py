@@ -1,4 +1,4 @@
-"""Benchmarks: counting memory, taking turns, statistics, agreement of implementations, growing records, tables."""
+"""Benchmarks: memory, interleaved rounds, statistics, comparison of implementations, records, tables."""
 
 import json
 import random
@@ -13,20 +13,22 @@ from collab_fairseq.bench.implementations import implementations
 from collab_fairseq.bench.measure import BenchError, Options, interleave, peak_bytes, ratio, spread
 from collab_fairseq.bench.models import LENGTHS, draw
 from collab_fairseq.bench.table import table
+from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
 from tests.common import Waiting
 
 QUICK = Options(quick=True)
+DO_NOTHING = {"ours": lambda: None, "fairseq": lambda: None}
 
 
 def test_peak_memory_is_the_largest_running_sum():
-    kept = torch.empty(50_000)  # held before the start: counts neither way
+    kept = torch.empty(50_000)  # allocated before the step: does not count
 
     def step():
         a = torch.empty(1000)
-        b = torch.empty(2000)  # 12,000 bytes are held here
+        b = torch.empty(2000)  # peak: 12,000 bytes
         del a
         c = torch.empty(500)
         del b, c
@@ -39,91 +41,89 @@ def test_peak_memory_is_the_largest_running_sum():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only where it is moved on."""
+    """A clock that only tests advance."""
     now = [0.0]
     monkeypatch.setitem(measure.CLOCKS, "wall", lambda: now[0])
     return now
 
 
-def test_implementations_take_turns_in_shuffled_rounds_and_warm_up(clock):
-    calls, chance, speed = [], random.Random(0), {"a": 2.0, "b": 1.0, "c": 4.0}
+def test_rounds_run_all_implementations_in_random_order_after_warm_up(clock):
+    calls, noise, seconds = [], random.Random(0), {"a": 2.0, "b": 1.0, "c": 4.0}
 
     def step_of(name):
         def step():
             calls.append(name)
-            clock[0] += speed[name] * chance.choice([1.0, 1.0, 3.0])
+            clock[0] += seconds[name] * noise.choice([1.0, 1.0, 3.0])
 
         return step
 
-    options = Options(rounds=40, seconds=1e9)
-    times = interleave([{name: step_of(name) for name in speed}] * 2, options)
-    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(speed, 40)
-    warmup, timed = calls[:6], calls[6:]
-    rounds = [timed[n : n + 3] for n in range(0, len(timed), 3)]
-    assert (len(warmup), len(rounds)) == (6, 80)
-    assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
-    assert len({tuple(turn) for turn in rounds}) == 6  # every order occurs
+    parts = [{name: step_of(name) for name in seconds}] * 2
+    times = interleave(parts, Options(rounds=40, seconds=1e9))
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(seconds, 40)
+    rounds = [calls[n : n + 3] for n in range(6, len(calls), 3)]  # after two rounds of the first part
+    assert len(rounds) == 80
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert len({tuple(names) for names in rounds}) == 6  # every order occurs
     assert sum(map(sum, times.values())) <= clock[0]
     assert ratio(times["c"], times["b"])["median"] > 2 > ratio(times["b"], times["c"])["median"]
 
 
 @pytest.mark.parametrize(("rounds", "seconds", "expected"), [(100, 6.0, 6), (100, 0.5, 3), (2, 60.0, 2)])
-def test_rounds_and_seconds_end_a_row(clock, rounds, seconds, expected):
+def test_rounds_and_seconds_limit_a_row(clock, rounds, seconds, expected):
     def step():
         clock[0] += 1.0
 
-    options = Options(rounds=rounds, seconds=seconds)
-    assert len(interleave([{"a": step}], options)["a"]) == expected
+    assert len(interleave([{"a": step}], Options(rounds=rounds, seconds=seconds))["a"]) == expected
 
 
 def test_statistics():
     assert spread([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3.0, "q1": 2.0, "q3": 4.0, "rounds": 5}
     assert spread([7.0]) == {"median": 7.0, "q1": 7.0, "q3": 7.0, "rounds": 1}
-    # of medians 4 / 4, not the median of the ratios 2, 1, 0.5, which are its spread
+    # medians 4 / 4; the ratios within rounds, 2, 1 and 0.5, give the quartiles
     assert ratio([2.0, 4.0, 6.0], [1.0, 4.0, 12.0]) == {"median": 1.0, "q1": 0.75, "q3": 1.5, "rounds": 3}
 
 
-def test_an_implementation_that_computes_something_else_is_noticed(monkeypatch):
-    """What each should compute is held to the reference in the tests of attention; here they are held to each other."""
-    spoil = {}
+@torch.no_grad()
+def change_values(module):
+    module.v_proj.weight[0, 0] += 0.5
 
-    def spoilt(*args, **kwargs):
+
+def halve_gradient(module):
+    module.register_forward_hook(lambda module, args, out: ((out[0].detach() + out[0]) / 2, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("fairseq", change_values, "output of standard-sdpa, compared with fairseq"),
+        ("standard-sdpa", change_values, "output of standard-sdpa, compared with fairseq"),
+        ("authors", change_values, "output of ours, compared with authors"),
+        ("ours", change_values, "output of ours, compared with authors"),
+        ("ours", halve_gradient, "input gradient of ours, compared with authors"),
+    ],
+)
+def test_wrong_implementations_are_not_timed(name, change, message, monkeypatch):
+    def changed(*args, **kwargs):
         modules = implementations(*args, **kwargs)
-        for name, change in spoil.items():
-            change(modules[name].module)
+        change(modules[name])
         return modules
 
-    monkeypatch.setattr(layers, "implementations", spoilt)
     sizes = (3, 6, 8, 16, 2)
     assert set(layers.train(*sizes, QUICK)[0]) == {"fairseq-self", "standard-sdpa", "authors", "ours"}
-
-    @torch.no_grad()
-    def other_values(module):
-        module.v_proj.weight[0, 0] += 0.5
-
-    def half_gradient(module):
-        module.register_forward_hook(lambda module, args, out: ((out[0].detach() + out[0]) / 2, None))
-
-    for name in ("fairseq", "standard-sdpa", "authors", "ours"):
-        spoil = {name: other_values}
-        with pytest.raises(BenchError, match=r"differs by .* of the largest value"):
-            layers.train(*sizes, QUICK)
-    spoil = {"ours": half_gradient}  # right values
-    with pytest.raises(BenchError, match="input gradient of ours, compared with authors"):
+    monkeypatch.setattr(layers, "implementations", changed)
+    with pytest.raises(BenchError, match=rf"{message}, differs by .* of the largest value"):
         layers.train(*sizes, QUICK)
 
 
-def test_a_decoding_step_with_a_spoilt_cache_is_noticed(monkeypatch):
+def test_wrong_reordering_of_caches_is_not_timed(monkeypatch):
     sizes = (False, 3, 2, 4, 4, 16, 2)
     assert "ours" in layers.decode(*sizes, QUICK)[0]
-    from collab_fairseq.modules.attention import IncrementalAttention
-
     monkeypatch.setattr(IncrementalAttention, "reorder_incremental_state", lambda self, state, *order: state)
     with pytest.raises(BenchError, match=r"^output of \S+, compared with fairseq, differs"):
         layers.decode(*sizes, QUICK)
 
 
-def test_models_have_the_parameters_of_their_like():
+def test_models_of_one_attention_type_have_equal_parameters():
     task = models.Task(QUICK, "base")
     built = models.build("base", task, 4, programs.TRAIN_IMPLEMENTATIONS[""], QUICK)
     batch = models.make_batch(task.sentences([6, 4]), task.sentences([5, 6], 2), task, "cpu")["net_input"]
@@ -134,58 +134,50 @@ def test_models_have_the_parameters_of_their_like():
     assert (outputs["ours"] - outputs["none"]).abs().max() > 0.1
 
 
-def test_rows_are_of_every_kind():
-    rows = programs.train_rows(quick=False)
-    assert {row.split("/")[4] for row in rows if row.count("/") == 4} == {"fast", "fast-bf16", "fast-memory"}
-    (steps,) = programs.train("base", 3, 6, 4, "fast-bf16", QUICK)
-    assert list(steps) == ["fairseq", "fairseq-bf16", "ours"]
-    assert sum(map(len, (runner.rows(what, Options()) for what in ("layer", "decode", "train")))) == 24 + 12 + 9
-
-
-def test_lengths():
+def test_sentence_lengths_are_those_of_multi30k_up_to_scale():
     drawn = draw(5000, seed=1)
     assert abs(sorted(drawn)[2500] - LENGTHS[4]) <= 1
     assert 2 <= min(drawn) < max(drawn) == LENGTHS[-1]
-    for longest in (20, 512):
-        batch = draw(64, 1, longest)
-        assert (len(batch), max(batch), batch[0]) == (64, longest, longest)
-        assert min(batch) < longest / 2
+    batch = draw(64, 1, longest=512)
+    assert max(batch) == batch[0] == 512
+    assert min(batch) < 256
     mask = layers.padding_mask(3, 20, "cpu")
     assert mask.sum(1).tolist() == [20 - length for length in draw(3, longest=20)]
     assert not mask[:, -1].any()
 
 
 @pytest.mark.parametrize("cross", [True, False])
-def test_a_step_of_decoding_waits_for_nothing(cross):
+def test_decoding_step_does_not_synchronise_with_a_gpu(cross):
     with Waiting() as device:
         step = layers.decode(cross, 3, 2, 4, 4, 16, 2, QUICK)[0]["ours"]
-        step()  # as before a graph is captured
+        step()
         device.values.clear()
         step()
-    assert set(device.values) <= {torch.bool}  # masks, which are looked at on a CPU alone
+    assert set(device.values) <= {torch.bool}  # masks, which only a CPU inspects
 
 
-def test_an_interrupted_benchmark_continues_where_it_was(tmp_path, monkeypatch):
-    prepared, broken, path = [], ["layer/second"], tmp_path / "record.json"
+def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
+    measured, path = [], tmp_path / "record.json"
+    interrupted = True
 
-    def row(name):
-        def prepare(options):
-            if name in broken:
-                raise KeyboardInterrupt
-            prepared.append(name)
-            return [{"ours": lambda: None, "fairseq": lambda: None}]
+    def first(options):
+        measured.append("first")
+        return [DO_NOTHING]
 
-        return prepare
+    def second(options):
+        if interrupted:
+            raise KeyboardInterrupt
+        return [DO_NOTHING]
 
-    monkeypatch.setattr(runner, "rows", lambda *_: {name: row(name) for name in ("layer/first", "layer/second")})
+    monkeypatch.setattr(runner, "rows", lambda *_: {"layer/first": first, "layer/second": second})
     with pytest.raises(KeyboardInterrupt):
         runner.run("layer", QUICK, output=path, command="collab bench --output /home/me/x.json")
-    first = load(path, "bench", "layer")["parts"]["layer/first"]
-    broken.clear()
+    before = load(path, "bench", "layer")["parts"]["layer/first"]
+    interrupted = False
     record = runner.run("layer", QUICK, output=path)
-    assert prepared == ["layer/first", "layer/second"]
+    assert measured == ["first"]
     assert json.loads(path.read_text()) == record
-    assert record["parts"]["layer/first"] == first
+    assert record["parts"]["layer/first"] == before
     assert set(record["parts"]) == {"layer/first", "layer/second"}
     assert "/home" not in record["command"]
 
@@ -195,28 +187,27 @@ def test_an_interrupted_benchmark_continues_where_it_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [BenchError, RuntimeError, torch.OutOfMemoryError])
-def test_a_row_that_fails_is_missing_and_the_others_are_measured(error, caplog, monkeypatch):
-    def broken(options):
+def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatch):
+    def failing(options):
         raise error("no luck\nand a long story")
 
-    whole = lambda options: [{"ours": lambda: None, "fairseq": lambda: None}]  # noqa: E731
-    monkeypatch.setattr(runner, "rows", lambda *_: {"layer/broken": broken, "layer/whole": whole})
+    monkeypatch.setattr(runner, "rows", lambda *_: {"layer/failing": failing, "layer/good": lambda _: [DO_NOTHING]})
     record = runner.run("layer", QUICK)
-    assert record["parts"]["layer/broken"] == {"missing": "no luck"}
-    assert "layer/broken is missing: no luck" in caplog.text
-    assert "| layer/whole | " in table([record])
-    assert "broken" not in table([record])
+    assert record["parts"]["layer/failing"] == {"missing": "no luck"}
+    assert "layer/failing is missing: no luck" in caplog.text
+    assert "| layer/good | " in table([record])
+    assert "failing" not in table([record])
 
 
-def test_tables_show_ratios():
+def test_table_shows_ratios_of_current_and_older_records():
     ratios = {
         "fairseq": {**spread([0.7, 0.8, 1.0]), "rounds": 3},
         "authors": spread([0.5]),
-        "authors-bmm": spread([0.6]),  # measured by an earlier version
+        "authors-bmm": spread([0.6]),
         "ours-bmm": spread([1.0]),  # another kernel of ours: no baseline
     }
     parts = {
-        "peaks": {"copy": 1e9, "matmul": 1e12},  # of older records, as are limits
+        "peaks": {"copy": 1e9, "matmul": 1e12},  # in older records
         "layer/a/train": {"unit": "s", "values": {}, "ratios": ratios, "limits": {"ours": 0.5}},
         "layer/a/memory": {"unit": "bytes", "values": {}, "ratios": {"authors": spread([0.25])}},
         "layer/a/graph": None,

@@ -53,7 +53,7 @@ def test_a_failure_or_an_existing_folder_leaves_all_as_it_was(tmp_path, monkeypa
         with pytest.raises(OSError, match="No space left"):
             miniature.main()
     assert list(tmp_path.iterdir()) == []
-    assert "expected a positive whole number, got '0'" in rejected(tmp_path, "--valid", "0")
+    assert "must be a positive integer; got '0'" in rejected(tmp_path, "--valid", "0")
     (tmp_path / "thesis.txt").write_text("mine")
     assert "--output must be a new or empty folder" in rejected(tmp_path)
     assert content(tmp_path) == {"thesis.txt": b"mine"}

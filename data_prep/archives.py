@@ -1,0 +1,153 @@
+"""Download, verify and extract archives."""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Callable, List, NamedTuple, Optional
+
+from fairseq_modern.errors import UserError
+
+GIB = 1 << 30
+#: default limits of the unpacked size: this multiple of the archive's size, but at least LEAST_LIMIT bytes.
+#: The archives of the data sets in this folder grow by a factor of 3 to 5
+MOST_TIMES, LEAST_LIMIT = 20, GIB
+#: files and folders in an archive
+MOST_ENTRIES = 100_000
+#: first bytes of compressed files, and the functions that open them
+_OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+
+
+class CorpusError(UserError):
+    """The corpus on disk is not as expected."""
+
+
+class Archive(NamedTuple):
+    """A row of the manifest."""
+
+    row_type: str
+    name: str
+    checksum: str
+    url: str
+
+
+def download(url: str, file: Path) -> bool:
+    """Download a file or continue its download; returns whether it is complete."""
+    fetch = ["curl", "--fail", "--location", "--silent", "--show-error", "--retry", "3", "--output", str(file), url]
+    status = subprocess.run([*fetch, "--continue-at", "-"], check=False).returncode
+    if status in (22, 33, 36) and file.is_file() and file.stat().st_size:
+        # the server cannot continue, for example because the file is already complete
+        file.unlink()
+        status = subprocess.run(fetch, check=False).returncode
+    return status == 0
+
+
+def fetch(archive: Archive, url: str, folder: Path, say: Callable[[str], None]) -> Path:
+    """The archive in a folder, downloaded and verified unless it is already there."""
+    file, part = folder / archive.name, folder / f"{archive.name}.part"
+    if file.is_file():
+        return file
+    if not shutil.which("curl"):
+        raise CorpusError("the download needs curl; install it, or name a local copy (see --help)")
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"downloading {archive.name}")
+    if not download(url, part):
+        raise CorpusError(f"the download of {url} failed; run again to continue, or name a local copy (see --help)")
+    try:
+        verify(archive, part)
+    except CorpusError as error:
+        part.unlink()
+        raise CorpusError(
+            f"{url} did not give the archive: {error}; download it by hand and name it (see --help)"
+        ) from error
+    return part.rename(file)
+
+
+def verify(archive: Archive, path: Path) -> str:
+    """The checksum of an archive, `md5:HEX` or `sha256:HEX`.
+
+    Raises:
+        CorpusError: the file is missing, or its checksum is another one.
+    """
+    if not path.is_file():
+        raise CorpusError(f"there is no file {path}, expected the archive {archive.name}")
+    expected = archive.checksum
+    algorithm = "sha256" if expected == "-" else expected.partition(":")[0]
+    digest = hashlib.new(algorithm)
+    with open(path, "rb") as stream:
+        first_bytes = stream.peek(512).lstrip().lower()
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    checksum = f"{algorithm}:{digest.hexdigest()}"
+    if expected not in ("-", checksum):
+        is_page = first_bytes.startswith((b"<!doctype", b"<html"))
+        problem = "a web page" if is_page else "truncated, damaged or another file"
+        raise CorpusError(f"{path} is {problem}: the checksum of {archive.name} must be {expected}; got {checksum}")
+    return checksum
+
+
+class _Limited:
+    """A stream of unpacked bytes that raises CorpusError beyond a limit."""
+
+    def __init__(self, stream: IO[bytes], path: Path, limit: Optional[int]) -> None:
+        self._stream, self._path, self._bytes_read = stream, path, 0
+        self._limit = limit or max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._bytes_read += len(data)
+        self.check(self._bytes_read)
+        return data
+
+    def check(self, size: int) -> None:
+        if size > self._limit:
+            raise CorpusError(
+                f"{self._path} must unpack to at most {self._limit:,} bytes, but is larger; if it is the right "
+                "archive, give a larger --unpacked-limit (in GiB)"
+            )
+
+
+def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optional[int] = None) -> Path:
+    """Extract the wanted members of a tar archive, or a gzipped text, into a new folder in `folder`.
+
+    Raises:
+        CorpusError: the archive is damaged, has more than MOST_ENTRIES entries or unpacks to more than `limit` bytes
+            (default: see MOST_TIMES).
+    """
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    is_text = [name] == [f"{member}.gz" for member in wanted]
+    with open(path, "rb") as file:
+        first_bytes = file.peek(6)
+    openers = [opener for magic, opener in _OPENERS.items() if first_bytes.startswith(magic)]
+    open_compressed: Any = gzip.open if is_text else [*openers, open][0]
+    try:
+        with open_compressed(path, "rb") as stream:
+            content = _Limited(stream, path, limit)
+            if is_text:
+                with open(folder / wanted[0], "wb") as text:
+                    shutil.copyfileobj(content, text, 1 << 20)
+            else:
+                _extract_members(content, path, wanted, folder)
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise CorpusError(f"{path} is truncated or not a gzipped archive: {error}") from error
+    return folder
+
+
+def _extract_members(content: Any, path: Path, wanted: List[str], folder: Path) -> None:
+    with tarfile.open(fileobj=content, mode="r|") as archive:
+        for number, entry in enumerate(archive, start=1):
+            if number > MOST_ENTRIES:
+                raise CorpusError(f"{path} must have at most {MOST_ENTRIES:,} entries, but has more")
+            member = str(PurePosixPath(entry.name))
+            if entry.isfile() and member in wanted:
+                content.check(entry.size)  # a sparse file takes little space in the archive
+                unpacked = folder / member
+                unpacked.parent.mkdir(parents=True, exist_ok=True)
+                with open(unpacked, "wb") as text:
+                    shutil.copyfileobj(archive.extractfile(entry), text)  # type: ignore[arg-type]
