@@ -13,11 +13,11 @@ from typing import Any, List
 import gates
 import page
 from runner.cli import show_messages
+from runner.finetune import build_parser, finetune, open_folder
 from runner.machine import Machine
 from runner.options import absolute
 from runner.programs import collab
 from runner.settings import RecipeError
-from runner.trained import build_parser, open_folder, train_on
 
 from collab_fairseq.cli.main import build_parser as collab_parser
 from collab_fairseq.cli.options import positive
@@ -66,7 +66,7 @@ def main() -> None:
         raise RecipeError(f"there is no file {args.parses}")
     show_messages("heads")
     machine = Machine(args.device, gpus=1)
-    machine.find_cards()
+    machine.find_gpus()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
     with open_folder(args, "heads", settings) as output:
@@ -103,7 +103,7 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
         frozen = ["--head-gates-freeze-decoder"] if args.gate_sites == "encoder" else []
         flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
         flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty, *frozen]
-        return train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
+        return finetune(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
 
     words = ["heads", "ablate", args.model, *data, *tests, *limit, *results("gates")]
     options = collab_parser().parse_args([str(word) for word in words])

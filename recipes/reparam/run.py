@@ -10,9 +10,9 @@ import report
 import study
 import torch
 from runner.cli import show_messages
+from runner.finetune import build_parser, finetune, open_folder
 from runner.options import number
 from runner.settings import RecipeError
-from runner.trained import build_parser, open_folder, train_on
 
 logger = logging.getLogger("recipe")
 
@@ -60,7 +60,7 @@ def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
         for checkpoint in (output / f"{name}-full.pt", *sorted(output.glob(f"{name}-{args.finetune_method}-*.pt"))):
             logger.info("fine-tuning %s for %d updates", checkpoint.stem, args.finetune_updates)
             folder = output / "finetuned" / checkpoint.stem
-            studied.finetuned(train_on(args, checkpoint, folder, args.finetune_updates, TRAINING))
+            studied.finetuned(finetune(args, checkpoint, folder, args.finetune_updates, TRAINING))
     report.write(
         [output / f"{name}.json"], output / "table.md", time=output / "time.svg", quality=output / "quality.svg"
     )
