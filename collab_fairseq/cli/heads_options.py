@@ -6,7 +6,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from collab_fairseq.records.drawing import check_figure
-from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
 from .options import add_machine, check_distinct, choose_device, command, pair, positive, refuse
@@ -28,11 +28,11 @@ def add_output(parser: argparse.ArgumentParser, figure: str, checkpoint: str = "
 
 def check_output(args: argparse.Namespace) -> None:
     """See that all results can be written, and that --output is none of the inputs."""
-    check_targets(args.json)
+    check_writable(args.json)
     check_figure(args.figure)
     output = getattr(args, "output", None)
     if output:
-        check_targets(output)
+        check_writable(output)
         if output.endswith(".json"):
             raise UserError(f"--output is the new checkpoint, got {output}; the record goes to --json")
         check_distinct(output, *checkpoints_of(args))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence
 from xml.sax.saxutils import escape
 
-from collab_fairseq.records.files import PathLike, check_targets, write_bytes
+from collab_fairseq.records.files import PathLike, check_writable, write_bytes
 from fairseq_modern.errors import UserError
 
 #: inches; pages show figures about 700 pixels wide, where a letter of 8 points is 11 pixels high
@@ -85,9 +85,9 @@ def check_figure(path: Optional[PathLike]) -> None:
     """Check, before any work, that a figure can be written under this name; None is left out.
 
     Raises:
-        UserError: it does not end in .png or .svg. UserError: see `check_targets`.
+        UserError: it does not end in .png or .svg. UserError: see `check_writable`.
     """
-    check_targets(path)
+    check_writable(path)
     if path is not None and Path(path).suffix.lower() not in (".png", ".svg"):
         raise UserError(f"--figure must end in .png or .svg, got {os.fspath(path)}")
 

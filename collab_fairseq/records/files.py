@@ -9,7 +9,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, atomic_write
 
 
-def check_targets(*paths: Optional[PathLike]) -> None:
+def check_writable(*paths: Optional[PathLike]) -> None:
     """Check, before any work, that files can be written under these names; None is left out.
 
     Raises:
