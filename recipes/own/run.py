@@ -11,7 +11,7 @@ from typing import Tuple
 
 from runner import cli, settings
 from runner.evaluation import export
-from runner.folder import check_writable
+from runner.folder import check_output
 from runner.options import build_parser
 from runner.progress import progress_shown
 from runner.settings import ROOT
@@ -47,7 +47,7 @@ def main() -> None:
     if "--dry-run" in rest:
         cli.main(SCRIPT, rest)
         return
-    check_writable(output)
+    check_output(output)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare.prepare("own", described, args)
     with contextlib.ExitStack() as stack:

@@ -20,7 +20,7 @@ logger = logging.getLogger("recipe")
 RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
 
 
-def check_writable(folder: Path) -> None:
+def check_output(folder: Path) -> None:
     """Check that a folder is writable, or that it can be made."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
@@ -36,7 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         RecipeError: another run is still active there after a minute.
     """
-    check_writable(folder)
+    check_output(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = acquire_lock(str(folder / ".run.lock"), lambda: logger.info("waiting for another run in %s", folder))

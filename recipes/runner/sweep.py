@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from collab_fairseq.records.rows import load_run
 
-from .folder import check_writable
+from .folder import check_output
 from .machine import find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, start, terminate
@@ -69,7 +69,7 @@ def sweep(
             if run_logged(command):
                 raise RecipeError(f"{name} could not be submitted (see above)")
     else:
-        check_writable(output)
+        check_output(output)
         failed = make(unfinished, output, args.jobs or 1, cfg.recipe.gpus or 0)
         if len(failed) < len(runs):
             write_tables(output, runs, cfg)
@@ -132,11 +132,9 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
                 for other in running:
                     free.remove(share_of[other])
                 share_of[name] = environment["CUDA_VISIBLE_DEVICES"] = free[0]
-            with contextlib.ExitStack() as stack:
-                stream = None
-                if jobs > 1:
-                    messages.parent.mkdir(parents=True, exist_ok=True)
-                    stream = stack.enter_context(open(messages, "wb"))
+            if jobs > 1:
+                messages.parent.mkdir(parents=True, exist_ok=True)
+            with open(messages, "wb") if jobs > 1 else contextlib.nullcontext() as stream:
                 options = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
                 running[name] = start(command, env=environment, **options)
             if received:
