@@ -44,11 +44,13 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
     """
     if average.kind == "epoch":
         return checkpoints.select_checkpoints(run.checkpoints, "epoch", average.n)
-    files = [checkpoints_of(run, update) for update in updates(run, average)]
-    for update, found in zip(updates(run, average), files, strict=True):
-        if not found:
+    files = []
+    for update in updates(run, average):
+        candidates = checkpoints_of(run, update)
+        if not candidates:
             raise CheckpointError(f"{run.checkpoints} lacks the checkpoint of update {update}")
-    return [str(found[0]) for found in files]
+        files.append(str(candidates[0]))
+    return files
 
 
 def updates(run: RecipeRun, average: Average) -> List[int]:

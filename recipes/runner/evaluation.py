@@ -79,10 +79,10 @@ def score(run: RecipeRun, average: Average, name: str) -> None:
 
 def references(run: RecipeRun, name: str) -> Path:
     """The raw references of a test set: those of --reference, those of the data, or sacreBLEU's, which it downloads."""
-    task, given = run.cfg.task, run.recipe.reference
-    file = ROOT / given if given else run.data / "raw" / f"{name}.{task.target_lang}"
+    task, option = run.cfg.task, run.recipe.reference
+    file = ROOT / option if option else run.data / "raw" / f"{name}.{task.target_lang}"
     sacrebleu_set = (run.recipe.sacrebleu_sets or {}).get(name)
-    if sacrebleu_set and not given and not file.is_file():
+    if sacrebleu_set and not option and not file.is_file():
         return download_references(name, sacrebleu_set, f"{task.source_lang}-{task.target_lang}")
     if not file.is_file():
         raise RecipeError(f"there are no references {file}; name a file of raw references with --reference")

@@ -103,7 +103,7 @@ class RecipeRun:
         """Take name, seed and length from the run in the folder.
 
         Args:
-            other_average: keep `recipe.average`, which was given. If it differs from that of the run, its average and
+            other_average: keep the present `recipe.average`. If it differs from that of the run, its average and
                 results have separate files.
         """
         existing = kept_settings(self.output)

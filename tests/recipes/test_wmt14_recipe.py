@@ -28,7 +28,7 @@ PYTHON = ["--python", sys.executable]
 def test_step_without_a_run_names_the_step_before(tmp_path):
     flags = ["--output", tmp_path / "run", "--device", "cpu", *PYTHON]
     done = run("bash", WMT14 / "average.sh", *flags, check=False)
-    assert f"there is no run in {tmp_path / 'run'} ; train.sh makes it" in done.stderr
+    assert f"there is no run in {tmp_path / 'run'}; train.sh makes it" in done.stderr
 
 
 def test_reference_lengths_identify_the_published_test_set(tmp_path, capsys, caplog):
