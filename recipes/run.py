@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""What the scripts of recipes and data_prep hand their arguments to: run.py SCRIPT [ARGUMENTS]
+"""Python entry point of the shell scripts in recipes and data_prep: run.py SCRIPT [ARGUMENTS]
 
-A script with a program of its own name beside it (demo/run.sh, demo/run.py) has the function `main` of that one called,
-one of data_prep that of prepare.py; the others are steps of a recipe, named for what they do: run, train, average,
-evaluate, sweep.
+If there is a program of the same name next to the script (demo/run.sh, demo/run.py), or prepare.py (data_prep), its
+`main` is called. Otherwise the script is a step of a recipe, given by its name: run, train, average, evaluate, sweep.
 """
 
 import importlib
@@ -14,9 +13,9 @@ try:
     from runner import cli
 
     from collab_fairseq.cli.main import guarded
-except ImportError as missing:
+except ImportError as error:
     sys.exit(
-        f"{sys.argv[1]}: error: '{sys.executable}' has no {missing.name}; install the project first (README.md) or "
+        f"{sys.argv[1]}: error: '{sys.executable}' has no {error.name}; install the project first (README.md) or "
         "name another --python"
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 import torch
 
-from collab_fairseq.records.files import PathLike, check_targets
+from collab_fairseq.records.files import PathLike, check_writable
 from collab_fairseq.records.record import Record
 
 from .layers import decode_rows, layer_rows
@@ -65,7 +65,7 @@ def run(
     """
     all_rows = rows(what, options)
     chosen = choose(all_rows, patterns)
-    check_targets(output)
+    check_writable(output)
     torch.set_num_threads(options.threads)
     record = Record(
         "bench",

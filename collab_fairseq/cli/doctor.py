@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from collab_fairseq import doctor
-from collab_fairseq.records.files import check_targets, write_json
+from collab_fairseq.records.files import check_writable, write_json
 
 HELP = "check whether this machine is ready for a recipe"
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_targets(args.json)
+    check_writable(args.json)
     findings = []
     for finding in doctor.examine(args.data):
         findings.append(finding)

@@ -17,7 +17,7 @@ import argparse
 from typing import Optional
 
 from collab_fairseq.records.drawing import check_figure
-from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
 from .options import add_machine, add_sites, check_distinct, pair, positive
@@ -209,12 +209,12 @@ def _add_checkpoint_output(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_targets(args.json)
+    check_writable(args.json)
     check_figure(args.figure)
     args.checkpoints = args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
     output = getattr(args, "output", None)
     if output:
-        check_targets(output)
+        check_writable(output)
         if output.endswith(".json"):
             raise UserError(f"--output must be a checkpoint; got {output}; the record is written to --json")
         check_distinct(output, *args.checkpoints)

@@ -9,7 +9,7 @@ import shlex
 import sys
 from typing import Mapping, Optional, Sequence, Tuple
 
-from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def check_page(args: argparse.Namespace) -> str:
     if not args.output:
         refuse(args, ("marker", "check"), "needs --output")
         return os.getcwd()
-    check_targets(None if args.check else args.output)
+    check_writable(None if args.check else args.output)
     return os.path.dirname(os.path.abspath(args.output))
 
 
@@ -116,7 +116,7 @@ def add_sites(parser: argparse.ArgumentParser, what: str = "sites") -> None:
 
 def check_new(output: str) -> None:
     """Check that the file of a model can be written and does not exist: a model is never overwritten."""
-    check_targets(output)
+    check_writable(output)
     if os.path.lexists(output):
         raise UserError(f"{output} already exists; choose another --output, or remove it first")
 

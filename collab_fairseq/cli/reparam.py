@@ -25,7 +25,7 @@ import logging
 import sys
 from dataclasses import fields
 
-from collab_fairseq.records.files import check_targets, write_json
+from collab_fairseq.records.files import check_writable, write_json
 
 from . import options
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     options.check_new(args.output)
-    check_targets(args.json)
+    check_writable(args.json)
     if args.json:
         options.check_distinct(args.json, args.checkpoint)
     args.device = options.choose_device(args)

@@ -22,7 +22,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
-from collab_fairseq.records.files import check_targets, write_bytes, write_json
+from collab_fairseq.records.files import check_writable, write_bytes, write_json
 from fairseq_modern.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_targets(args.json, args.hypotheses)
+    check_writable(args.json, args.hypotheses)
     if args.target_lang is not None:
         from collab_fairseq.translation.tokenizer import check_language
 

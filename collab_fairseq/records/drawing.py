@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence
 from xml.sax.saxutils import escape
 
-from collab_fairseq.records.files import PathLike, check_targets, write_bytes
+from collab_fairseq.records.files import PathLike, check_writable, write_bytes
 from fairseq_modern.errors import UserError
 
 #: inches; pages show figures about 700 pixels wide, so that a letter of 8 points is 11 pixels high
@@ -90,7 +90,7 @@ def number_text(value: float, decimals: int) -> str:
 
 def check_figure(path: Optional[PathLike]) -> None:
     """Raise UserError unless a .png or .svg file can be written to this path; None passes."""
-    check_targets(path)
+    check_writable(path)
     if path is not None and Path(path).suffix.lower() not in (".png", ".svg"):
         raise UserError(f"--figure must end in .png or .svg; got {os.fspath(path)}")
 

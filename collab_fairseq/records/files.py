@@ -9,7 +9,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, atomic_write
 
 
-def check_targets(*paths: Optional[PathLike]) -> None:
+def check_writable(*paths: Optional[PathLike]) -> None:
     """Raise UserError unless a file can be written to each path; None passes."""
     for path in paths:
         if path is None:

@@ -14,7 +14,7 @@ from collab_fairseq import checkpoints, translation
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.records import pages
-from collab_fairseq.records.files import check_targets
+from collab_fairseq.records.files import check_writable
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 
@@ -123,7 +123,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         the model), ``divergences`` (for the budget), ``distillation`` (measurements of :func:`.distill`), ``seconds``
         (without the evaluation) and ``evaluation`` (loss and BLEU, before and after).
     """
-    check_targets(output)
+    check_writable(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
         raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
     budget = allocation.parse_budget(settings.budget) if settings.budget else None

@@ -12,11 +12,11 @@ from typing import Any, List
 import gates
 import page
 from runner.cli import show_messages
+from runner.finetune import build_parser, finetune, open_folder
 from runner.machine import Machine
 from runner.options import absolute
 from runner.programs import collab
 from runner.settings import RecipeError
-from runner.trained import build_parser, open_folder, train_on
 
 from collab_fairseq.cli.options import command, positive
 from collab_fairseq.heads.ablation import TestSet
@@ -74,7 +74,7 @@ def main() -> None:
         raise RecipeError(f"there is no file {args.parses}")
     show_messages("heads")
     machine = Machine(args.device, gpus=1)
-    machine.find_cards()
+    machine.find_gpus()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
     with open_folder(args, "heads", settings) as output:
@@ -118,7 +118,7 @@ def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, ou
         flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty]
         if args.gate_sites == "encoder":
             flags.append("--head-gates-freeze-decoder")
-        return train_on(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
+        return finetune(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
 
     search = {"beam": 5, "lenpen": 1.0, "max_tokens": 4000, "sentences": args.sentences}
     tests = [TestSet(split, file, search) for split, file in args.reference]

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Micro-WMT English-German from raw text to BLEU: prepare, train, average, translate, score, record. See --help.
+# Micro-WMT English-German. One run from data to record. See --help.
 # shellcheck source=recipes/runner/start.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../runner/start.sh"

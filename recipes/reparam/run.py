@@ -11,9 +11,9 @@ import report
 import study
 import torch
 from runner.cli import show_messages
+from runner.finetune import build_parser, finetune, open_folder
 from runner.options import number
 from runner.settings import RecipeError
-from runner.trained import build_parser, open_folder, train_on
 
 logger = logging.getLogger("recipe")
 
@@ -58,7 +58,7 @@ def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
         for checkpoint in (output / f"{args.name}-full.pt", *converted):
             logger.info("fine-tuning %s for %d updates", checkpoint.stem, args.finetune_updates)
             folder = output / "finetuned" / checkpoint.stem
-            conversions.finetuned(train_on(args, checkpoint, folder, args.finetune_updates, TRAINING))
+            conversions.finetuned(finetune(args, checkpoint, folder, args.finetune_updates, TRAINING))
     record = output / f"{args.name}.json"
     report.write([record], output / "table.md", time=output / "time.svg", quality=output / "quality.svg")
     logger.info("results: %s, table.md, time.svg, quality.svg", record)

@@ -1,11 +1,11 @@
-"""What runs where: cards, precision, how the effective batch is divided, how processes are started."""
+"""Machine of a run: device, precision, division of the batch among processes, launch of these processes."""
 
 import logging
 import os
 import socket
 import subprocess
 from dataclasses import dataclass
-from typing import Iterator, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 from fairseq_modern import processor
 
@@ -13,8 +13,8 @@ from .settings import PYTHON, RecipeError, SettingsError
 
 logger = logging.getLogger("recipe")
 
-#: settings whose flags `Machine.training_flags` decides
-DECIDED_BY_MACHINE = (
+#: settings whose flags `Machine.training_flags` gives
+SET_BY_MACHINE = (
     "common.fp16",
     "common.bf16",
     "common.cpu",
@@ -23,45 +23,51 @@ DECIDED_BY_MACHINE = (
     "distributed_training.distributed_world_size",
     "distributed_training.distributed_backend",
 )
-#: fairseq leaves out longer sentences (--max-source-positions)
+#: tokens of the longest sentence; fairseq skips longer ones (--max-source-positions)
 LONGEST = 1024
 
 
-class Cards(NamedTuple):
-    """The GPUs of this machine: how many, the lowest compute capability times 10, the least memory in GiB."""
+class Gpus(NamedTuple):
+    """GPUs of this machine: their number, lowest compute capability (times 10) and smallest memory (GiB)."""
 
     number: int
     capability: int = 0
     memory: int = 0
 
 
-def cards() -> Cards:
-    """What torch sees."""
+def find_gpus() -> Gpus:
+    """The GPUs that torch can use."""
     import torch
 
-    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = [torch.cuda.get_device_properties(n) for n in range(number)]
-    capability = min((10 * card.major + card.minor for card in found), default=0)
-    return Cards(number, capability, min((card.total_memory >> 30 for card in found), default=0))
+    if not torch.cuda.is_available():
+        return Gpus(0)
+    gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    capability = min(10 * gpu.major + gpu.minor for gpu in gpus)
+    return Gpus(len(gpus), capability, min(gpu.total_memory >> 30 for gpu in gpus))
 
 
-def choose_device(name: str, number: int) -> str:
-    """`cpu` or `gpu`; the environment of what is started there is set."""
-    device = ("gpu" if number else "cpu") if name == "auto" else name
-    if device == "gpu":
-        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN makes a plan for every new shape of a batch
-    elif device == "cpu":
-        # glibc keeps what is freed: to get it from the kernel again takes longer than what is computed with it
-        os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
-        os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
-    else:
-        raise SettingsError(f"--device must be auto, gpu or cpu, got '{name}'")
-    return device
+def choose_device(name: str, gpus: int) -> str:
+    """`cpu` or `gpu`. Also sets environment variables for the processes that will use it."""
+    if name not in ("auto", "gpu", "cpu"):
+        raise SettingsError(f"--device must be auto, gpu or cpu; got '{name}'")
+    if name == "gpu" or (name == "auto" and gpus):
+        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans again for every new shape of a batch
+        return "gpu"
+    # let glibc keep freed memory: getting it from the kernel again takes longer than the computation
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
+    return "cpu"
+
+
+def equal_shares(batch: int, processes: int, least: int) -> List[int]:
+    """Values of max-tokens, at least `least`, that give the batch in equal passes of all processes; largest first."""
+    frequencies = range(1, batch // (processes * least) + 1)
+    return [batch // (processes * freq) for freq in frequencies if batch % (processes * freq) == 0]
 
 
 @dataclass
 class Machine:
-    """Where a run is trained. `gpus` are processes of a node; `threads` CPU threads of a node."""
+    """Where a run is trained. `gpus` are GPUs (or CPU processes) per node, `threads` CPU threads per node."""
 
     device: str = "auto"
     gpus: int = 0  # 0: all
@@ -71,20 +77,24 @@ class Machine:
     threads: int = 1
     dry_run: bool = False
     precision: str = "auto"
-    gpu_precision: Optional[str] = None  # what `auto` means there; else it follows from the card
-    cpu_precision: str = "bf16"  # where the CPU has units for it
+    gpu_precision: Optional[str] = None  # meaning of `auto` on a GPU; default: by its compute capability
+    cpu_precision: str = "bf16"  # meaning of `auto` on a CPU with native bf16 support
     max_tokens: int = 0
     update_freq: int = 1
-    capability: Optional[int] = None  # None: of another machine, for which a command is printed
+    capability: Optional[int] = None  # None: unknown, in a dry run for another machine
     memory: int = 0
 
     @property
     def processes(self) -> int:
         return self.gpus * self.nodes
 
-    def find_cards(self) -> None:
+    @property
+    def threads_each(self) -> int:
+        return max(1, self.threads // self.gpus)
+
+    def find_gpus(self) -> None:
         """Set device, gpus, capability and memory."""
-        number, self.capability, self.memory = cards()
+        number, self.capability, self.memory = find_gpus()
         self.device = choose_device(self.device, number)
         if self.device == "cpu":
             self.gpus = self.gpus or 1
@@ -95,86 +105,81 @@ class Machine:
             raise RecipeError("--device gpu: torch sees no GPU here (see collab doctor)")
         self.gpus = self.gpus or number
         if self.gpus > number:
-            raise RecipeError(f"--gpus {self.gpus}: this machine has {number}")
+            raise RecipeError(f"--gpus must be at most {number} on this machine; got {self.gpus}")
 
     def choose_precision(self) -> None:
         """Set precision to fp16, bf16 or fp32."""
-        name = self.precision
-        if name not in ("auto", "fp16", "bf16", "fp32"):
-            raise SettingsError(f"--precision must be auto, fp16, bf16 or fp32, got '{name}'")
-        if self.device == "gpu":
-            if name == "auto":
-                if self.gpu_precision is None and self.capability is None:
-                    raise RecipeError("--precision must be fp16, bf16 or fp32 where there is no GPU to ask, got 'auto'")
-                # bf16 has the range of fp32 and needs no loss scale, but only capability 8.0 (A100) and later have it
-                self.precision = self.gpu_precision or ("bf16" if (self.capability or 0) >= 80 else "fp16")
-            elif name == "bf16" and self.capability is not None and self.capability < 80:
-                told = f"{self.capability // 10}.{self.capability % 10}; use fp16"
-                raise RecipeError(f"--precision bf16 needs a GPU of compute capability 8.0, this one has {told}")
-        elif name == "fp16":
+        if self.precision not in ("auto", "fp16", "bf16", "fp32"):
+            raise SettingsError(f"--precision must be auto, fp16, bf16 or fp32; got '{self.precision}'")
+        self.precision = self._gpu_precision() if self.device == "gpu" else self._cpu_precision()
+
+    def _gpu_precision(self) -> str:
+        # bf16 has the range of fp32 and needs no loss scale; GPUs support it from compute capability 8.0 (A100) on
+        capability = self.capability
+        if self.precision == "bf16" and capability is not None and capability < 80:
+            raise RecipeError(
+                f"--precision bf16 needs a GPU of compute capability 8.0 or later; got {capability / 10}; use fp16"
+            )
+        if self.precision != "auto":
+            return self.precision
+        if self.gpu_precision:
+            return self.gpu_precision
+        if capability is None:
+            raise RecipeError("--precision must be fp16, bf16 or fp32 on a machine without a GPU; got 'auto'")
+        return "bf16" if capability >= 80 else "fp16"
+
+    def _cpu_precision(self) -> str:
+        bf16 = processor.bfloat16_units()
+        if self.precision == "fp16":
             raise RecipeError("--precision fp16 needs a GPU; a CPU trains in fp32 or bf16")
-        elif name == "auto":
-            self.precision = self.cpu_precision if processor.bfloat16_units() else "fp32"
-        elif name == "bf16" and not processor.bfloat16_units():
-            raise RecipeError(
-                "--precision bf16: this CPU has no units for bfloat16; leave out the option or give --precision fp32"
-            )
+        if self.precision == "bf16" and not bf16:
+            raise RecipeError("--precision bf16 needs a CPU with native bf16 support; give --precision fp32 or omit it")
+        if self.precision != "auto":
+            return self.precision
+        return self.cpu_precision if bf16 else "fp32"
 
-    @property
-    def threads_each(self) -> int:
-        return max(1, self.threads // self.gpus)
+    def split_batch(self, batch: int, limit: int) -> None:
+        """Set max_tokens and update_freq such that processes × max_tokens × update_freq equals `batch`.
 
-    def split_batch(self, batch: int, most: int) -> None:
-        """Set max_tokens and update_freq, so that processes × max_tokens × update_freq are the tokens of `batch`.
-
-        Unless `max_tokens` is given it is at most `most`, which is for cards of 16 GiB; larger ones would only wait for
-        the launches of so small passes.
+        Args:
+            batch: tokens per update, padding included.
+            limit: largest automatic max_tokens, for a GPU of 16 GiB. It is raised for GPUs of 48 GiB or more, which
+                would spend most of such small passes waiting for kernel launches.
         """
-        longest = min(LONGEST, batch)  # a trial, with short sentences
-        processes, given = self.processes, self.max_tokens
-
-        def shares(processes: int, most: int) -> Iterator[int]:
-            """The max-tokens up to `most` that give the batch in whole updates, the largest first."""
-            for times in range(1, batch // (processes * longest) + 1):
-                if batch % (processes * times) == 0 and batch // (processes * times) <= most:
-                    yield batch // (processes * times)
-
-        if given and given not in shares(processes, batch):
-            possible = ", ".join(map(str, shares(processes, batch)))
-            raise SettingsError(
-                f"--max-tokens {given} on {processes} processes does not give {batch} tokens per update; "
-                + (f"possible with --max-tokens {possible}" if possible else "no number does on so many")
-            )
+        least = min(LONGEST, batch)  # a test with short sentences may have a smaller batch
+        shares = equal_shares(batch, self.processes, least)
         if self.device == "gpu" and self.memory >= 48:
-            most *= self.memory // 24
-        self.max_tokens = given or next(shares(processes, most), 0)
-        if not self.max_tokens:
-            numbers = ", ".join(str(number) for number in range(1, 65) if next(shares(number, most), 0))
-            raise RecipeError(
-                f"{batch} tokens per update cannot be divided evenly among {processes} processes with at least "
-                f"{longest} each (the longest sentence); possible numbers: {numbers}"
+            limit *= self.memory // 24
+        if self.max_tokens and self.max_tokens not in shares:
+            possible = ", ".join(map(str, shares)) or "no value with this number of processes"
+            raise SettingsError(
+                f"--max-tokens must give {batch} tokens per update on {self.processes} processes; got "
+                f"{self.max_tokens}; possible: {possible}"
             )
-        self.update_freq = batch // (processes * self.max_tokens)
-        kind = "GPU" if self.device == "gpu" else "CPU process"
+        if not self.max_tokens:
+            self.max_tokens = next((share for share in shares if share <= limit), 0)
+        if not self.max_tokens:
+            possible = [n for n in range(1, 65) if any(share <= limit for share in equal_shares(batch, n, least))]
+            raise RecipeError(
+                f"{batch} tokens per update cannot be divided evenly among {self.processes} processes with at least "
+                f"{least} each (the longest sentence); possible numbers: {', '.join(map(str, possible))}"
+            )
+        self.update_freq = batch // (self.processes * self.max_tokens)
         logger.info(
-            "%d %s(s) x %d tokens x update-freq %d = %d tokens per update, %s",
-            processes,
-            kind,
-            self.max_tokens,
-            self.update_freq,
-            batch,
-            self.precision,
+            "%d %s x %d tokens x update-freq %d = %d tokens per update, %s",
+            *(self.processes, "GPU(s)" if self.device == "gpu" else "CPU process(es)"),
+            *(self.max_tokens, self.update_freq, batch, self.precision),
         )
 
     def flags(self) -> List[str]:
-        """Of fairseq's programs: one GPU or the CPU. Without a world size they would take every GPU that they see."""
+        """Flags for fairseq's programs in one process. Without a world size, they would use all visible GPUs."""
         return ["--distributed-world-size", "1", *(["--cpu"] if self.device == "cpu" else [])]
 
     def training_flags(self) -> List[str]:
-        """Of fairseq-train."""
+        """Flags for fairseq-train."""
         words = [*self.flags(), "--max-tokens", str(self.max_tokens), "--update-freq", str(self.update_freq)]
         if self.precision != "fp32":
-            # --amp refuses a CPU without units for bfloat16; parameters stay in fp32
+            # on a CPU, --amp keeps parameters in fp32; it rejects a CPU without native bf16 support
             words.append("--amp" if self.device == "cpu" else f"--{self.precision}")
         if self.processes > 1:
             words[1] = str(self.processes)
@@ -182,57 +187,44 @@ class Machine:
         return words
 
     def launch(self) -> List[str]:
-        """What starts fairseq-train in several processes: nothing for one."""
+        """The command that starts fairseq-train in several processes; empty for one process."""
         if self.processes == 1:
             return []
-        address, port, job = "127.0.0.1", rendezvous_port(), os.environ.get("SLURM_JOB_ID")
-        if self.nodes > 1 and job:
-            hosts = subprocess.run(
-                ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            address = hosts.stdout.split()[0]
+        address, port = "127.0.0.1", rendezvous_port()
+        in_slurm_job = self.nodes > 1 and bool(os.environ.get("SLURM_JOB_ID"))
+        if in_slurm_job:
+            address = first_host(os.environ["SLURM_JOB_NODELIST"])
         elif self.nodes > 1:
             address, _, port = self.master.rpartition(":")
             if not address or not port.isdigit():
                 raise SettingsError(
                     f"--nodes {self.nodes} outside Slurm needs --master HOST:PORT and, on each node, --node-rank R"
                 )
-        words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]
-        words += ["--nnodes", str(self.nodes), "--master_addr", address, "--master_port", port]
-        if self.nodes == 1 or not job:
-            return [*words, "--node_rank", str(self.node_rank)]
-        # one torchrun per node; only there is its rank known. srun does not take over the job's --cpus-per-task since
-        # Slurm 22.05: one core for all processes of a node
+        torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]
+        torchrun += ["--nnodes", str(self.nodes), "--master_addr", address, "--master_port", port]
+        if not in_slurm_job:
+            return [*torchrun, "--node_rank", str(self.node_rank)]
+        # srun starts one torchrun per node, and the rank of a node is known only there. Since Slurm 22.05, srun does
+        # not inherit --cpus-per-task from the job: all processes of a node would share one core
         cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE") or str(self.threads)
-        nodes = str(self.nodes)
-        return [
-            "srun",
-            "--nodes",
-            nodes,
-            "--ntasks",
-            nodes,
-            "--ntasks-per-node",
-            "1",
-            "--kill-on-bad-exit=1",
-            "--cpus-per-task",
-            cores,
-            "bash",
-            "-c",
-            'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"',
-            "torchrun",
-            *words,
-        ]
+        srun = ["srun", "--nodes", str(self.nodes), "--ntasks", str(self.nodes), "--ntasks-per-node", "1"]
+        srun += ["--kill-on-bad-exit=1", "--cpus-per-task", cores]
+        with_rank = ["bash", "-c", 'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"', "torchrun"]
+        return [*srun, *with_rank, *torchrun]
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list."""
+    command = ["scontrol", "show", "hostnames", nodelist]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0]
 
 
 def rendezvous_port() -> str:
-    """One that the job's number tells, so that all nodes know it and jobs on a shared node differ; else a free one."""
-    if given := os.environ.get("MASTER_PORT"):
-        return given
+    """MASTER_PORT; in a Slurm job, a port derived from its number, the same on all nodes; otherwise a free port."""
+    if port := os.environ.get("MASTER_PORT"):
+        return port
     if job := os.environ.get("SLURM_JOB_ID"):
-        return str(20000 + int(job) % 10000)  # below the ports that systems give out
+        return str(20000 + int(job) % 10000)  # below the ports that systems hand out
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])

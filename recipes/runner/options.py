@@ -1,4 +1,4 @@
-"""The options of a recipe's scripts."""
+"""Command-line options of the recipes' scripts."""
 
 import argparse
 import os
@@ -11,17 +11,17 @@ from collab_fairseq.cli.options import positive
 
 from .settings import ROOT, SettingsError
 
-ABOUT = {
-    "train": "Train one model. The data are prepared where they are missing.",
-    "average": "Average the last checkpoints of a run that train.sh has made.",
-    "evaluate": "Translate, score (tokenised, compound-split and sacreBLEU) and record what average.sh has made.",
+STEPS = {
+    "train": "Train one model. Prepare the data if they are missing.",
+    "average": "Average the last checkpoints of a run of train.sh.",
+    "evaluate": "Translate, score (tokenised, compound-split and sacreBLEU) and record the result of average.sh.",
     "run": "Prepare, train, average, translate, score, record.",
-    "sweep": "Several runs, one after the other, and the table of their results.",
+    "sweep": "Train several models, one after the other, and write the table of their results.",
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """Which says what is wrong in one sentence, as all of the recipes does, and lets start.sh have --python."""
+    """Parser with one-line errors (`SettingsError`) and the option --python, which start.sh reads."""
 
     def __init__(self, prog: Optional[str] = None, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
@@ -32,10 +32,10 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message} (see --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(f"unknown argument '{unknown[0]}'")
-        return found
+        return parsed
 
 
 def absolute(text: str) -> str:
@@ -43,7 +43,7 @@ def absolute(text: str) -> str:
 
 
 def number(text: str) -> int:
-    """A whole number from zero, for argparse."""
+    """Parse an integer ≥ 0, for argparse."""
     return 0 if text == "0" else positive(text)
 
 
@@ -51,133 +51,120 @@ def numbers(text: str) -> List[int]:
     return [positive(word) for word in text.split(",")]
 
 
-# An option that is stored under a name with a dot is another name for that setting.
-
-
-def default_of(cfg: DictConfig, setting: str) -> str:
-    """What the help of an option says of the setting that it is another name for."""
+def add_setting(group: Any, cfg: DictConfig, flag: str, setting: str, text: str, **options: Any) -> None:
+    """Add an option that overrides a setting. Its help shows the value of this recipe."""
     value = OmegaConf.select(cfg, setting)
-    return "" if value is None else f" (default: {value})"
+    default = "" if value is None else f" (default: {value})"
+    group.add_argument(flag, dest=setting, help=text + default, **options)
 
 
 def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfig) -> None:
-    """Which run it is. The same options name the same run in all scripts."""
-    add = parser.add_argument_group("the run").add_argument
+    """Options that select a run. The same options select the same run in all scripts."""
+    group = parser.add_argument_group("run")
     text = "collaborative heads: encoder, cross, decoder joined by _, or none"
-    name = "model.collaborative_heads"
-    add("--heads", metavar="SITES", dest=name, help=text + default_of(cfg, name))
-    text = "shared key dimension; with --heads none the width, unless it is given"
-    name = "model.key_dim"
-    add("--key-dim", metavar="N", type=positive, dest=name, help=text + default_of(cfg, name))
-    name = "common.seed"
-    add("--seed", metavar="N", type=positive, dest=name, help="of the training" + default_of(cfg, name))
+    add_setting(group, cfg, "--heads", "model.collaborative_heads", text, metavar="SITES")
+    text = "shared key dimension; with --heads none, the embedding width unless given"
+    add_setting(group, cfg, "--key-dim", "model.key_dim", text, metavar="N", type=positive)
+    add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=positive)
     text = f"more settings, by names of recipe.variants joined by _: {' '.join(sorted(cfg.recipe.variants))}"
-    add("--variant", metavar="NAME", help=text)
-    text = f"where the run is (default: runs/{recipe}/<what it is>)"
-    add("--output", metavar="DIR", type=absolute, help=text)
+    group.add_argument("--variant", metavar="NAME", help=text)
+    text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
+    group.add_argument("--output", metavar="DIR", type=absolute, help=text)
     text = "print the training command of run.sh and train.sh, and do nothing"
-    add("--dry-run", action="store_true", help=text)
+    group.add_argument("--dry-run", action="store_true", help=text)
     if cfg.recipe.stock:
-        text = "fairseq's own transformer of the same size instead (no --heads, --key-dim, --fast)"
-        add("--stock", action="store_true", help=text)
+        text = "fairseq's own transformer of the same size instead (excludes --heads, --key-dim, --fast)"
+        group.add_argument("--stock", action="store_true", help=text)
 
 
 def add_sweep_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfig) -> None:
-    """Which runs they are, and where they are made."""
-    add = parser.add_argument_group("the runs").add_argument
-    text = f"head sites and key dimension of each run, and a --variant (default: {' '.join(cfg.recipe.runs)})"
+    """Options that select the runs of a sweep."""
+    add = parser.add_argument_group("runs").add_argument
+    text = f"head sites, key dimension and optional --variant of each run (default: {' '.join(cfg.recipe.runs)})"
     add("--runs", metavar='"A:N ..."', type=str.split, help=text)
-    text = f"each run once per seed (default: {cfg.common.seed})"
-    add("--seeds", metavar="N,N,...", type=numbers, help=text)
+    add("--seeds", metavar="N,N,...", type=numbers, help=f"each run once per seed (default: {cfg.common.seed})")
     text = "at most N runs at a time on this machine, with --gpus on separate GPUs (default: 1)"
     add("--jobs", metavar="N", type=positive, help=text)
-    text = 'hand each run to a cluster instead, such as "sbatch --partition gpu", with recipes/slurm/run.sbatch'
+    text = (
+        'submit each run to a cluster with this command, such as "sbatch --partition gpu", and recipes/slurm/run.sbatch'
+    )
     add("--submit", metavar="COMMAND", help=text)
-    text = f"where the runs go, one folder each, and table.md (default: runs/{recipe})"
+    text = f"folder of table.md and of the runs, one folder each (default: runs/{recipe})"
     add("--output", metavar="DIR", type=absolute, help=text)
-    add("--table", action="store_true", help="only the table of the runs that are finished")
+    add("--table", action="store_true", help="only write the table of the finished runs")
     add("--dry-run", action="store_true", help="print the commands and do nothing")
 
 
 def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfig) -> None:
-    """What all steps have: training, data, machine, results."""
-    own = cfg.recipe
-    add = parser.add_argument_group("model and training").add_argument
-    name = "optimization.max_update"
-    add("--updates", metavar="N", type=positive, dest=name, help="length of the training" + default_of(cfg, name))
-    text = "the loss in chunks, Adam in one pass, dropout from fewer random bits"
-    add("--fast", action="store_true", help=text)
+    """Options of all steps: training, data, machine, results."""
+    settings = cfg.recipe
+    group = parser.add_argument_group("model and training")
+    text = "length of training"
+    add_setting(group, cfg, "--updates", "optimization.max_update", text, metavar="N", type=positive)
+    text = "chunked loss, fused Adam, dropout from fewer random bits"
+    group.add_argument("--fast", action="store_true", help=text)
 
-    add = parser.add_argument_group("data").add_argument
-    text = f"made by {own.prepare}, which is run if DIR does not exist (default: {own.data})"
-    add("--data", metavar="DIR", type=absolute, help=text)
-    text = "the corpus as downloaded, for that script"
-    add(own.source_option, metavar="PATH", type=absolute, dest="corpus", help=text)
-    fetched = ", or fetched by sacrebleu" if own.sacrebleu_sets else ""
-    text = f"raw references of the test set instead of those of the data{fetched}"
-    add(
-        "--reference",
-        metavar="FILE",
-        type=absolute,
-        dest="recipe.reference",
-        help=text + default_of(cfg, "recipe.reference"),
-    )
+    group = parser.add_argument_group("data")
+    text = f"prepared corpus; if missing, {settings.prepare} makes it (default: {settings.data})"
+    group.add_argument("--data", metavar="DIR", type=absolute, help=text)
+    text = "downloaded corpus, for that script"
+    group.add_argument(settings.source_option, metavar="PATH", type=absolute, dest="corpus", help=text)
+    downloaded = ", or downloaded by sacrebleu" if settings.sacrebleu_sets else ""
+    text = f"raw references of the test set instead of those of the data{downloaded}"
+    add_setting(group, cfg, "--reference", "recipe.reference", text, metavar="FILE", type=absolute)
 
-    add = parser.add_argument_group("machine").add_argument
-    name = "recipe.device"
-    add("--device", metavar="NAME", dest=name, help="auto, gpu or cpu" + default_of(cfg, name))
-    text = "GPUs per node, else all, or processes on a CPU, else one"
-    name = "recipe.gpus"
-    add("--gpus", metavar="N", type=positive, dest=name, help=text + default_of(cfg, name))
-    text = "nodes (default: 1, or those of the job); outside Slurm start it on each with"
-    add("--nodes", metavar="N", type=positive, help=text)
-    add("--master", metavar="H:P", help="a port P of the first node H, and")
-    add("--node-rank", metavar="R", type=number, help="its number from 0")
+    group = parser.add_argument_group("machine")
+    add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
+    text = "GPUs per node, otherwise all; on a CPU processes, otherwise one"
+    add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
+    text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, run the command on each node with"
+    group.add_argument("--nodes", metavar="N", type=positive, help=text)
+    group.add_argument("--master", metavar="H:P", help="a port P of the first node H, and")
+    group.add_argument("--node-rank", metavar="R", type=number, help="the number of the node, from 0")
     text = (
-        f"of a GPU and a pass (default: the largest up to {cfg.dataset.max_tokens}, more from 48 GiB on, that gives "
+        f"per GPU and pass (default: the largest up to {cfg.dataset.max_tokens}, more with 48 GiB or more, that gives "
         "the batch of recipe.batch_tokens)"
     )
-    add("--max-tokens", metavar="N", type=positive, help=text)
-    on_gpu = "fp16" if cfg.common.get("fp16") else "bf16 if the GPUs have it, else fp16"
-    on_cpu = "fp32" if own.cpu_precision == "fp32" else "bf16 with native support, else fp32"
-    name = "recipe.precision"
+    group.add_argument("--max-tokens", metavar="N", type=positive, help=text)
+    on_gpu = "fp16" if cfg.common.get("fp16") else "bf16 if the GPUs support it, else fp16"
+    on_cpu = "fp32" if settings.cpu_precision == "fp32" else "bf16 with native support, else fp32"
     text = f"auto ({on_gpu}; on a CPU {on_cpu}), fp16, bf16, fp32"
-    add("--precision", metavar="NAME", dest=name, help=text + default_of(cfg, name))
-    text = "CPU threads per node (default: OMP_NUM_THREADS, else the cores of this shell)"
-    add("--threads", metavar="N", type=positive, help=text)
+    add_setting(group, cfg, "--precision", "recipe.precision", text, metavar="NAME")
+    text = "CPU threads per node (default: OMP_NUM_THREADS, else the cores available to this shell)"
+    group.add_argument("--threads", metavar="N", type=positive, help=text)
 
-    add = parser.add_argument_group("results").add_argument
+    group = parser.add_argument_group("results")
     text = "average the last N checkpoints"
-    name = "recipe.average"
-    add("--average", metavar="N", type=positive, dest=name, help=text + default_of(cfg, name))
+    add_setting(group, cfg, "--average", "recipe.average", text, metavar="N", type=positive)
     text = "evaluate after each of N equal parts of the run"
-    name = "recipe.stages"
-    add("--stages", metavar="N", type=positive, dest=name, help=text + default_of(cfg, name))
-    sets = ", ".join((own.valid_tests or {}).values()) or "not here"
-    add("--valid", action="store_true", help=f"evaluate on the validation set instead of the test set ({sets})")
+    add_setting(group, cfg, "--stages", "recipe.stages", text, metavar="N", type=positive)
+    sets = ", ".join((settings.valid_tests or {}).values()) or "not in this recipe"
+    text = f"evaluate on the validation set instead of the test set ({sets})"
+    group.add_argument("--valid", action="store_true", help=text)
     text = f"settings that override {recipe}.yaml: FILE.yaml, or the name of one next to it (default: $RECIPE_CONFIG)"
-    add("--config", metavar="FILE", help=text)
+    group.add_argument("--config", metavar="FILE", help=text)
 
 
 def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
-    """The options of a step of a recipe, with that recipe's defaults."""
+    """The options of a step of a recipe, with the defaults of that recipe."""
     step, recipe, name = script.stem, script.parent.name, str(script.relative_to(ROOT))
     parser = Parser(
         name,
         usage=f"{name} [options] [SECTION.NAME=VALUE ...]",
-        description=f"{cfg.recipe.about}. {ABOUT[step]}",
-        epilog=f"Any setting of recipes/{recipe}/{recipe}.yaml and of fairseq may follow: "
-        "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. The same options name the same run "
-        "everywhere; the same command continues what was interrupted, and skips what is finished.",
+        description=f"{cfg.recipe.about}. {STEPS[step]}",
+        epilog=f"Override any setting of recipes/{recipe}/{recipe}.yaml or of fairseq: optimization.lr=[0.001] "
+        "model.dropout=0.1 recipe.batch_tokens=8192. The same options select the same run in every script. The same "
+        "command continues an interrupted run and skips finished steps.",
     )
-    add_first_options = add_sweep_options if step == "sweep" else add_run_options
-    add_first_options(parser, recipe, cfg)
+    parser.set_defaults(variant=None, stock=False)
+    add_selecting_options = add_sweep_options if step == "sweep" else add_run_options
+    add_selecting_options(parser, recipe, cfg)
     add_shared_options(parser, recipe, cfg)
     return parser
 
 
-def passed_on(recipe: str, cfg: DictConfig, argv: List[str]) -> List[str]:
-    """The words of sweep.sh that are run.sh's."""
+def without_sweep_options(recipe: str, cfg: DictConfig, argv: List[str]) -> List[str]:
+    """The arguments of sweep.sh that run.sh takes as well."""
     parser = Parser(add_help=False)
     add_sweep_options(parser, recipe, cfg)
     return parser.parse_known_args(argv)[1]

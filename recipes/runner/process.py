@@ -1,4 +1,4 @@
-"""Processes that a recipe starts. They stop when the recipe is asked to stop, and they die with it."""
+"""Child processes of a recipe: signals to the recipe are forwarded to them, and they do not outlive it."""
 
 import contextlib
 import ctypes
@@ -15,19 +15,19 @@ from typing import IO, Any, Collection, Dict, Iterator, List, Optional, Sequence
 
 logger = logging.getLogger("recipe")
 
-#: exit status of a process that was asked to stop and has saved its state (EX_TEMPFAIL: try again)
+#: exit status of a process that stopped on request and saved its state (EX_TEMPFAIL: try again)
 STOPPED = 75
-SECONDS_BETWEEN_LOOKS = 0.05
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+POLL_SECONDS = 0.05
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def _prepare(parent: int) -> None:
-    """In a new process: ignore Ctrl-C, which the parent forwards as SIGTERM, and be killed when the parent dies."""
+    """In the child: ignore Ctrl-C, which the parent forwards as SIGTERM, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -35,7 +35,8 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that does not outlive this one, even if this one is killed (on Linux).
 
     Args:
-        command: its words. options: of `subprocess.Popen`.
+        command: program and arguments, converted to strings.
+        options: for `subprocess.Popen`.
     """
     words = [str(word) for word in command]
     return subprocess.Popen(words, preexec_fn=functools.partial(_prepare, os.getpid()), **options)
@@ -43,10 +44,10 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
 
 @contextlib.contextmanager
 def forward_signals(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[List[int]]:
-    """Meanwhile SIGINT and SIGTERM stop the processes instead of this one; yields the list of signals received.
+    """Within the block, forward SIGINT and SIGTERM as SIGTERM to the processes. Yields the list of received signals.
 
     Args:
-        processes: looked up when a signal arrives.
+        processes: read when a signal arrives, so that later ones are included.
     """
     received: List[int] = []
 
@@ -64,29 +65,29 @@ def forward_signals(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[
 
 
 def terminate(process: "subprocess.Popen[Any]") -> None:
-    """Send SIGTERM. Unlike Popen.terminate it does not reap the process, whose resource usage is still to be read."""
+    """Send SIGTERM. Unlike Popen.terminate, do not reap the process: its resource usage is still to be read."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
 
 
 def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Optional[Path] = None, **options: Any) -> int:
-    """Run a command to its end. SIGINT and SIGTERM to this process ask the command to stop.
+    """Run a command and wait for its end. SIGINT and SIGTERM to this process are forwarded to it as SIGTERM.
 
     Args:
-        command: its words.
-        log: a file that its output is appended to, and shown from. The command itself writes there, so that nothing
-            is lost when this process is killed.
-        usage: a file of JSON lines, two for each call: `{"log_from"}`, the size of the log in bytes at the start, and
-            `{"wall_seconds", "peak_memory_bytes", "exit_status"}` at the end. The peak includes programs that the
+        command: program and arguments, converted to strings.
+        log: file for its output, which is also copied to standard output. The command writes to it directly, so that
+            nothing is lost if this process is killed.
+        usage: file for two JSON lines per call: `{"log_from"}`, the size of the log in bytes at the start, and
+            `{"wall_seconds", "peak_memory_bytes", "exit_status"}` at the end. The peak includes the children that the
             command waited for.
-        options: of `subprocess.Popen`.
+        options: for `subprocess.Popen`.
 
     Returns:
-        Its exit status; -N if signal N ended it.
+        Exit status of the command; -N if signal N ended it.
 
     Raises:
-        SystemExit: it was asked to stop, by a signal to this process or to itself; the status is 75.
+        SystemExit: with status 75, if a signal stopped this process or the command.
     """
     processes: List[subprocess.Popen[Any]] = []
     with contextlib.ExitStack() as stack:
@@ -101,7 +102,7 @@ def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Option
         begin = time.monotonic()
         process = start(command, **options)
         processes.append(process)
-        if received:  # before there was a process
+        if received:  # before the process was in the list
             terminate(process)
         peak = _wait(process, shown)
         if usage:
@@ -114,7 +115,7 @@ def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Option
 
 
 def _wait(process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]]) -> int:
-    """Wait for the end, showing what is appended to the log; the peak of its resident memory in bytes."""
+    """Wait for the end and copy new output from the log. Returns the peak of resident memory in bytes."""
     while True:
         pid, status, resources = os.wait4(process.pid, os.WNOHANG if shown else 0)
         if shown:
@@ -122,11 +123,11 @@ def _wait(process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]]) -> int:
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
             return resources.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
 
 
 def _show(log: IO[bytes]) -> None:
-    """Copy what has been appended to the log to standard output. The log has it, even if it cannot be shown."""
+    """Copy new output from the log to standard output. Errors are ignored: the log has everything."""
     with contextlib.suppress(OSError):
         sys.stdout.buffer.write(log.read())
         sys.stdout.buffer.flush()

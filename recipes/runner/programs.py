@@ -1,4 +1,4 @@
-"""Programs of fairseq and of this project that a recipe calls."""
+"""Console programs of fairseq and of this project, as recipes call them."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from .settings import PYTHON, RecipeError
 
 
 def tool(name: str) -> str:
-    """A console script of this Python."""
+    """The path of a console script of this Python environment."""
     path = os.path.join(sysconfig.get_path("scripts"), name)
     if not os.access(path, os.X_OK):
         raise RecipeError(
@@ -22,10 +22,10 @@ def tool(name: str) -> str:
 
 
 def collab(*words: Any) -> None:
-    """Do what `collab` does with these words, in this process."""
+    """Run a `collab` subcommand in this process."""
     argv = [str(word) for word in words]
     args = build_parser().parse_args(argv)
     args.command_line = shlex.join(["collab", *argv])  # for records
     status = args.run(args)
     if status:
-        raise RecipeError(f"collab {words[0]} ended with status {status}")
+        raise RecipeError(f"collab {words[0]} failed with exit status {status}")

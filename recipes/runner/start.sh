@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What run.sh and its like of every recipe source: finds the Python in use, which does the rest (recipes/run.py).
+# Sourced by the scripts of every recipe: find Python and pass the arguments to recipes/run.py.
 set -euo pipefail
-unset CDPATH # with it cd says where it goes
+unset CDPATH # with it, cd prints the folder
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
@@ -16,6 +16,6 @@ command -v "$python" >/dev/null || {
     echo "${script#"$root/"}: error: no Python '$python'; name one with --python" >&2
     exit 2
 }
-# steps run in other folders
+# a relative path must also be valid in other folders
 case $python in /*) ;; */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
 PYTHON=$python exec "$python" "$root/recipes/run.py" "$script" "$@"

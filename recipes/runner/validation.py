@@ -1,45 +1,138 @@
-"""Validate the settings of a run before any work: their ranges, then all that fairseq-train builds of them."""
+"""Validation of settings before any work: names, types, ranges, and whether fairseq-train can build everything."""
 
+import difflib
 import logging
 import math
-from typing import Any, List
+from argparse import Namespace
+from dataclasses import fields, is_dataclass
+from typing import Any, Dict, Iterable, List
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fairseq_modern.errors import is_user_error
 
-from .settings import SettingsError, check, leaves, shown, stage_ends
+from .settings import USER_DIR, Recipe, SettingsError, leaves, shown, stage_ends
 
 logger = logging.getLogger("recipe")
 
-#: settings that have no value until a run is started: the command line or the runner gives it
-GIVEN_LATER = {"common.user_dir", "checkpoint.save_dir", "task.data"}
-SIZES = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-#: least value → settings; in a list each value, and there is one at least
-LEAST = {
-    1: (
-        "recipe.average", "recipe.stages", "recipe.batch_tokens", "recipe.gpus", "recipe.decoding_tokens",
-        "common.log_interval", "dataset.max_tokens", "dataset.batch_size", "dataset.validate_interval",
-        "distributed_training.distributed_world_size", "optimization.max_update", "optimization.update_freq",
-        "checkpoint.save_interval", "checkpoint.save_interval_updates", "generation.beam", "generation.nbest",
-        *(f"model.{side}.{size}" for side in ("encoder", "decoder") for size in SIZES),
-        "model.max_source_positions", "model.max_target_positions",
-    ),
-    0: (
-        "common.seed", "dataset.num_workers", "dataset.validate_interval_updates", "optimization.clip_norm",
-        "optimizer.weight_decay", "lr_scheduler.warmup_updates",
-    ),
-}  # fmt: skip
+#: settings without a value until the run starts
+SET_LATER = {"common.user_dir", "checkpoint.save_dir", "task.data"}
+#: settings whose values must be at least 1
+POSITIVE = (
+    *("recipe.average", "recipe.stages", "recipe.batch_tokens", "recipe.gpus", "recipe.decoding_tokens"),
+    *("common.log_interval", "dataset.max_tokens", "dataset.batch_size", "dataset.validate_interval"),
+    *("distributed_training.distributed_world_size", "optimization.max_update", "optimization.update_freq"),
+    *("checkpoint.save_interval", "checkpoint.save_interval_updates", "generation.beam", "generation.nbest"),
+    *("model.encoder.layers", "model.encoder.embed_dim"),
+    *("model.encoder.ffn_embed_dim", "model.encoder.attention_heads"),
+    *("model.decoder.layers", "model.decoder.embed_dim"),
+    *("model.decoder.ffn_embed_dim", "model.decoder.attention_heads"),
+    *("model.max_source_positions", "model.max_target_positions"),
+)
+#: settings whose values must be at least 0
+NOT_NEGATIVE = (
+    *("common.seed", "dataset.num_workers", "dataset.validate_interval_updates"),
+    *("optimization.clip_norm", "optimizer.weight_decay", "lr_scheduler.warmup_updates"),
+)
+#: common names of settings → fairseq's, or this project's
+ALIASES = {
+    "learning_rate": "optimization.lr",
+    "batch_size": "recipe.batch_tokens",
+    "epochs": "optimization.max_epoch",
+    "max_epochs": "optimization.max_epoch",
+    "steps": "optimization.max_update",
+    "max_steps": "optimization.max_update",
+    "warmup": "lr_scheduler.warmup_updates",
+    "warmup_steps": "lr_scheduler.warmup_updates",
+}
+
+
+def check(cfg: DictConfig) -> Dict[str, DictConfig]:
+    """Check that every setting exists in fairseq, the model or the recipe, and that its value has the right type.
+
+    Returns:
+        Section → its settings, including the defaults that `cfg` lacks.
+
+    Raises:
+        SettingsError: names the wrong setting.
+    """
+    try:
+        OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise SettingsError(f"{error.full_key} must have a value: {first_line(error)}") from error
+    schemas, complete = _schemas(cfg), {}
+    for section in map(str, cfg):
+        if section not in schemas:
+            raise SettingsError(f"{section} is not a section of settings{suggestion(section, schemas)}")
+        try:
+            complete[section] = OmegaConf.merge(schemas[section], cfg[section])
+        except ConfigKeyError as error:
+            name = f"{section}.{error.full_key}"
+            known = [field.name for field in fields(error.object_type)]
+            similar = suggestion(str(error.key), known, f"{name.rpartition('.')[0]}.")
+            raise SettingsError(f"{name} is not a setting{similar}") from error
+        except OmegaConfBaseException as error:
+            raise SettingsError(f"{section}.{error.full_key}: {first_line(error)}") from error
+    return complete  # type: ignore[return-value]
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
+    """Section → the dataclass of its settings."""
+    from fairseq.dataclass.configs import FairseqConfig
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.models.transformer import TransformerConfig, TransformerModel
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
+    from fairseq.utils import import_user_module
+
+    from collab_fairseq.models import TransformerCollabModel
+    from collab_fairseq.models.config import TransformerCollabConfig
+
+    import_user_module(Namespace(user_dir=USER_DIR))
+    configs = {TransformerModel: TransformerConfig, TransformerCollabModel: TransformerCollabConfig}
+    models = {name: configs[model] for name, model in ARCH_MODEL_REGISTRY.items() if model in configs}
+    registries = {"task": TASK_DATACLASS_REGISTRY, "model": models}
+    registries.update({section: registry["dataclass_registry"] for section, registry in REGISTRIES.items()})
+    schemas: Dict[Any, Any] = {field.name: field.type for field in fields(FairseqConfig) if is_dataclass(field.type)}
+    schemas["recipe"] = Recipe
+    for section, registry in registries.items():
+        if section not in cfg:
+            continue
+        name = OmegaConf.select(cfg, f"{section}._name")
+        if name not in registry:
+            similar = suggestion(str(name), registry)
+            raise SettingsError(f"{section}._name must be one of fairseq or this project; got {shown(name)}{similar}")
+        schemas[section] = registry[name]
+    return schemas
+
+
+def suggestion(name: str, known: Iterable[Any], prefix: str = "") -> str:
+    """End of an error message about an unknown name; empty if no known name is similar.
+
+    Args:
+        name: last part of the unknown name.
+        known: valid names in its place.
+        prefix: sections before it, with a dot at the end.
+    """
+    similar = difflib.get_close_matches(name, [str(each) for each in known], n=1)
+    if name in ALIASES:
+        return f"; did you mean {ALIASES[name]}?"
+    return f"; did you mean {prefix}{similar[0]}?" if similar else ""
 
 
 def validate(cfg: DictConfig) -> None:
-    """Reject settings that cannot be trained with. Nothing is read, and no memory is taken for parameters.
+    """Reject settings that cannot be trained with. Reads no files and allocates no parameters.
 
     Raises:
-        SettingsError: naming a setting, what it must be and what it is.
+        SettingsError: names the setting, its valid values and its value.
     """
     complete = OmegaConf.create(check(cfg), flags={"allow_objects": True})
-    for name in sorted(OmegaConf.missing_keys(cfg) - GIVEN_LATER):
+    for name in sorted(OmegaConf.missing_keys(cfg) - SET_LATER):
         raise SettingsError(f"{name} must be given; got ???")
     _check_ranges(complete)
     _build(cfg, complete)
@@ -57,22 +150,24 @@ def _check_ranges(complete: DictConfig) -> None:
     for value in _values(complete, "optimization.lr"):
         if not 0 < value < math.inf:
             raise SettingsError(f"optimization.lr must be positive numbers; got {value}")
-    for least, names in LEAST.items():
+    for least, names in ((1, POSITIVE), (0, NOT_NEGATIVE)):
         for name in names:
             for value in _values(complete, name):
-                if value is None and name != "dataset.max_tokens":  # may be absent
+                if value is None and name != "dataset.max_tokens":  # optional
                     continue
                 if value is None or not least <= value < math.inf:
                     raise SettingsError(f"{name} must be at least {least}; got {shown(value)}")
-    fractions = {f"model.{name}": value for name, value in leaves(complete.model) if name.endswith(("dropout", "drop"))}
-    fractions["criterion.label_smoothing"] = OmegaConf.select(complete, "criterion.label_smoothing")
-    for name, value in fractions.items():
+    probabilities = {"criterion.label_smoothing": OmegaConf.select(complete, "criterion.label_smoothing")}
+    for name, value in leaves(complete.model):
+        if name.endswith(("dropout", "drop")):
+            probabilities[f"model.{name}"] = value
+    for name, value in probabilities.items():
         if isinstance(value, float) and not 0 <= value < 1:
             raise SettingsError(f"{name} must be in [0, 1); got {shown(value)}")
 
 
 def _values(complete: DictConfig, name: str) -> List[Any]:
-    """The values of a setting that is a list, else its value; None where no section has such a setting."""
+    """The values of a list setting, or the one value of another; [None] if no section has the setting."""
     value = OmegaConf.select(complete, name)
     if not OmegaConf.is_list(value):
         return [value]
@@ -82,7 +177,7 @@ def _values(complete: DictConfig, name: str) -> List[Any]:
 
 
 def _build(cfg: DictConfig, complete: DictConfig) -> None:
-    """Build what fairseq-train builds, with a dictionary of a few symbols and parameters without memory."""
+    """Build what fairseq-train builds, with an empty dictionary and parameters on the meta device."""
     import torch
     from fairseq import optim
     from fairseq.data import Dictionary
@@ -93,7 +188,7 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
 
     dictionary = Dictionary()
     model_settings = cfg.model.copy()
-    model_settings.pop("attention_from", None)  # a file, which may be on another machine
+    model_settings.pop("attention_from", None)  # a file that may exist on another machine only
     try:
         section = "task"
         task = TASK_REGISTRY[complete.task._name](complete.task, dictionary, dictionary)
@@ -116,22 +211,21 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
 
 
 def check_averages(cfg: DictConfig) -> None:
-    """Reject averages of more checkpoints than there are or are kept."""
-    stages, average, keep = cfg.recipe.stages, cfg.recipe.average, cfg.checkpoint.keep_interval_updates
+    """Reject averages of more checkpoints than a stage writes or keeps."""
+    stages, average = cfg.recipe.stages, cfg.recipe.average
     if stages > 1 and cfg.lr_scheduler._name == "cosine":
-        raise SettingsError(
-            f"--stages {stages}: with a learning rate that falls to zero at the end only that can be averaged"
-        )
+        raise SettingsError(f"--stages must be 1 with a learning rate that falls to zero (cosine); got {stages}")
     interval = cfg.checkpoint.save_interval_updates
-    first = stage_ends(cfg.optimization.max_update, interval, stages)[0]
-    if first // interval < average:
-        lower = "--average" if stages == 1 else "--average or --stages"
+    end = stage_ends(cfg)[0]
+    if end // interval < average:
+        options = "--average" if stages == 1 else "--average or --stages"
         raise SettingsError(
-            f"--average {average}: there are fewer checkpoints, {first // interval}, by update {first}, one every "
-            f"{interval}; lower {lower}, or raise --updates"
+            f"--average must be at most {end // interval}, the number of checkpoints by update {end} (one every "
+            f"{interval}); got {average}; lower {options}, or raise --updates"
         )
-    if 0 < keep < average:  # else fairseq keeps all
+    kept = cfg.checkpoint.keep_interval_updates
+    if 0 < kept < average:  # otherwise fairseq keeps all
         raise SettingsError(
-            f"--average {average}: only {keep} checkpoints are kept; give checkpoint.keep_interval_updates={average}, "
-            "or a lower --average"
+            f"--average must be at most {kept}, the number of checkpoints kept; got {average}; "
+            f"give checkpoint.keep_interval_updates={average}, or lower --average"
         )

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# The generated corpus of the demo: one run from data to record. See --help.
+# Generated corpus of the demo. One run from data to record. See --help.
 # shellcheck source=recipes/runner/start.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../runner/start.sh"

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# The generated corpus of the demo: several runs and their table. See --help.
+# Generated corpus of the demo. Several runs and their table. See --help.
 # shellcheck source=recipes/runner/start.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../runner/start.sh"

@@ -1,4 +1,4 @@
-"""Slurm, played by scripts on this machine: a job on two nodes."""
+"""A Slurm job on two nodes, simulated by scripts on this machine."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Dict
 from tests.common import BIN, ROOT
 
 SRUN = r"""#!/usr/bin/env bash
-# plays srun: the command once per node, all on this machine
+# simulates srun: runs the command once per node, all on this machine
 echo "srun $*" >>"$SLURM_LOG"
 while [ $# -gt 0 ]; do
     case $1 in --nodes) nodes=$2 ;; --ntasks* | --cpus-per-task) ;; --*) shift && continue ;; *) break ;; esac
@@ -27,15 +27,19 @@ if [ "$1 $2" = "show hostnames" ]; then printf '127.0.0.1\\nelsewhere\\n'; fi
 
 
 def job(folder: Path) -> Dict[str, str]:
-    """The environment of a job on two nodes, with srun and scontrol played by scripts in a folder."""
+    """Environment of a job on two nodes; srun and scontrol are scripts in a folder."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (program := folder / "bin" / name).parent.mkdir(exist_ok=True)
         program.write_text(text)
         program.chmod(0o755)
     return {
         "PATH": os.pathsep.join([str(folder / "bin"), str(BIN), os.environ["PATH"]]),
-        "SLURM_LOG": str(folder / "slurm.log"), "SLURM_JOB_ID": str(1_230_000 + os.getpid() % 10000),
-        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_SUBMIT_DIR": str(ROOT), "OMP_NUM_THREADS": "1",
+        "SLURM_LOG": str(folder / "slurm.log"),
+        "SLURM_JOB_ID": str(1_230_000 + os.getpid() % 10000),
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "OMP_NUM_THREADS": "1",
         "RECIPE_CONFIG": str(ROOT / "recipes" / "wmt14_en_de" / "rehearsal.yaml"),
-    }  # fmt: skip
+    }

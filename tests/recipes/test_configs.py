@@ -1,4 +1,4 @@
-"""The YAML of a recipe: the runner and fairseq-hydra-train train the same by it; WMT14's is the paper's protocol."""
+"""Recipe YAML files: the runner and fairseq-hydra-train agree, overrides are merged in order, WMT14 is as published."""
 
 import re
 import shlex
@@ -11,8 +11,6 @@ from fairseq import models, options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
-from runner import settings
-from runner.settings import RecipeError
 
 import collab_fairseq.models
 from collab_fairseq.models.arguments import resolve
@@ -20,7 +18,7 @@ from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
 
 RECIPES = ROOT / "recipes"
-#: recipe → how many cards its YAML is for
+#: recipe → number of GPUs of its YAML file
 NAMES = {
     path.stem: 4 if "wmt14" in path.stem else 1
     for path in sorted(RECIPES.glob("*/*.yaml"))
@@ -29,19 +27,19 @@ NAMES = {
 
 
 def runner_commands(recipe, *flags):
-    """What run.sh would run on the cards that the YAML is for, a command for each stage."""
-    folders = ["--data", "/data", "--output", "/run"]
-    if recipe == "own":  # which has data and run in one folder
-        folders = ["--source", "my.en", "my.de", "--output", "/"]
-    machine = [*folders, "--device", "gpu", "--gpus", NAMES[recipe], "--python"]
+    """The commands of run.sh on the GPUs of the YAML file, one per stage."""
+    words = ["--data", "/data", "--output", "/run"]
+    if recipe == "own":  # data and run are in one folder
+        words = ["--source", "my.en", "my.de", "--output", "/"]
+    words += ["--device", "gpu", "--gpus", NAMES[recipe], "--python", sys.executable, *flags]
+    if "wmt14" not in recipe:
+        words += ["--precision", "fp32"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": "", "MASTER_PORT": "29500"}
-    precision = [] if "wmt14" in recipe or "--precision" in flags else ["--precision", "fp32"]
-    given = [*machine, sys.executable, *precision, *flags]
-    return run("bash", RECIPES / recipe / "run.sh", *given, "--dry-run", env=environment).stdout.splitlines()
+    return run("bash", RECIPES / recipe / "run.sh", *words, "--dry-run", env=environment).stdout.splitlines()
 
 
 def runner_config(recipe, *flags):
-    """What run.sh would give fairseq-train in the last stage, as that resolves its command line."""
+    """The config that fairseq-train resolves from the command of the last stage."""
     words = shlex.split(runner_commands(recipe, *flags)[-1])
     program = next(number for number, word in enumerate(words) if word.endswith("fairseq-train"))
     args = options.parse_args_and_arch(options.get_training_parser(), words[program + 1 :])
@@ -49,23 +47,23 @@ def runner_config(recipe, *flags):
 
 
 def hydra(recipe, *overrides):
-    """fairseq-hydra-train with the YAML of a recipe."""
+    """Output of fairseq-hydra-train with the YAML file of a recipe."""
     folder = ["--config-dir", RECIPES / recipe, "--config-name", recipe]
     return run("fairseq-hydra-train", *folder, f"common.user_dir={ROOT / 'collab_fairseq'}", *overrides).stdout
 
 
 def hydra_config(recipe, *overrides):
-    """What Hydra itself composes, as fairseq-hydra-train resolves it."""
+    """The config that fairseq-hydra-train resolves."""
     paths = ["task.data=/data/data-bin", "checkpoint.save_dir=/run/checkpoints"]
     paths += ["task.source_lang=en", "task.target_lang=de"] if recipe == "own" else []
     cfg = OmegaConf.create(yaml.safe_load(hydra(recipe, *paths, *overrides, "--cfg", "job")))
-    cfg.recipe.root = ""  # which the runner sets
+    cfg.recipe.root = ""  # set by the runner
     add_defaults(cfg)
     return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
 
 
 def model_config(cfg):
-    """The model's config as its build_model resolves it, presets applied."""
+    """The config of the model as resolved by build_model, with its preset."""
     model = cfg.model
     if isinstance(model, DictConfig):
         with open_dict(model):
@@ -74,7 +72,7 @@ def model_config(cfg):
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_fairseq_hydra_train_reads_what_the_runner_resolves(recipe):
+def test_hydra_and_runner_resolve_the_same_config(recipe):
     ours, theirs = runner_config(recipe), hydra_config(recipe)
     for section in ("task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint"):
         assert ours[section] == theirs[section], section
@@ -86,36 +84,21 @@ def test_fairseq_hydra_train_reads_what_the_runner_resolves(recipe):
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_fairseq_hydra_train_takes_an_update_from_each_yaml(recipe, tiny_data, tmp_path):  # noqa: F811
-    """On the corpus and in the size of the tests; the section of the recipes is not among what it trains with."""
+def test_hydra_trains_with_each_yaml_and_ignores_the_recipe_section(recipe, tiny_data, tmp_path):  # noqa: F811
     small = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 16, "attention_heads": 4}
     sizes = [f"++model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()]
-    hydra(
-        recipe,
-        *sizes,
-        f"task.data={tiny_data}",
-        "task.source_lang=src",
-        "task.target_lang=tgt",
-        "model.key_dim=16",
-        "optimization.max_update=1",
-        "optimization.update_freq=[1]",
-        "dataset.valid_subset=valid",
-        "common.fp16=false",
-        "common.cpu=true",
-        "distributed_training.distributed_world_size=1",
-        f"hydra.run.dir={tmp_path}",
-        f"checkpoint.save_dir={tmp_path}",
-        "dataset.max_tokens=400",
-    )
+    words = [*sizes, "model.key_dim=16", "common.cpu=true", "common.fp16=false"]
+    words += [f"task.data={tiny_data}", "task.source_lang=src", "task.target_lang=tgt", "dataset.valid_subset=valid"]
+    words += ["optimization.max_update=1", "optimization.update_freq=[1]", "dataset.max_tokens=400"]
+    words += ["distributed_training.distributed_world_size=1"]
+    hydra(recipe, *words, f"hydra.run.dir={tmp_path}", f"checkpoint.save_dir={tmp_path}")
     state = collab_fairseq.checkpoints.load(tmp_path / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == 1
     assert "recipe" not in state["cfg"]
 
 
-@pytest.mark.parametrize("config", [runner_config, hydra_config])
-def test_it_is_the_protocol_of_the_paper(config):
-    runs = {runner_config: ["--heads", "none", "--key-dim", 512], hydra_config: ["model.collaborative_heads=none"]}
-    cfg = config("wmt14_en_de", *runs[config])
+def test_wmt14_has_the_settings_of_the_paper():
+    cfg = runner_config("wmt14_en_de", "--heads", "none", "--key-dim", 512)
     assert (cfg.distributed_training.distributed_world_size, cfg.dataset.max_tokens) == (4, 3584)
     assert (cfg.optimization.update_freq, cfg.optimization.lr, cfg.optimization.max_update) == ([2], [7e-4], 300_000)
     assert (cfg.common.fp16, cfg.common.bf16, cfg.common.seed) == (True, False, 1)
@@ -133,15 +116,15 @@ def test_it_is_the_protocol_of_the_paper(config):
     assert (model.share_all_embeddings, model.collaborative_heads, model.key_dim) == (True, "none", 512)
 
 
-def test_a_run_is_trained_in_stages_that_differ_in_nothing_but_their_end():
+def test_stages_differ_only_in_their_end():
     for flags, ends in (((), (100, 200, 300)), (("--stages", 1), (300,)), (("--updates", 150000), (50, 100, 150))):
         commands = runner_commands("wmt14_en_de", *flags)
         assert [re.findall(r" --max-update (\d+) ", command) for command in commands] == [[f"{n}000"] for n in ends]
         assert len({re.sub(r"--max-update \d+", "", command) for command in commands}) == 1
 
 
-def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
-    """A YAML over the recipe's, its variant over both, options, then settings; checkpoints keep their number."""
+def test_overrides_are_merged_in_order_and_become_flags(tmp_path):
+    """Recipe, --config, --variant, options, then settings. The number of checkpoints does not depend on the length."""
     (tmp_path / "own.yaml").write_text(
         "optimization: {max_update: 7000, lr: [0.25]}\ncheckpoint: {save_interval_updates: 100}\n"
         "model: {encoder: {normalize_before: true}}\nrecipe: {variants: {slow: 'optimization.lr=[0.125]'}}\n"
@@ -164,50 +147,9 @@ def test_settings_are_laid_over_each_other_and_become_flags(tmp_path):
     assert " --key-dim " not in runner_commands("multi30k", "--heads", "none")[0]
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model.key_dimm=3", "model.key_dimm is not a setting; did you mean model.key_dim?"),
-        ("model.encoder.layer=3", "model.encoder.layer is not a setting; did you mean model.encoder.layers?"),
-        ("recipe.averag=3", "recipe.averag is not a setting; did you mean recipe.average?"),
-        ("optimisation.lr=[1]", "optimisation is not a section of settings; did you mean optimization?"),
-        ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
-        ("dataset.epochs=3", "dataset.epochs is not a setting; did you mean optimization.max_epoch?"),
-        (
-            "optimizer._name=fuse_adam",
-            "optimizer._name must be one of fairseq or this project; got fuse_adam; did you mean fused_adam?",
-        ),
-        ("bpe.codes=x", "bpe._name must be one of fairseq or this project; got null"),
-        ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
-        ("recipe.stages=true", "recipe.stages: Value 'True' of type 'bool' could not be converted to Integer"),
-        ("optimization.lr=[1", "optimization.lr=[1: "),
-        ("dropout=0.1", "expected a setting such as optimization.lr=[0.001], got 'dropout=0.1'"),
-    ],
-)
-def test_settings_that_are_none_are_refused_by_name(word, message):
-    cfg = settings.load("multi30k")
-
-    def check():
-        settings.check(OmegaConf.merge(cfg, settings.overrides(cfg, [word])))
-
-    with pytest.raises(RecipeError) as refused:
-        check()
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(b"a: [1\n", "own.yaml is no YAML of"), (b"x\xff: 1\n", "own.yaml is no YAML of"), (b"- a\n", "got a list")],
-)
-def test_a_file_of_settings_that_is_none_is_refused(text, message, tmp_path):
-    (tmp_path / "own.yaml").write_bytes(text)
-    with pytest.raises(RecipeError, match=message):
-        settings.load("multi30k", str(tmp_path / "own.yaml"))
-
-
-def test_the_launcher_for_slurm_is_found():
+def test_hydra_finds_the_slurm_launcher():
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
-    told = hydra("wmt14_en_de", "hydra/launcher=slurm", "--cfg", "hydra", "--package", "hydra.launcher")
-    launcher = yaml.safe_load(told)
+    text = hydra("wmt14_en_de", "hydra/launcher=slurm", "--cfg", "hydra", "--package", "hydra.launcher")
+    launcher = yaml.safe_load(text)
     assert launcher["_target_"].endswith(".SlurmLauncher")
     assert (launcher["gpus_per_node"], launcher["tasks_per_node"], launcher["max_num_timeout"]) == (4, 1, 10)

@@ -1,4 +1,4 @@
-"""No recipe run is lost, and none ends in a wrong result without a word: damaged data, checkpoints and settings."""
+"""Recipe runs with damaged data, checkpoints or settings: an error names the remedy, and no result is wrong."""
 
 import json
 import shlex
@@ -18,33 +18,15 @@ UPDATES, INTERVAL = 12, 4
 
 
 def recipe(data, output, *more, check=True):
-    return run(
-        "bash",
-        RECIPE,
-        "--data",
-        data,
-        "--output",
-        output,
-        "--device",
-        "cpu",
-        "--threads",
-        1,
-        "--python",
-        sys.executable,
-        "--updates",
-        UPDATES,
-        "--average",
-        2,
-        "lr_scheduler.warmup_updates=4",
-        f"checkpoint.save_interval_updates={INTERVAL}",
-        *more,
-        check=check,
-    )
+    words = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1, "--python", sys.executable]
+    words += ["--updates", UPDATES, "--average", 2, "lr_scheduler.warmup_updates=4"]
+    words += [f"checkpoint.save_interval_updates={INTERVAL}"]
+    return run("bash", RECIPE, *words, *more, check=check)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Epochs of four updates: every save is at the end of one."""
+    """A corpus with epochs of four updates, so that every checkpoint is at the end of an epoch."""
     folder = tmp_path_factory.mktemp("data") / "toy"
     sizes = ["--train", 95, "--valid", 10, "--test", 10, "--vocab-size", 200]
     run("bash", ROOT / "data_prep" / "toy.sh", *sizes, "--output", folder, "--python", sys.executable)
@@ -60,12 +42,12 @@ def finished(data, tmp_path_factory):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """The finished run, for a test to damage."""
+    """A copy of the finished run that a test may damage."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
 def error(done):
-    """The one sentence of a recipe that has failed."""
+    """The error message of a failed recipe."""
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if ": error: " in line]
@@ -73,37 +55,37 @@ def error(done):
 
 
 def forget_results(run_folder):
-    """As if the run had been killed before it was averaged."""
+    """Make the run look as if it had been killed before averaging."""
     for path in (*run_folder.glob("averaged*.pt"), *run_folder.glob("test.*"), run_folder / "record.json"):
         path.unlink()
 
 
-def test_saves_at_the_end_of_epochs_are_averaged(finished):
+def test_checkpoints_at_the_end_of_epochs_are_averaged(finished):
     record = json.loads((finished / "record.json").read_text())
     assert [entry["num_updates"] for entry in record["settings"]["averaged_from"]] == [12, 8]
     log = (finished / "train.log").read_text()
-    assert log.count("end of epoch") == 3  # the control: each save is at one
+    assert log.count("end of epoch") == 3  # control: each checkpoint is at the end of an epoch
     assert [point["updates"] for point in record["parts"]["curves"]["valid"]] == [4, 8, 12]
 
 
-def test_damaged_data_are_neither_trained_on_nor_translated(data, copied, tmp_path):
-    own = shutil.copytree(data, tmp_path / "data")
-    file = own / "data-bin" / "test.en-de.en.bin"
+def test_damaged_data_are_not_used(data, copied, tmp_path):
+    damaged = shutil.copytree(data, tmp_path / "data")
+    file = damaged / "data-bin" / "test.en-de.en.bin"
     content = bytearray(file.read_bytes())
     content[7] ^= 1
     file.write_bytes(bytes(content))
     message = f"{file} is missing or damaged (it differs from SHA256SUMS); prepare the data again: data_prep/toy.sh"
-    assert message in error(recipe(own, tmp_path / "new", check=False))
+    assert message in error(recipe(damaged, tmp_path / "new", check=False))
     assert not (tmp_path / "new" / "checkpoints").exists()
     forget_results(copied)
-    assert message in error(recipe(own, copied, check=False))
+    assert message in error(recipe(damaged, copied, check=False))
     assert not list(copied.glob("test.*"))
-    (own / "SHA256SUMS").unlink()
-    assert "has no SHA256SUMS; prepare the data again" in error(recipe(own, tmp_path / "new", check=False))
+    (damaged / "SHA256SUMS").unlink()
+    assert "has no SHA256SUMS; prepare the data again" in error(recipe(damaged, tmp_path / "new", check=False))
 
 
-@pytest.mark.parametrize("damage", ["removed", "empty", "cut", "all empty"])
-def test_the_command_that_a_damaged_checkpoint_needs_is_named_and_recovers(damage, data, copied):
+@pytest.mark.parametrize("damage", ["removed", "empty", "truncated", "all empty"])
+def test_error_about_a_damaged_checkpoint_names_a_command_that_recovers(damage, data, copied):
     weights = checkpoints.load(copied / "averaged.pt")["model"]
     forget_results(copied)
     (newest,) = (copied / "checkpoints").glob("checkpoint_*_12.pt")
@@ -111,7 +93,7 @@ def test_the_command_that_a_damaged_checkpoint_needs_is_named_and_recovers(damag
         newest.unlink()
     elif damage == "empty":
         newest.write_bytes(b"")
-    elif damage == "cut":
+    elif damage == "truncated":
         newest.write_bytes(newest.read_bytes()[:-100])
     else:
         for path in (copied / "checkpoints").glob("checkpoint_[1-9l]*.pt"):
@@ -127,7 +109,7 @@ def test_the_command_that_a_damaged_checkpoint_needs_is_named_and_recovers(damag
     assert same_model(state["model"], weights)
 
 
-def test_other_settings_do_not_take_over_checkpoints_without_settings(data, copied):
+def test_checkpoints_without_settings_are_not_taken_over(data, copied):
     forget_results(copied)
     (copied / "settings.yaml").unlink()
     message = error(recipe(data, copied, "model.dropout=0.3", check=False))
@@ -136,7 +118,7 @@ def test_other_settings_do_not_take_over_checkpoints_without_settings(data, copi
 
 
 @pytest.mark.parametrize("length", [1023, 1024])
-def test_sentences_that_no_model_can_read_are_found_when_data_are_prepared(length, tmp_path):
+def test_preparation_rejects_sentences_too_long_for_a_model(length, tmp_path):
     (tmp_path / "test.pieces").write_text("a b\n" + " ".join(["a"] * length) + "\n")
     (tmp_path / "test.en").write_text("ab\n" + "a" * length + "\n")
     if length == 1023:

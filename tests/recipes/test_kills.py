@@ -1,4 +1,4 @@
-"""Recipe runs that are killed thirty times end as if they had never been interrupted."""
+"""Recipe runs killed thirty times end in the same results as an uninterrupted run."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def count(folder, pattern):
     return len(list(folder.glob(pattern)))
 
 
-#: phase → whether a run is in it, from its folder. `score` is measured from the finished translation on.
+#: phase → whether a run is in it, by the files in its folder; `score` begins with the finished translation
 PHASES = {
     "train": lambda run, goal: f'"num_updates": "{goal}"' in log(run),
     "save": lambda run, goal: count(run, "checkpoints/*.tmp") > 0,
@@ -35,7 +35,7 @@ PHASES = {
     "score": lambda run, goal: (run / "test.generate.log").exists(),
     "record": lambda run, goal: (run / "test.scores.json").exists(),
 }
-#: phase → the file whose absence shows that the kill came before the end of the phase
+#: phase → file that appears at its end
 ENDS = {
     "train": "averaged.pt",
     "save": "averaged.pt",
@@ -52,11 +52,9 @@ def log(run):
 
 
 def start(data, run):
-    command = [
-        ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", run, "--device", "cpu", "--threads", 1,
-        "--updates", UPDATES, "--average", 3, "lr_scheduler.warmup_updates=20", "common.log_interval=5",
-        f"checkpoint.save_interval_updates={INTERVAL}",
-    ]  # fmt: skip
+    command = [ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", run, "--updates", UPDATES]
+    command += ["--average", 3, "--device", "cpu", "--threads", 1, "lr_scheduler.warmup_updates=20"]
+    command += ["common.log_interval=5", f"checkpoint.save_interval_updates={INTERVAL}"]
     environment = {**os.environ, "PYTHON": str(BIN / "python"), "PATH": f"{BIN}:{os.environ['PATH']}"}
     environment["OMP_NUM_THREADS"] = "1"
     run.mkdir(exist_ok=True)
@@ -71,7 +69,7 @@ def finish(data, run):
 
 
 def kill(data, run, phase, target, number, chance):
-    """Start the run, kill it in the phase; whether the kill came before the phase was over."""
+    """Start the run and kill it in a phase. Returns whether the kill came before the end of the phase."""
     goal = chance.randrange(5, UPDATES, 5)
     process = start(data, run)
     end = time.monotonic() + PATIENCE
@@ -79,7 +77,7 @@ def kill(data, run, phase, target, number, chance):
         assert process.poll() is None, run.with_suffix(".out").read_text()[-3000:]
         assert time.monotonic() < end
         time.sleep(0.001)
-    if phase != "save":  # which takes some milliseconds
+    if phase != "save":  # takes a few milliseconds only
         time.sleep(chance.uniform(0, 0.05))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     if target == "group":
@@ -93,31 +91,31 @@ def kill(data, run, phase, target, number, chance):
 
 
 def state(run):
-    """What must not depend on interruptions."""
+    """Record and hypotheses, without times and files that contain times."""
     record = json.loads((run / "record.json").read_text())
     for field in ("created", "command"):
         del record[field]
     for entry in record["settings"]["averaged_from"]:
-        del entry["sha256"]  # of files with times in them
+        del entry["sha256"]
     training = record["parts"]["training"]
     for field in ("wall_seconds", "train_seconds", "words_per_second", "peak_memory_bytes", "parts"):
         del training[field]
     for score in record["parts"]["scores"].values():
-        score.pop("files", None)  # the log of generation has times in it
+        score.pop("files", None)
     hypotheses = {path.name: path.read_bytes() for path in sorted((run / "hypotheses").iterdir())}
     return record, hypotheses
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, and asks the Linux kernel to kill")
-def test_thirty_kills_change_nothing(tmp_path):
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG of Linux")
+def test_killed_runs_equal_uninterrupted_run(tmp_path):
     data = tmp_path / "data"
     prepare = [ROOT / "data_prep" / "toy.sh", "--train", 600, "--valid", 40, "--test", 40, "--vocab-size", 400]
     words = [str(word) for word in [*prepare, "--output", data, "--python", BIN / "python"]]
     subprocess.run(words, check=True, capture_output=True)
-    finish(data, tmp_path / "whole")
-    expected = state(tmp_path / "whole")
-    weights = checkpoints.load(tmp_path / "whole" / "averaged.pt")["model"]
+    finish(data, tmp_path / "uninterrupted")
+    expected = state(tmp_path / "uninterrupted")
+    weights = checkpoints.load(tmp_path / "uninterrupted" / "averaged.pt")["model"]
     hits = {phase: [] for phase in PHASES}
 
     def interrupted(number):

@@ -1,4 +1,4 @@
-"""Every script of recipes and data_prep has help and says in one sentence what it does not know."""
+"""Every script of recipes and data_prep has --help and rejects unknown options in one line."""
 
 import shutil
 import stat
@@ -18,14 +18,14 @@ SCRIPTS = sorted(
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory):
-    """The checkout by another name, as home folders of clusters have one."""
+    """A symbolic link to the checkout, as in home folders of clusters."""
     path = tmp_path_factory.mktemp("link") / "checkout"
     path.symlink_to(ROOT)
     return path
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_script_has_help_and_refuses_unknown_options(script, link, tmp_path):
+def test_every_script_has_help_and_rejects_unknown_options(script, link, tmp_path):
     name = script.relative_to(ROOT)
     help_text = run("bash", name, "--help", cwd=link, env={"CDPATH": "."}).stdout
     assert f"usage: {name}" in help_text
@@ -37,5 +37,5 @@ def test_every_script_has_help_and_refuses_unknown_options(script, link, tmp_pat
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_is_content():
+def test_scripts_pass_shellcheck():
     run("shellcheck", "--external-sources", *SCRIPTS, ROOT / "recipes" / "slurm" / "run.sbatch", cwd=ROOT)

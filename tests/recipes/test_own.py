@@ -1,6 +1,5 @@
-"""From text of one's own to a model that translates: a small corpus, few updates; and what is refused."""
+"""Training on your own text: a small corpus and few updates end in a model; unusable text is rejected."""
 
-import json
 import sys
 
 import own
@@ -14,7 +13,7 @@ FLAGS = ["--device", "cpu", "--precision", "fp32", "--threads", 1, "--python", s
 
 
 def write(folder, pairs, name="mine", languages=("en", "de")):
-    """The two files of the pairs."""
+    """Write sentence pairs to two files."""
     files = [folder / f"{name}.{lang}" for lang in languages]
     for side, file in enumerate(files):
         file.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
@@ -33,17 +32,13 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     small += ["model.encoder.layers=1", "model.decoder.layers=1"]
     done = run(*command, *small)
     output = tmp_path / "out"
-    assert "own: train 673, valid 14, test 14 pairs; valid and test are held out from the files" in done.stderr
-    assert "own: not in train: 2 pairs with an empty side, 28 for valid and test" in done.stderr
+    assert "own: train 673, valid 14, test 14 pairs" in done.stderr
     assert "own: run: finished, 6 of 6 updates" in done.stderr
-    assert "the test set has fewer than 100 sentences" in done.stderr
-    assert "ends within its warm-up" not in done.stderr  # the control of the next run
+    assert "ends within its warm-up" not in done.stderr  # control
     short = run(*command, "--updates", 6, "--average", 2, "--dry-run")
     assert "the run ends within its warm-up" in short.stderr
     raw = content(output / "data" / "raw")
     assert sorted(raw) == ["test.en", "test.x_de", "valid.en", "valid.x_de"]
-    record = json.loads((output / "run" / "record.json").read_text(encoding="utf-8"))
-    assert record["parts"]["scores"]["test"]
     assert "sacreBLEU" in (output / "summary.md").read_text(encoding="utf-8")
     first = raw["test.en"].decode("utf-8").split("\n")[0]
     *_, last = done.stdout.strip().split("\n")
@@ -54,20 +49,18 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     before = content(output)
     again = run(*command, *small)
     assert again.stdout == done.stdout
-    assert {name: data for name, data in content(output).items() if name != "messages.txt"} == {
-        name: data for name, data in before.items() if name != "messages.txt"
-    }
+    assert {**content(output), "messages.txt": b""} == {**before, "messages.txt": b""}
     other = run(*command, *small[2:], check=False)
     assert "optimization.max_update 6 (requested: 4000)" in other.stderr
     (tmp_path / "mine.en").write_text((tmp_path / "mine.en").read_text(encoding="utf-8").replace("dog", "cat"))
     assert "was prepared with other options or other files" in run(*command, check=False).stderr
 
 
-def test_what_is_cut_off_does_not_depend_on_the_order_and_is_not_in_train(pairs):
+def test_held_out_pairs_do_not_depend_on_the_order_and_are_not_in_train(pairs):
     parts, backwards = own.hold_out(pairs, 30), own.hold_out(pairs[::-1], 30)
     assert parts["valid"] == backwards["valid"]
     assert parts["test"] == backwards["test"]
-    sides = {part: {side for pair in found for side in pair} for part, found in parts.items()}
+    sides = {part: {side for pair in part_pairs for side in pair} for part, part_pairs in parts.items()}
     assert len(sides["valid"]) == len(sides["test"]) == 60
     assert not sides["train"] & (sides["valid"] | sides["test"])
     assert not sides["valid"] & sides["test"]
@@ -75,24 +68,16 @@ def test_what_is_cut_off_does_not_depend_on_the_order_and_is_not_in_train(pairs)
     assert parts["train"] == backwards["train"][::-1]
 
 
-def test_a_folder_keeps_its_parts(tmp_path, pairs):
+def test_folder_keeps_its_split(tmp_path, pairs):
     folder = tmp_path / "parts"
     folder.mkdir()
-    for part, found in (("train", pairs), ("valid", pairs[:3]), ("test", pairs[10:14])):
-        write(folder, found, part)
-    prepare = [
-        "bash",
-        ROOT / "data_prep" / "own.sh",
-        "--python",
-        sys.executable,
-        "--vocab-size",
-        200,
-        "--source",
-        folder,
-    ]
-    assert "is a folder: give its languages" in run(*prepare, check=False, cwd=tmp_path).stderr
+    for part, part_pairs in (("train", pairs), ("valid", pairs[:3]), ("test", pairs[10:14])):
+        write(folder, part_pairs, part)
+    prepare = ["bash", ROOT / "data_prep" / "own.sh", "--source", folder, "--vocab-size", 200]
+    prepare += ["--python", sys.executable]
+    assert "--languages en-de" in run(*prepare, check=False, cwd=tmp_path).stderr
     done = run(*prepare, "--languages", "de-en", "--output", tmp_path / "out")
-    assert "own: train 693, valid 3, test 4 pairs; valid and test are as given" in done.stderr
+    assert "own: train 693, valid 3, test 4 pairs" in done.stderr
     assert (tmp_path / "out" / "raw" / "test.de").read_bytes() == (folder / "test.de").read_bytes()
     assert (tmp_path / "out" / "data-bin" / "train.de-en.en.bin").is_file()
 
@@ -103,41 +88,31 @@ def test_a_folder_keeps_its_parts(tmp_path, pairs):
         (lambda a, b: b.write_text("eins\n"), "both files must have the same number of lines"),
         (lambda a, b: b.write_bytes(b"eins\nzw\xf6lf\n"), "mine.de must be UTF-8 text, but line 2 is not"),
         (lambda a, b: b.unlink(), "there is no file mine.de"),
-        (
-            lambda a, b: [x.write_text("a b\n" * 700) for x in (a, b)],
-            "train must have at least 500 sentence pairs; got 0",
-        ),
-        (
-            lambda a, b: [x.write_text("".join(x.open().readlines()[:400])) for x in (a, b)],
-            "train must have at least 500 sentence pairs; got 384",
-        ),
+        (lambda a, b: [file.write_text("a b\n" * 700) for file in (a, b)], "at least 500 sentence pairs; got 0"),
     ],
 )
-def test_bad_text_is_one_sentence_and_leaves_nothing(change, message, tmp_path, pairs):
+def test_unusable_text_raises_a_one_line_error_and_leaves_nothing(change, message, tmp_path, pairs):
     files = write(tmp_path, pairs)
     change(*files)
-    there = {path.name for path in tmp_path.iterdir()}
+    before = {path.name for path in tmp_path.iterdir()}
     done = run("bash", RECIPE, "--source", "mine.en", "mine.de", "--output", "out", *FLAGS, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("recipes/own/run.sh: error: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == there
+    assert {path.name for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--source must be two text files or a folder; got nothing"),
-        (["--source", "a.en"], "--source must be two text files or a folder; got a.en"),
-        (["--source", "a.en", "b.en"], "--languages must be two languages, such as en-de; got 'en-en'"),
-        (["--source", "a", "b"], "--languages must be two languages, such as en-de; got '-'"),
-        (["--source", "a.en", "a.de", "--sauce", "x"], "unknown argument '--sauce'"),
+        ([], "--source must be two text files or a folder"),
+        (["--source", "a.en", "b.en"], "--languages en-de"),
         (["--source", "a.en", "a.de", "model.dropuot=1"], "dropuot is not a setting; did you mean model.dropout?"),
     ],
 )
-def test_wrong_options_leave_nothing(words, message, tmp_path):
+def test_rejects_wrong_options_and_leaves_nothing(words, message, tmp_path):
     done = run("bash", RECIPE, *words, *FLAGS, check=False, cwd=tmp_path)
-    assert done.returncode in (1, 2)  # the text, the command line
+    assert done.returncode in (1, 2)
     assert message in done.stderr
     assert list(tmp_path.iterdir()) == []

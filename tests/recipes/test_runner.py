@@ -1,4 +1,4 @@
-"""What the runner of the recipes plans for any number of cards, what a folder holds, how signals are handed on."""
+"""The runner: division of the batch, precision, folder and lock of a run, child processes and signals."""
 
 import json
 import os
@@ -11,171 +11,158 @@ from pathlib import Path
 import pytest
 from runner import machine, sweep
 from runner.folder import keep_settings, kept_settings, locked
-from runner.machine import Cards, Machine
+from runner.machine import Gpus, Machine
 from runner.process import run_logged
 from runner.settings import RecipeError
 
 from fairseq_modern import files, processor
 from tests.common import ROOT
 
-# --- the batch and the precision -------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Plans the paper's batch for a machine with these imaginary cards."""
+    """Divide the paper's batch on a machine with simulated GPUs."""
 
-    def planned(*found, **given):
-        monkeypatch.setattr(machine, "cards", lambda: Cards(*found))
-        planned = Machine(threads=1, **given)
-        planned.find_cards()
+    def plan(*gpus, **options):
+        monkeypatch.setattr(machine, "find_gpus", lambda: Gpus(*gpus))
+        planned = Machine(threads=1, **options)
+        planned.find_gpus()
         planned.choose_precision()
         planned.split_batch(28672, 3584)
         return planned
 
-    monkeypatch.setattr("os.environ", dict(machine.os.environ))
-    return planned
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    return plan
 
 
 @pytest.mark.parametrize(
-    ("cards", "given", "result"),
+    ("gpus", "options", "expected"),
     [
-        *(((number, 80), {}, f"gpu {number} {share} bf16") for number, share in (
-            (1, "3584 8"), (8, "3584 1"), (7, "2048 2"), (16, "1792 1"), (28, "1024 1"))),
-        *(((number, 80, memory), {}, f"gpu {number} {share} bf16") for number, memory, share in (
-            (1, 39, "3584 8"), (1, 47, "3584 8"), (1, 79, "7168 4"), (1, 139, "14336 2"), (8, 139, "3584 1"))),
+        ((1, 80), {}, "gpu 1 3584 8 bf16"),
+        ((8, 80), {}, "gpu 8 3584 1 bf16"),
+        ((7, 80), {}, "gpu 7 2048 2 bf16"),
+        ((16, 80), {}, "gpu 16 1792 1 bf16"),
+        ((28, 80), {}, "gpu 28 1024 1 bf16"),
+        ((1, 80, 47), {}, "gpu 1 3584 8 bf16"),
+        ((1, 80, 79), {}, "gpu 1 7168 4 bf16"),
+        ((1, 80, 139), {}, "gpu 1 14336 2 bf16"),
+        ((8, 80, 139), {}, "gpu 8 3584 1 bf16"),
         ((1, 80, 139), {"device": "cpu", "cpu_precision": "fp32"}, "cpu 1 3584 8 fp32"),
         ((4, 70), {"nodes": 2}, "gpu 8 3584 1 fp16"),
         ((4, 80), {"max_tokens": 7168}, "gpu 4 7168 1 bf16"),
-        *(((4, 70), {"precision": name}, f"gpu 4 3584 2 {name}") for name in ("fp16", "fp32")),
+        ((4, 70), {"precision": "fp32"}, "gpu 4 3584 2 fp32"),
         ((4, 90), {"gpu_precision": "fp16"}, "gpu 4 3584 2 fp16"),
-        *(((0,), {"precision": name}, f"cpu 1 3584 8 {name}") for name in ("fp32", "bf16")),
     ],
-)  # fmt: skip
-def test_the_effective_batch_is_kept_and_the_precision_suits_the_card(plan, cards, given, result, monkeypatch, caplog):
-    caplog.set_level("INFO", "recipe")
-    if given.get("precision") == "bf16":
-        monkeypatch.setattr(processor, "bfloat16_units", lambda: ["AMX"])
-    made = plan(*cards, **given)
-    assert f"{made.device} {made.processes} {made.max_tokens} {made.update_freq} {made.precision}" == result
+)
+def test_batch_size_is_kept_and_precision_fits_the_gpus(plan, gpus, options, expected):
+    made = plan(*gpus, **options)
+    assert f"{made.device} {made.processes} {made.max_tokens} {made.update_freq} {made.precision}" == expected
     assert made.processes * made.max_tokens * made.update_freq == 4 * 3584 * 2
-    assert f"x {made.max_tokens} tokens x update-freq {made.update_freq} = 28672 tokens per update" in caplog.text
-
-
-def test_on_a_card_fairseqs_own_models_are_kept_from_cudnns_attention(monkeypatch):
-    for device in ("gpu", "cpu"):
-        monkeypatch.setattr("os.environ", {})
-        assert machine.choose_device(device, 1) == device
-        assert ("TORCH_CUDNN_SDPA_DEPRIORITIZED" in machine.os.environ) == (device == "gpu")
+    # cuDNN's attention is slow for fairseq's own models on a GPU
+    assert (os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1") == (made.device == "gpu")
 
 
 @pytest.mark.parametrize("processes", [6, 32])
-def test_an_impossible_number_of_cards_is_refused(plan, processes):
-    with pytest.raises(RecipeError) as refused:
+def test_rejects_numbers_of_gpus_that_cannot_yield_the_batch(plan, processes):
+    with pytest.raises(RecipeError) as error:
         plan(processes, 80)
-    possible = re.search(r"possible numbers: ([\d, ]+)", str(refused.value))[1].split(", ")
-    # by trying every pair of a share and an update frequency
-    shares = range(1024, 3585)
-    expected = [n for n in range(1, 65) if any(28672 % (n * share) == 0 for share in shares)]
+    possible = re.search(r"possible numbers: ([\d, ]+)", str(error.value))[1].split(", ")
+    # reference: try every pair of share and update frequency
+    expected = [n for n in range(1, 65) if any(28672 % (n * share) == 0 for share in range(1024, 3585))]
     assert [int(number) for number in possible] == expected
     assert processes not in expected
 
 
 @pytest.mark.parametrize(
-    ("cards", "given", "message"),
+    ("gpus", "options", "message"),
     [
-        (
-            (4, 80),
-            {"max_tokens": 5000},
-            "--max-tokens 5000 on 4 processes does not give 28672 tokens per update; "
-            "possible with --max-tokens 7168, 3584, 1792, 1024",
-        ),
-        ((6, 80), {"max_tokens": 4096}, "does not give 28672 tokens per update; no number does on so many"),
-        ((4, 70), {"precision": "bf16"}, "bf16 needs a GPU of compute capability 8.0, this one has 7.0"),
-        ((4, 80), {"gpus": 8}, "--gpus 8: this machine has 4"),
+        ((4, 80), {"max_tokens": 5000}, "got 5000; possible: 7168, 3584, 1792, 1024"),
+        ((4, 70), {"precision": "bf16"}, "bf16 needs a GPU of compute capability 8.0 or later; got 7.0"),
+        ((4, 80), {"gpus": 8}, "--gpus must be at most 4"),
         ((0,), {"device": "gpu"}, "torch sees no GPU here"),
     ],
 )
-def test_what_the_machine_cannot_do_is_refused(plan, cards, given, message):
+def test_rejects_options_that_the_machine_does_not_support(plan, gpus, options, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
-        plan(*cards, **given)
+        plan(*gpus, **options)
 
 
-@pytest.mark.parametrize("units", ["none", "some"])
-def test_a_cpu_trains_in_bf16_where_it_has_units_for_it(plan, units, monkeypatch):
+@pytest.mark.parametrize(("units", "amp"), [("none", []), ("some", ["--amp"])])
+def test_cpu_trains_in_bf16_only_with_native_support(plan, units, amp, monkeypatch):
     monkeypatch.setenv(processor.ASSUMED, units)
-    amp = {"none": [], "some": ["--amp"]}[units]
     assert plan(0).training_flags()[7:] == amp
     assert "--amp" not in plan(0, cpu_precision="fp32").training_flags()
-    if units == "none":
+    if amp:
+        assert plan(0, precision="bf16").training_flags()[-1] == "--amp"
+    else:
         with pytest.raises(RecipeError, match="give --precision fp32"):
             plan(0, precision="bf16")
-    else:
-        assert plan(0, precision="bf16").training_flags()[-1] == "--amp"
 
 
-# --- the folder of a run ---------------------------------------------------------------------------------------------
+# --- folder of a run -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_names_the_settings_that_differ(tmp_path):
-    folder = tmp_path / "run"
-    wanted = {"common.seed": 1, "optimization.lr": [0.005], "name": "toy"}
-    keep_settings(folder, wanted)
-    keep_settings(folder, wanted)
-    with pytest.raises(RecipeError) as refused:
-        keep_settings(folder, {**wanted, "common.seed": 2, "model.dropout": 0.1})
-    assert "common.seed 1 (requested: 2), model.dropout None (requested: 0.1);" in str(refused.value)
-    assert kept_settings(folder) == wanted
+def test_error_lists_the_settings_that_differ(tmp_path):
+    settings = {"common.seed": 1, "optimization.lr": [0.005], "name": "toy"}
+    keep_settings(tmp_path, settings)
+    keep_settings(tmp_path, settings)
+    with pytest.raises(RecipeError, match=r"common.seed 1 \(requested: 2\), model.dropout None \(requested: 0.1\);"):
+        keep_settings(tmp_path, {**settings, "common.seed": 2, "model.dropout": 0.1})
+    assert kept_settings(tmp_path) == settings
 
 
-@pytest.mark.parametrize("content", [None, "", "[", "a", b"\xff"])
+@pytest.mark.parametrize("content", [None, b"", b"[", b"a", b"\xff"])
 def test_results_without_readable_settings_are_not_taken_for_a_new_run(content, tmp_path):
-    folder = tmp_path / "run"
-    (folder / "checkpoints").mkdir(parents=True)
-    assert kept_settings(folder) == {}
-    (folder / "checkpoints" / "checkpoint_1_10.pt").touch()
+    (tmp_path / "checkpoints").mkdir()
+    assert kept_settings(tmp_path) == {}
+    (tmp_path / "checkpoints" / "checkpoint_1_10.pt").touch()
     if content is not None:
-        (folder / "settings.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+        (tmp_path / "settings.yaml").write_bytes(content)
     with pytest.raises(RecipeError, match=r"settings.yaml is (damaged or empty|missing next to checkpoints/).*: mv "):
-        keep_settings(folder, {"common.seed": 1})
+        keep_settings(tmp_path, {"common.seed": 1})
 
 
-def test_one_run_at_a_time_works_in_a_folder(tmp_path, monkeypatch):
+# --- child processes -------------------------------------------------------------------------------------------------
+
+
+def python(program, **options):
+    """Run a program that can import the runner in a new interpreter."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0.3)
     stale = tmp_path / f"scores.json.{16 * 'a'}.tmp"
     stale.touch()
     program = "import sys; from pathlib import Path; from runner.folder import locked\n"
     program += f"with locked(Path({str(tmp_path)!r})): print('locked', flush=True); sys.stdin.read()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
-    with subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    with python(program, stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == "locked\n"
         assert not stale.exists()
         with pytest.raises(RecipeError, match="another run is active in"), locked(tmp_path):
             pass
-        other.kill()  # which leaves the file, but not the lock
+        other.kill()  # leaves the lock file, but not the lock
     with locked(tmp_path):
         pass
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
-def test_what_a_killed_runner_has_started_dies_with_it():
-    program = "import sys, time; from runner.process import start; print(start(['sleep', '100']).pid, flush=True)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{program}; time.sleep(100)"], env=environment, stdout=subprocess.PIPE, text=True
-    ) as runner:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG of Linux")
+def test_children_die_with_a_killed_runner():
+    program = "import time; from runner.process import start; print(start(['sleep', '100']).pid, flush=True)"
+    with python(f"{program}; time.sleep(100)") as runner:
         child = int(runner.stdout.readline())
-        os.kill(child, 0)  # it is there
+        os.kill(child, 0)  # control: it exists
         runner.kill()
     end = time.monotonic() + 30
-    while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+    status = Path(f"/proc/{child}/stat")
+    while status.exists() and status.read_text().split()[2] != "Z":
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_a_command_is_measured_and_its_output_kept(tmp_path):
+def test_resources_are_measured_and_output_is_appended(tmp_path):
     script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
     for _ in range(2):
         assert run_logged([sys.executable, "-c", script], tmp_path / "log", tmp_path / "usage") == 3
@@ -186,13 +173,12 @@ def test_a_command_is_measured_and_its_output_kept(tmp_path):
     assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines[1::2])
 
 
-@pytest.mark.parametrize(("program", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
-def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, tmp_path):
-    told = "import sys; print('begun'); sys.stdout.flush()"
-    text = "from pathlib import Path; from runner.process import run_logged; import sys\n"
-    text += f"sys.exit(run_logged([sys.executable, '-c', {f'{told}; {program}'!r}], Path({str(tmp_path / 'log')!r})))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
-    process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("ending", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
+def test_signals_are_forwarded_and_the_log_is_complete(ending, status, tmp_path):
+    child = f"print('begun', flush=True); {ending}"
+    program = "from pathlib import Path; from runner.process import run_logged; import sys\n"
+    program += f"sys.exit(run_logged([sys.executable, '-c', {child!r}], Path({str(tmp_path / 'log')!r})))"
+    process = python(program)
     assert process.stdout.readline() == "begun\n"
     if status == 75:
         process.terminate()
@@ -200,43 +186,41 @@ def test_a_signal_reaches_what_runs_and_the_log_has_its_words(program, status, t
     assert (tmp_path / "log").read_text() == "begun\n"
 
 
-def test_runs_at_a_time_have_cards_of_their_own_as_far_as_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "cards", lambda: Cards(4))
+def test_parallel_runs_use_separate_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "find_gpus", lambda: Gpus(4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    program = "import os, pathlib, sys, time; at = pathlib.Path(sys.argv[1]); at.write_text(os.environ[sys.argv[2]])"
-    program += "\nwhile len(list(at.parent.glob('[ab]'))) < 2: time.sleep(0.01)"
-    names = {name: [sys.executable, "-c", program, tmp_path / name, "CUDA_VISIBLE_DEVICES"] for name in "abc"}
-    assert sweep.make(names, tmp_path / "runs", jobs=2, gpus=2) == []
+    program = "import os, pathlib, sys, time; file = pathlib.Path(sys.argv[1])\n"
+    program += "file.write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    program += "while len(list(file.parent.glob('[ab]'))) < 2: time.sleep(0.01)"
+    runs = {name: [sys.executable, "-c", program, tmp_path / name] for name in "abc"}
+    assert sweep.make(runs, tmp_path / "runs", jobs=2, gpus=2) == []
     assert {(tmp_path / name).read_text() for name in "ab"} == {"4,5", "6,7"}
     assert (tmp_path / "c").read_text() in ("4,5", "6,7")
-    assert sweep.shares(3, 3) == ["4,5,6", "7,4,5", "6,7,4"]
-    assert sweep.shares(3, 0) == sweep.shares(1, 1) == []
-    monkeypatch.setattr(sweep, "cards", lambda: Cards(1))
+    assert sweep.gpu_shares(3, 3) == ["4,5,6", "7,4,5", "6,7,4"]
+    assert sweep.gpu_shares(3, 0) == sweep.gpu_shares(1, 1) == []
+    monkeypatch.setattr(sweep, "find_gpus", lambda: Gpus(1))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert sweep.shares(3, 1) == ["0"] * 3
+    assert sweep.gpu_shares(3, 1) == ["0", "0", "0"]
 
 
-def test_a_sweep_that_is_stopped_waits_until_its_runs_have_saved(tmp_path):
-    run = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), open({!r}, 'w'), sys.exit(75)))"
-    run += "; sys.stdout.write('begun\\n'); sys.stdout.flush(); time.sleep(100)"
-    text = "import sys; from runner.process import forward_signals, start; from runner.sweep import wait_for\n"
-    text += "running = {}\n"
-    for name in ("a", "b"):
-        program = run.format(str(tmp_path / name))
-        text += f"running[{name!r}] = start([sys.executable, '-c', {program!r}])\n"
-    text += """
-import signal, threading, time
-def tell():
+def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):
+    child = "import signal, time; signal.signal(15, lambda *_: (time.sleep(0.5), open({!r}, 'w'), exit(75)))\n"
+    child += "print('begun', flush=True); time.sleep(100)"
+    children = {name: child.format(str(tmp_path / name)) for name in ("a", "b")}
+    program = f"""
+import signal, sys, threading, time
+from runner.process import forward_signals, start
+from runner.sweep import wait_for
+running = {{name: start([sys.executable, "-c", child]) for name, child in {children!r}.items()}}
+def report():
     while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         time.sleep(0.01)
-    sys.stdout.write("waiting\\n")
-    sys.stdout.flush()
-threading.Thread(target=tell).start()
+    print("waiting", flush=True)
+threading.Thread(target=report).start()
 with forward_signals(running.values()) as received:
     wait_for(running, 1, received)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
-    process = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
+    process = python(program)
     assert sorted(process.stdout.readline() for _ in range(3)) == ["begun\n", "begun\n", "waiting\n"]
     process.terminate()
     assert process.wait(60) == 75

@@ -1,4 +1,4 @@
-"""A run on two nodes, played by two processes on the loopback address: either node is killed, and both resume."""
+"""A run on two nodes, simulated on the loopback interface: either node is killed, and both resume."""
 
 import os
 import signal
@@ -15,12 +15,11 @@ UPDATES = 24
 
 
 def start(data, output, rank, port):
-    """One node. Both see the same folder, as on a cluster's shared disk."""
-    command = [
-        ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", output, "--device", "cpu", "--threads", 1,
-        "--nodes", 2, "--gpus", 1, "--master", f"127.0.0.1:{port}", "--node-rank", rank, "recipe.batch_tokens=2400",
-        "--updates", UPDATES, "--average", 2, "lr_scheduler.warmup_updates=4", "checkpoint.save_interval_updates=4",
-    ]  # fmt: skip
+    """Start one node. Both use the same folder, as on a shared disk of a cluster."""
+    command = [ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", output, "--updates", UPDATES]
+    command += ["--nodes", 2, "--gpus", 1, "--master", f"127.0.0.1:{port}", "--node-rank", rank, "--device", "cpu"]
+    command += ["--average", 2, "--threads", 1, "recipe.batch_tokens=2400"]
+    command += ["lr_scheduler.warmup_updates=4", "checkpoint.save_interval_updates=4"]
     environment = {**os.environ, "PYTHON": str(BIN / "python"), "PATH": f"{BIN}:{os.environ['PATH']}"}
     environment.update(OMP_NUM_THREADS="1", RECIPE_CONFIG="")
     with open(output.with_suffix(f".{rank}.out"), "ab") as out:
@@ -40,12 +39,12 @@ def finish(data, output):
 
 
 @pytest.mark.slow
-def test_either_of_two_nodes_is_killed_and_both_resume(tmp_path):
+def test_two_nodes_resume_after_either_is_killed(tmp_path):
     data = tmp_path / "data"
     sizes = ["--train", 200, "--valid", 10, "--test", 10, "--vocab-size", 250]
     prepare = [ROOT / "data_prep" / "toy.sh", *sizes, "--output", data, "--python", BIN / "python"]
     subprocess.run([str(word) for word in prepare], check=True, capture_output=True)
-    finish(data, tmp_path / "whole")
+    finish(data, tmp_path / "uninterrupted")
     for rank, updates in ((0, 8), (1, 16)):
         nodes = both(data, tmp_path / "killed")
         saved = tmp_path / "killed" / "checkpoints"
@@ -56,6 +55,6 @@ def test_either_of_two_nodes_is_killed_and_both_resume(tmp_path):
         assert statuses[1 - rank] != 0
         assert not list((tmp_path / "killed").glob("averaged*"))
     finish(data, tmp_path / "killed")
-    states = [checkpoints.load(tmp_path / name / "averaged.pt") for name in ("whole", "killed")]
+    states = [checkpoints.load(tmp_path / name / "averaged.pt") for name in ("uninterrupted", "killed")]
     assert [entry["num_updates"] for entry in states[1]["extra_state"]["averaged_from"]] == [24, 20]
     assert same_model(*(state["model"] for state in states))

@@ -1,4 +1,4 @@
-"""The generated corpus: its files, the agreement and word order of its German."""
+"""Generated corpus: reproducible files, agreement and word order of the German sentences."""
 
 import argparse
 import re
@@ -12,7 +12,7 @@ import toy
 from tests.common import content
 
 
-def test_equal_seeds_give_equal_files_and_others_do_not(tmp_path):
+def test_files_depend_on_the_seed_only(tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         (tmp_path / name).mkdir()
         toy.make(argparse.Namespace(seed=seed, train=300, valid=40, test=30), tmp_path / name)
@@ -20,22 +20,20 @@ def test_equal_seeds_give_equal_files_and_others_do_not(tmp_path):
     assert a == b
     assert all(a[name] != c[name] for name in a)
     assert sorted(a) == ["test.de", "test.en", "train.de", "train.en", "valid.de", "valid.en"]
-    for part, size in (("train", 300), ("valid", 40), ("test", 30)):
-        for lang in ("en", "de"):
-            lines = a[f"{part}.{lang}"].decode("utf-8").split("\n")
-            assert lines.pop() == ""
-            assert len(lines) == size
-            assert all(re.fullmatch(r"[A-ZÄÖÜ][^\n\r]*[a-zäöüßA-Z0-9][.?]", line) for line in lines)
-            assert not [line for line in lines if re.search(r"  | [,.?]|,,|[-_/~+|;]", line)]
+    for name, data in a.items():
+        lines = data.decode("utf-8").splitlines()
+        assert len(lines) == {"train": 300, "valid": 40, "test": 30}[name.partition(".")[0]]
+        assert all(re.fullmatch(r"[A-ZÄÖÜ][^\n\r]*[a-zäöüßA-Z0-9][.?]", line) for line in lines)
+        assert not [line for line in lines if re.search(r"  | [,.?]|,,|[-_/~+|;]", line)]
 
 
-def test_parts_are_disjoint_and_the_test_set_does_not_depend_on_the_size_of_training():
+def test_splits_are_disjoint_and_the_test_set_does_not_depend_on_the_training_size():
     small, large = (toy.corpus(1, {"train": size, "valid": 20, "test": 20}) for size in (10, 2000))
     assert (small["test"], small["valid"], small["train"]) == (large["test"], large["valid"], large["train"][:10])
     assert len({english for pairs in large.values() for english, _ in pairs}) == 2040
 
 
-def test_a_failure_or_an_existing_folder_leaves_all_as_it_was(tmp_path, monkeypatch, capsys):
+def test_miniature_leaves_nothing_on_failure_and_keeps_existing_folders(tmp_path, monkeypatch, capsys):
     def no_space(source, target):
         assert {file.name for file in source.iterdir()} > {"manifest.tsv", "references.en"}
         raise OSError(28, "No space left on device")
@@ -70,8 +68,8 @@ WRONG = (
 RIGHT = (r"ein \w+er (Mann|Hund|Tisch)", r"ein \w+es (Kind|Auto|Buch)", "wirfst", "Rufst du", "angerufen hat", "anruft")
 
 
-def test_the_german_is_german():
-    """Articles, adjectives and nouns agree; the verb is last after a conjunction; prefixes are separated or not."""
+def test_german_sentences_are_grammatical():
+    """Articles, adjectives and nouns agree, and verbs and their prefixes are in the right place."""
     text = dict(toy.corpus(1, {"train": 12000, "valid": 0, "test": 0})["train"])
     english, german = ("\n".join(side) for side in (text, text.values()))
     for right in RIGHT:

@@ -1,0 +1,50 @@
+"""Data of a run: prepared if missing, verified by checksums before they are used."""
+
+import json
+import zlib
+from typing import Dict, List
+
+from collab_fairseq.records.files import write_text
+from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
+
+from .process import run_logged
+from .recipe_run import RecipeRun
+from .settings import PYTHON, ROOT, RecipeError
+
+
+def prepare(run: RecipeRun) -> None:
+    """Prepare the data if they are missing."""
+    if (run.data / "data-bin").is_dir() and (run.data / "prepared.txt").is_file():
+        return
+    corpus = [run.recipe.source_option, run.corpus] if run.corpus else []
+    if run_logged([ROOT / run.recipe.prepare, "--output", run.data, "--python", PYTHON, *corpus]):
+        raise RecipeError("the data could not be prepared (see above)")
+
+
+def verify(run: RecipeRun) -> None:
+    """Compare the data with their checksums. Files that have not changed since the last time are not read again.
+
+    Raises:
+        RecipeError: a file is missing or damaged, or there are no checksums.
+    """
+    stamps = run.output / "verified.json"
+    verified: Dict[str, List[int]] = json.loads(stamps.read_text(encoding="utf-8")) if stamps.is_file() else {}
+    try:
+        damaged = damaged_files(run.data, verified)
+    except FileNotFoundError as error:
+        raise RecipeError(f"{run.data} has no {CHECKSUMS}; {_remedy(run)}") from error
+    if damaged:
+        raise RecipeError(
+            f"{run.data / damaged[0]} is missing or damaged (it differs from {CHECKSUMS}); {_remedy(run)}"
+        )
+    write_text(json.dumps(verified, indent=1), stamps)
+
+
+def fingerprint(run: RecipeRun) -> int:
+    """A number that identifies the prepared data: CRC-32 of their checksums."""
+    checksums = sorted(set(read_checksums(run.data).values()))
+    return zlib.crc32("\n".join(checksums).encode())
+
+
+def _remedy(run: RecipeRun) -> str:
+    return f"prepare the data again: {run.recipe.prepare} --output {run.data} --force"

@@ -1,0 +1,114 @@
+"""Fine-tuning of a trained model: options, folder and training command of the recipes that start from one."""
+
+import argparse
+import contextlib
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+from omegaconf import OmegaConf
+
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.options import positive
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
+
+from . import settings
+from .folder import keep_settings, locked
+from .options import Parser, absolute
+from .process import run_logged
+from .programs import tool
+from .settings import ROOT, USER_DIR, RecipeError
+
+#: settings of encoder and decoder that a fine-tuned model takes from its checkpoint
+SIDE_SETTINGS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
+#: other settings that it takes from its checkpoint
+MODEL_SETTINGS = (
+    *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding", "activation_fn"),
+    *("dropout", "attention_dropout", "activation_dropout"),
+)
+
+
+def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
+    """The options shared by these recipes."""
+    parser = Parser(f"recipes/{recipe}/run.sh", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
+    add = parser.add_argument
+    text = "checkpoint of fairseq's transformer or of transformer_collab"
+    add("--model", metavar="FILE", type=absolute, help=text)
+    text = "its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
+    add("--data", metavar="DIR", type=absolute, help=text)
+    add("--name", help="name of the model in records, tables and figures")
+    text = "a test split and its raw references, such as test=test_2016_flickr.de; repeatable"
+    add("--reference", action="append", default=[], type=reference, metavar="SPLIT=FILE", help=text)
+    add("--seed", metavar="N", type=positive, default=1, help="(default: 1)")
+    add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
+    add("--output", metavar="DIR", type=absolute, help=f"(default: runs/{recipe}/NAME)")
+    return parser
+
+
+def reference(text: str) -> Tuple[str, str]:
+    """Parse SPLIT=FILE, for argparse."""
+    split, _, file = text.partition("=")
+    if not split or not Path(file).is_file():
+        raise RecipeError(f"--reference must be SPLIT=FILE with an existing file; got '{text}'")
+    return split, absolute(file)
+
+
+@contextlib.contextmanager
+def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) -> Iterator[Path]:
+    """Check --model, --data and --name, and lock the folder of the results.
+
+    Args:
+        options: settings that identify the run, in addition to model, name and seed.
+    """
+    if not (args.model and args.data and args.name):
+        raise RecipeError("--model, --data and --name are required (see --help)")
+    if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
+        raise RecipeError(f"--name must consist of letters, digits, _ and -; got '{args.name}'")
+    if not Path(args.model).is_file():
+        raise RecipeError(f"there is no checkpoint {args.model}")
+    if not Path(args.data).is_dir():
+        raise RecipeError(f"there is no data-bin {args.data}")
+    folder = Path(args.output or ROOT / "runs" / recipe / args.name)
+    identity = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
+    with locked(folder):
+        keep_settings(folder, {**identity, **options})
+        yield folder
+
+
+def model_flags(checkpoint: str) -> List[str]:
+    """Flags of fairseq-train for a model with the dimensions of a checkpoint."""
+    config = model_config(as_transformer_collab(checkpoints.load(checkpoint)))
+    names = [*(f"{side}_{name}" for side in ("encoder", "decoder") for name in SIDE_SETTINGS), *MODEL_SETTINGS]
+    model = {name: config.get(name) for name in names}
+    model["dropout"] = model["dropout"] or 0  # None would mean fairseq's default, 0.1
+    return settings.flags(OmegaConf.create({"model": {"_name": "transformer_collab", **model}}), "model")
+
+
+def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: int, flags: List[str]) -> Path:
+    """Continue training a checkpoint with the dimensions of --model. A second call resumes.
+
+    Args:
+        checkpoint: initial weights.
+        folder: for the new checkpoints; the log is next to it.
+        updates: length of training.
+        flags: more flags of fairseq-train.
+
+    Returns:
+        The last checkpoint.
+    """
+    latest = latest_valid_checkpoint(str(folder)) if folder.is_dir() else None
+    if latest is None or latest.updates < updates:  # fairseq-train would make one more update
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR]
+        command += [*flags, *model_flags(args.model)]
+        command += ["--attention-from", checkpoint, "--finetune-from-model", checkpoint]
+        command += ["--max-update", updates, "--total-num-update", updates, "--seed", args.seed]
+        command += ["--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1]
+        command += ["--num-workers", 0, "--log-format", "json"]
+        with open(f"{folder}.log", "ab") as log:
+            status = run_logged(command, stdout=log, stderr=subprocess.STDOUT)
+        if status:
+            raise RecipeError(f"training failed, see {folder}.log; the same command resumes it")
+    return folder / "checkpoint_last.pt"

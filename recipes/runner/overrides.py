@@ -1,0 +1,126 @@
+"""Overrides of a recipe's settings: variant, options and `SECTION.NAME=VALUE` arguments, merged in one order."""
+
+import re
+import shlex
+from argparse import Namespace
+from typing import Any, Dict, List
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from .settings import USER_DIR, SettingsError, reject_missing
+from .validation import check, first_line
+
+#: settings that an option of the recipe determines
+SET_BY_OPTIONS = {
+    "common.cpu": "--device",
+    "common.bf16": "--precision",
+    "common.user_dir": "--stock or leave it out",
+    "checkpoint.save_dir": "--output",
+    "task.data": "--data",
+}
+#: overrides of --fast
+FAST = [
+    "criterion._name=label_smoothed_cross_entropy_chunked",
+    "optimizer._name=fused_adam",
+    "model.fast_dropout=true",
+]
+#: override of --heads none, unless a later one sets a key dimension: the embedding width
+FULL_KEY_DIM = ["model.key_dim=null"]
+
+
+def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
+    """Apply all overrides to the settings of a recipe. Each layer overrides the layers above it.
+
+    Args:
+        args: options. An option that is named like a setting (with a dot) overrides it.
+        words: `SECTION.NAME=VALUE` arguments.
+    """
+    options = {name: value for name, value in vars(args).items() if "." in name and value is not None}
+    _reject_conflicts(args, options, words)
+    recipe = stock(cfg) if args.stock else cfg
+    standard_heads = options.get("model.collaborative_heads") == "none"
+    layers = [
+        recipe,
+        parse(recipe, FULL_KEY_DIM if standard_heads else []),
+        parse(recipe, variant(cfg, args.variant) if args.variant else []),
+        parse(recipe, FAST if args.fast else []),
+        nested(options),
+        parse(recipe, words),
+    ]
+    merged: Any = OmegaConf.merge(*layers)
+    check(merged)
+    if not any(word.startswith("checkpoint.save_interval_updates=") for word in words):
+        _keep_number_of_checkpoints(merged, recipe)
+    merged.common.user_dir = None if args.stock else USER_DIR
+    return merged  # type: ignore[no-any-return]
+
+
+def _reject_conflicts(args: Namespace, options: Dict[str, Any], words: List[str]) -> None:
+    for word in words:
+        name = word.partition("=")[0]
+        if name in SET_BY_OPTIONS:
+            raise SettingsError(f"{name} is set by this recipe; give {SET_BY_OPTIONS[name]}")
+    if args.stock and (args.fast or {"model.collaborative_heads", "model.key_dim"} & set(options)):
+        raise SettingsError("--stock excludes --heads, --key-dim and --fast")
+
+
+def _keep_number_of_checkpoints(cfg: DictConfig, recipe: DictConfig) -> None:
+    """Scale the checkpoint interval with the length of the run."""
+    interval = recipe.checkpoint.save_interval_updates
+    if interval > 0:
+        number = max(1, recipe.optimization.max_update // interval)
+        cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // number)
+
+
+def stock(cfg: DictConfig) -> DictConfig:
+    """Settings of fairseq's own transformer of the same size: `recipe.stock`, without the fields of this project."""
+    from collab_fairseq.models.config import OWN_FIELDS
+
+    merged: Any = OmegaConf.merge(cfg, cfg.recipe.stock)
+    merged.model = {name: value for name, value in merged.model.items() if name not in OWN_FIELDS}
+    return merged  # type: ignore[no-any-return]
+
+
+def variant(cfg: DictConfig, name: str) -> List[str]:
+    """`SECTION.NAME=VALUE` words of a variant, or of several joined by _, each overriding those before it."""
+    variants = cfg.recipe.variants
+    words = []
+    for part in [name] if name in variants else name.split("_"):
+        if part not in variants:
+            known = ", ".join(sorted(variants)) or "none"
+            raise SettingsError(
+                f"--variant must be a variant of this recipe ({known}), or some joined by _; got '{name}'"
+            )
+        words += shell_words(f"recipe.variants.{part}", variants[part])
+    return words
+
+
+def shell_words(name: str, text: str) -> List[str]:
+    """Split the value of a setting or option into words, as a shell does."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"{name} must be words as in a shell; got {text} ({error})") from error
+
+
+def parse(cfg: DictConfig, words: List[str]) -> DictConfig:
+    """Parse `SECTION.NAME=VALUE` words that override settings of `cfg`."""
+    for word in words:
+        if not re.match(r"\w+(\.\w+)+=", word):
+            raise SettingsError(f"expected a setting such as optimization.lr=[0.001], got '{word}'")
+    try:
+        overrides = OmegaConf.from_dotlist(words)
+        reject_missing(cfg, OmegaConf.to_container(overrides))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise SettingsError(f"{' '.join(words)}: {first_line(error)}") from error
+    return overrides
+
+
+def nested(settings: Dict[str, Any]) -> DictConfig:
+    """Sort settings by full name into sections."""
+    sections = OmegaConf.create()
+    for name, value in settings.items():
+        OmegaConf.update(sections, name, value)
+    return sections
