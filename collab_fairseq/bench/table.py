@@ -18,11 +18,12 @@ LABELS = {
     "fairseq-bf16": "(a) fairseq in bf16",
     "none": "ours with `none`",  # whole models with standard heads in our layers
     "standard-sdpa": "(b) standard, SDPA",  # standard heads with torch's scaled_dot_product_attention
-    "standard": "(c) standard at the key dim",  # in records only: standard heads at our key dimension
+    "standard": "(c) standard, same key dimension",  # in records only: standard heads at our key dimension
     # collaborative heads as in the paper's code: the mixed keys of all heads are stored and cached
     "authors": "(d) authors, einsum",
     "authors-bmm": "(d) authors, bmm",  # in records only: the same with batched products
 }
+CLOCK_NAMES = {"wall": "wall time", "processor": "CPU time"}
 
 
 def table(
@@ -66,10 +67,11 @@ def _about(records: Sequence[Dict[str, Any]]) -> str:
         if hardware["device"] == "cpu":
             machine = f"{hardware['cpu']}, {hardware['threads']} thread(s)"
         quick = "; a miniature, no measurement" if settings["quick"] else ""
+        clock = CLOCK_NAMES[settings["clock"]]
         line = (
-            f"Ratios of medians of {settings['clock']} time, ± the distance of the quartiles within the rounds, or of "
-            f"peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, "
-            f"torch {record['versions']['torch']}{quick}."
+            f"Ratios of medians of {clock}, ± the distance of the quartiles within the rounds, "
+            f"or of peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, torch "
+            f"{record['versions']['torch']}{quick}."
         )
         if line not in lines:
             lines.append(line)

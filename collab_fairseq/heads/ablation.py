@@ -201,7 +201,7 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     name = test_names(record["settings"]).get(split, split)
     description = (
         f"Differences from the model with all heads on {name}; above 0: better without. "
-        f"Frames: p < {SIGNIFICANT} for this head alone, one seed. The two colour scales differ."
+        f"Framed: p < {SIGNIFICANT} for this head alone, one seed. The two colour scales differ."
     )
     draw_grids(columns, path, f"Ablation of single heads, {model}", description)
 

@@ -114,12 +114,16 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     all_curves = [points for other in (record, *compared) for points in pruning_points(other["parts"]).values()]
     names = test_names(record["settings"])
     splits = list(next(iter(all_curves[0].values()))["tests"])
-    rankings = {"normalised": "importance normalised in the layer", "raw": "importance that is not normalised"}
+    rankings = {"normalised": "importance normalised per layer", "raw": "unnormalised importance"}
     ranking = rankings[record["settings"]["ranking"]]
     description = (
-        f"Heads are masked in the order of their {ranking}, the least important first, without training "
-        "between steps; one seed, no intervals. BLEU: higher is better; loss: lower is better."
+        f"Heads are masked in order of {ranking}, least important first, without training between "
+        "steps; one seed, no intervals. BLEU: higher is better; loss: lower is better."
     )
+    sentences = {test["split"]: test["sentences"] for test in record["settings"]["tests"]}
+    if any(sentences.values()):
+        numbers = ", ".join(f"{number} of {names[split]}" for split, number in sentences.items())
+        description += f" BLEU is of the first sentences only: {numbers}."
     legend_rows = math.ceil(len(curves) / LEGEND_COLUMNS)
     with drawing(path, 2.5 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]

@@ -124,7 +124,7 @@ def _dimensions(energy: Sequence[float]) -> List[int]:
 def report(layers: Layers) -> str:
     """Markdown table: components that capture 90, 95 and 99 % of the energy of each layer and of its mean head."""
     columns = [f"{matrix}, {part} (90 95 99 %)" for matrix in MATRICES for part in ("layer", "head")]
-    rows = [["layer", "heads", "key dim", *columns]]
+    rows = [["layer", "heads", "key dimension", *columns]]
     for layer_id, layer in layers.items():
         row = [short_name(layer_id), str(layer["heads"]), str(layer["key_dim"])]
         for matrix in MATRICES:
@@ -151,7 +151,7 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
         "layer together. Bands: from the lowest to the highest single head. One seed. "
         "A band without width: all heads are equal."
     )
-    title = f"Captured energy of what heads look at, {model}"
+    title = f"Redundancy of the heads: captured energy, {model}"
     with drawing(path, 0.5 + 1.8 * len(groups), title, description) as figure:
         from matplotlib import colormaps
 

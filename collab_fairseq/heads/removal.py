@@ -92,7 +92,7 @@ def draw_gates(gates: Mapping[str, Gate], path: PathLike, model: str) -> None:
     values = {head: gate.open_probability for head, gate in gates.items()}
     closed = [head for head, gate in gates.items() if not gate.is_open]
     column = Column("P(open)", values, 1.0, closed)
-    draw_grids([column], path, f"Gates of the heads, {model}", "Probability that a gate is not zero. Frames: closed.")
+    draw_grids([column], path, f"Gates of the heads, {model}", "Probability that a gate is not zero. Framed: closed.")
 
 
 def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:

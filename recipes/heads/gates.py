@@ -87,7 +87,7 @@ def draw(record: Dict[str, Any], path: Path) -> None:
     parts, names = record["parts"], test_names(record["settings"])
     splits = ablation.splits(parts)
     description = "Points: the model after training with gates, penalty λ, one seed, no intervals. Higher is better."
-    with drawing(path, 2.8, "BLEU without the heads that gates have closed", description) as figure:
+    with drawing(path, 2.8, "BLEU without the heads whose gates are closed", description) as figure:
         axes = figure.subplots(1, len(splits), squeeze=False)[0]
         for axis, split in zip(axes, splits, strict=True):
             for penalty in penalties_of(parts):

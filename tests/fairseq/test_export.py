@@ -35,7 +35,7 @@ MODELS = {
     "content bias, wide": ("content", {"key_dim": 8}),
     "mixed sites": ("mixed", {}),
     "standard": ("standard", {}),
-    "standard, narrow keys": ("standard", {"key_dim": 8}),
+    "standard, reduced key dimension": ("standard", {"key_dim": 8}),
     "shared values": ("content", {"value_heads": 1}),
     "grouped keys": ("standard", {"kv_heads": 1}),
     "groups of two": ("standard", {"kv_heads": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}),

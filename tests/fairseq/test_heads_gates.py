@@ -18,7 +18,7 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
 from collab_fairseq.translation import batches, loss, translate
 from fairseq_modern.errors import UserError
-from tests.common import BIN, TINY_MODEL, TINY_TRAINING
+from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
 from tests.fairseq.commands import USER_DIR
 from tests.fairseq.heads_cases import (
     HEADS,
@@ -30,7 +30,6 @@ from tests.fairseq.heads_cases import (
     parts_of,
     standard_state,
 )
-from tests.fairseq.test_modern_processes import torchrun
 
 #: log α of the heads of each layer
 VALUES = [[1.0, -1.0], [0.1, 3.0], [-0.2, 0.7]]
@@ -117,7 +116,8 @@ def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path,
         --distributed-world-size 2 --distributed-backend gloo --ddp-backend c10d
         --log-interval 1 --log-format json
     """.split()
-    log = torchrun(BIN / "fairseq-train", tiny_data, *TINY_MODEL[2:], *TINY_TRAINING, *options).stdout
+    launch = ["torchrun", "--nproc_per_node", 2, "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    log = run(*launch, BIN / "fairseq-train", tiny_data, *TINY_MODEL[2:], *TINY_TRAINING, *options).stdout
     rows = [json.loads(row) for row in re.findall(r"\| (\{.*\"expected_heads\".*\})", log)]
     assert float(rows[0]["open_E:1"]) == float(rows[-1]["open_E"]) == 0.0
     assert float(rows[0]["open_A"]) == 2.0

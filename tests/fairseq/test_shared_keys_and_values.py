@@ -127,7 +127,7 @@ def test_ctranslate2_export_stores_shared_heads_once(kind, groups, one_cache, tm
         ctranslate2.export(source, output)
         engine = collab_fairseq.load(output).engine
         ranked = [[(0.0, target)] for target in targets]
-        engine._score(sources, ranked, [0, 1, 2], search)
+        engine._rescore(sources, ranked, [0, 1, 2], search)
         hypotheses = [each for best in engine.search(sources, search) for each in best]
         tokens.append([each.tokens for each in hypotheses])
         scores.append([score for ((score, _),) in ranked] + [each.score for each in hypotheses])

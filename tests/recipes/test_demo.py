@@ -44,7 +44,7 @@ def test_demo_ends_with_table_figure_and_translations(finished):
     folder, done = finished
     lines = [line.strip("|") for line in done.stdout.split("\n") if line.startswith("|")]
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    assert rows[0][:4] == ["heads", "key dim", "parameters", "validation loss"]
+    assert rows[0][:4] == ["heads", "key dimension", "parameters", "validation loss"]
     assert rows[0][4:] == ["compound-split BLEU test", "sacreBLEU test", "words/s", "training (h)"]
     assert [(row[0], row[1]) for row in rows[2:]] == [("standard", "64"), ("standard", "16"), ("collaborative", "16")]
     for number, (name, row) in enumerate(zip(MODELS, rows[2:], strict=True), start=1):

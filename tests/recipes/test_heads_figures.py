@@ -17,7 +17,7 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
     run("python", ROOT / "recipes" / "heads" / "figures.py", *sorted(tmp_path.glob("*.json")))
     text = (tmp_path / "curve-standard-256.ablate.svg").read_text()
     assert "<title>Ablation of single heads, curve-standard-256</title>" in text
-    assert "on test_2016_flickr; above 0: better without. Frames: p &lt; 0.05" in text
+    assert "on test_2016_flickr; above 0: better without. Framed: p &lt; 0.05" in text
     assert "encoder_cross_decoder" not in text
     assert ">−27.6<" in text
     for name in ("standard-256", "collaborative-64"):

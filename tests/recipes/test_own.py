@@ -107,7 +107,7 @@ def test_unusable_text_raises_a_one_line_error_and_leaves_nothing(change, messag
     ("words", "message"),
     [
         ([], "--source must be two text files or a folder"),
-        (["--source", "a.en", "b.en"], "--languages en-de"),
+        (["--source", "a.en", "b.en"], "--languages must be two languages, such as en-de; got 'en-en'"),
         (["--source", "a.en", "a.de", "model.dropuot=1"], "dropuot is not a setting; did you mean model.dropout?"),
     ],
 )
