@@ -52,7 +52,7 @@ def unpickle(f: Any, *args: Any, **options: Any) -> Any:
 def load(f: Any, *args: Any, **options: Any) -> Any:
     """Call `torch.load` without running code from the file, and verify its checksums; raise CheckpointError."""
     try:
-        check_sums(f)
+        verify_checksums(f)
         return unpickle(f, *args, **options)
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -62,7 +62,7 @@ def load(f: Any, *args: Any, **options: Any) -> Any:
         raise CheckpointError(_explain(getattr(f, "name", f), error)) from cause
 
 
-def check_sums(f: Any) -> None:
+def verify_checksums(f: Any) -> None:
     """Verify the checksums in a checkpoint, a path or an open file, if it has any; raise BadZipFile."""
     start = f.tell() if hasattr(f, "tell") else 0
     damaged = None

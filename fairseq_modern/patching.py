@@ -10,14 +10,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def names(function: Any) -> Set[str]:
     """Return all names and strings in the code of a function and of its nested functions, to check for a defect."""
-    found: Set[str] = set()
+    collected: Set[str] = set()
     codes = [inspect.unwrap(function).__code__]
     while codes:
         code = codes.pop()
-        found.update(code.co_names)
-        found.update(constant for constant in code.co_consts if isinstance(constant, str))
+        collected.update(code.co_names)
+        collected.update(constant for constant in code.co_consts if isinstance(constant, str))
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found
+    return collected
 
 
 def wrap(owner: Any) -> Callable[[F], F]:

@@ -75,8 +75,8 @@ def choose_device(args: argparse.Namespace) -> str:
     if args.device.startswith("cuda"):
         number = int(args.device.partition(":")[2] or 0)
         if number >= torch.cuda.device_count():
-            found = torch.cuda.device_count() or "none"
-            raise UserError(f"--device {args.device} needs a GPU that torch can use; torch finds {found}")
+            available = torch.cuda.device_count() or "none"
+            raise UserError(f"--device {args.device} needs a GPU that torch can use; torch finds {available}")
         torch.cuda.set_device(number)
     return str(args.device)
 

@@ -45,8 +45,8 @@ source = {piece: number for number, piece in enumerate(dictionary("SOURCE"))}
 target = dictionary("TARGET")
 text = "A man is riding a bike."
 ids = [source.get(piece, 3) for piece in pieces.encode(GIVEN, out_type=str)] + [2]
-found = model.generate(torch.tensor([ids]), num_beams=5, max_length=200)[0]
-print("".join(target[number] for number in found if number > 2).replace("▁", " ").strip())"""
+output = model.generate(torch.tensor([ids]), num_beams=5, max_length=200)[0]
+print("".join(target[number] for number in output if number > 2).replace("▁", " ").strip())"""
 
 
 def check(source: Source) -> Dict[str, Any]:

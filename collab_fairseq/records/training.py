@@ -69,7 +69,7 @@ def make_record(
     checkpoint: Dict[str, Any],
     train_log: Path,
     usage: Path,
-    data_sums: Path,
+    data_checksums: Path,
     scores: Dict[str, Path],
     losses: Dict[str, Dict[str, Any]],
     seed: Optional[int] = None,
@@ -85,7 +85,7 @@ def make_record(
         checkpoint: loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`.
         usage: JSON lines of the runner: {log_from} at the start of a part, then its measurements.
-        data_sums: output of sha256sum for the prepared corpus.
+        data_checksums: output of sha256sum for the prepared corpus.
         scores: test set → output of `collab score --json`.
         losses: validation or test set → its entry in the part `losses`.
         seed, threads: of the training run.
@@ -99,7 +99,7 @@ def make_record(
         {"train_seconds": seconds, **unknown, **part}
         for part, seconds in zip(measured, log["part_seconds"], strict=True)
     ]
-    checksums = (line.split(maxsplit=1) for line in data_sums.read_text(encoding="utf-8").splitlines())
+    checksums = (line.split(maxsplit=1) for line in data_checksums.read_text(encoding="utf-8").splitlines())
     settings = {
         "seed": seed,
         "config": config_of(checkpoint),

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError, UserError
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
-from fairseq_modern.loading import check_sums, unpickle
+from fairseq_modern.loading import verify_checksums, unpickle
 from fairseq_modern.patching import wrap
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def is_valid(path: str) -> bool:
     if not zipfile.is_zipfile(path):
         return read(path) is not None
     try:
-        check_sums(path)
+        verify_checksums(path)
     except Exception:  # almost any, if the directory of the archive is damaged
         return False
     return True
@@ -75,8 +75,8 @@ def latest_valid_checkpoint(directory: str) -> Optional[Checkpoint]:
     last = os.path.join(directory, LAST)
     if is_valid(last):
         return read(last) or Checkpoint(last, 0, best=False)  # an average, for example: fairseq may reject it
-    found = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
-    readable = [checkpoint for checkpoint in found if checkpoint is not None]
+    checkpoints = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
+    readable = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
     readable.sort(key=lambda checkpoint: (checkpoint.updates, checkpoint.path), reverse=True)
     return next((checkpoint for checkpoint in readable if is_valid(checkpoint.path)), None)
 

@@ -141,7 +141,7 @@ def record(run: RecipeRun, average: Average) -> None:
             checkpoint=checkpoints.load_with_model(checkpoint),
             train_log=run.output / f"train{stage}.log",
             usage=run.output / f"train{stage}.usage.jsonl",
-            data_sums=run.data / "SHA256SUMS",
+            data_checksums=run.data / "SHA256SUMS",
             seed=run.cfg.common.seed,
             threads=run.machine.threads,
             repository=ROOT,

@@ -52,7 +52,7 @@ def test_attention_type_needs_one_file_and_one_line(tiny_data, tmp_path):
 
     python("from tests.fairseq.test_fifth_attention_type import check_layers as c; c(*sys.argv[1:])", mean, tiny_data)
     (tmp_path / "empty").write_text("")
-    files = dict.fromkeys(("train_log", "usage", "data_sums"), tmp_path / "empty")
+    files = dict.fromkeys(("train_log", "usage", "data_checksums"), tmp_path / "empty")
     write_json(make_record("fifth", "", checkpoint=load(mean), scores={}, losses={}, **files), record)
     assert json.loads(record.read_text())["parts"]["training"]["wall_seconds"] is None
     table = python("from collab_fairseq.cli.main import main; main(['table', sys.argv[1]])", record).stdout
