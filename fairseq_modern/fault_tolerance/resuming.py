@@ -23,7 +23,7 @@ import torch.distributed as dist
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError, UserError
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
-from fairseq_modern.loading import verify_checksums, unpickle
+from fairseq_modern.loading import unpickle, verify_checksums
 from fairseq_modern.patching import wrap
 
 logger = logging.getLogger(__name__)
