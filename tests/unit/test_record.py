@@ -81,9 +81,17 @@ def record(tmp_path, train_log):
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
     write_json({"scores": [{"metric": "sacreBLEU", "score": 38.7, "of": "/home/me/x"}]}, tmp_path / "scores.json")
     return make_record(
-        "tiny", "run.sh --data /somewhere/data --seed 1", seed=1, checkpoint=checkpoint, train_log=train_log, threads=2,
-        usage=tmp_path / "usage", data_checksums=tmp_path / "sums", losses={}, scores={"test": tmp_path / "scores.json"},
-    )  # fmt: skip
+        "tiny",
+        "run.sh --data /somewhere/data --seed 1",
+        seed=1,
+        checkpoint=checkpoint,
+        train_log=train_log,
+        threads=2,
+        usage=tmp_path / "usage",
+        data_checksums=tmp_path / "sums",
+        losses={},
+        scores={"test": tmp_path / "scores.json"},
+    )
 
 
 def test_training_record_is_complete_and_valid_json(record):
