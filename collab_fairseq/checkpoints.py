@@ -42,7 +42,7 @@ def load(path: PathLike) -> Dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint {name}")
     if not os.path.isfile(name):  # reading a device or a pipe might never end
         file_type = "a directory" if os.path.isdir(name) else "not a regular file"
-        raise CheckpointError(f"{name} must be a checkpoint file, but is {file_type}")
+        raise CheckpointError(f"{name} must be a checkpoint file; got {file_type}")
     return loading.load_dictionary(name, map_location="cpu")  # type: ignore[no-any-return]
 
 
@@ -121,7 +121,7 @@ def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound:
     """
     folder = os.fspath(directory)
     if not os.path.isdir(folder):
-        raise CheckpointError(f"{folder} must be the folder with the {kind} checkpoints, but is not a directory")
+        raise CheckpointError(f"{folder} must be the folder with the {kind} checkpoints; it is not a directory")
     candidates = []
     for name in os.listdir(folder):
         match = _NAMES[kind].fullmatch(name)

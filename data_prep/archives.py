@@ -108,7 +108,7 @@ class _Limited:
     def check(self, size: int) -> None:
         if size > self._limit:
             raise CorpusError(
-                f"{self._path} must unpack to at most {self._limit:,} bytes, but is larger; if it is the right "
+                f"{self._path} must unpack to at most {self._limit:,} bytes; got more; if it is the right "
                 "archive, give a larger --unpacked-limit (in GiB)"
             )
 
@@ -143,7 +143,7 @@ def _extract_members(content: Any, path: Path, wanted: List[str], folder: Path) 
     with tarfile.open(fileobj=content, mode="r|") as archive:
         for number, entry in enumerate(archive, start=1):
             if number > MOST_ENTRIES:
-                raise CorpusError(f"{path} must have at most {MOST_ENTRIES:,} entries, but has more")
+                raise CorpusError(f"{path} must have at most {MOST_ENTRIES:,} entries; got more")
             member = str(PurePosixPath(entry.name))
             if entry.isfile() and member in wanted:
                 content.check(entry.size)  # a sparse file takes little space in the archive

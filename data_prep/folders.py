@@ -90,5 +90,7 @@ def new_folder(output: Path) -> Iterator[Path]:
             output.rename(old)
         work.rename(output)
     finally:
+        if old.exists() and not output.exists():  # interrupted between the two renames
+            old.rename(output)
         for folder in (work, old):
             shutil.rmtree(folder, ignore_errors=True)

@@ -237,8 +237,7 @@ def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu") -> Record:
-    command_line = getattr(args, "command_line", None) or command()
-    return new_record(name, command_line, args.checkpoints, settings, args.json, device)
+    return new_record(name, command(), args.checkpoints, settings, args.json, device)
 
 
 def _show(args: argparse.Namespace, report: str, draw: Callable[[str, str], None]) -> None:

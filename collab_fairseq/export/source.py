@@ -203,7 +203,7 @@ def new_folder(path: PathLike) -> Iterator[str]:
     """
     name = os.path.abspath(path)
     if os.path.lexists(name) and (os.path.islink(name) or not os.path.isdir(name) or os.listdir(name)):
-        raise UserError(f"there is already something under {os.fspath(path)}: choose another --output")
+        raise UserError(f"{os.fspath(path)} already exists and is not an empty folder; choose another --output")
     if not os.path.isdir(os.path.dirname(name)):
         raise UserError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
     remove_stale_temp_files(*os.path.split(name))

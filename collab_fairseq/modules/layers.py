@@ -1,12 +1,10 @@
 """fairseq's transformer layers with the attention of :mod:`.attention`."""
 
-from typing import Any, Dict
+from typing import Any
 
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
-from torch import nn
 
 from .attention import IncrementalAttention, build_attention
-from .fairseq_compat import SURPLUS
 
 # The encoder layer of fairseq 0.12.2 keeps a second copy of its weights for a fast path that recent PyTorch versions
 # cannot run. Unpatched, it would translate with untrained weights.
@@ -31,12 +29,6 @@ class CollabEncoderLayer(TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
         return build_attention(cfg, self._number, "encoder")
-
-    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
-        """Skip fairseq's method, which concatenates the attention weights and so requires equal widths."""
-        for name in SURPLUS:
-            state_dict.pop(prefix + name, None)
-        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class CollabDecoderLayer(TransformerDecoderLayerBase):

@@ -173,7 +173,7 @@ def test_failed_export_leaves_nothing(models, tmp_path, capfdbinary):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     for name in ("taken", "link"):
-        assert "there is already something" in error_of(checkpoint, output=name)
+        assert "already exists" in error_of(checkpoint, output=name)
     assert main.main(["export", str(checkpoint), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
 
 

@@ -180,7 +180,7 @@ def test_rejects_archives_that_unpack_beyond_the_limit(source, unpack_error, bom
         rows = pack(source, text, "train.en" if bomb == "member" else "other.en")
     (source / "manifest.tsv").write_text("\n".join(rows))
     limit = max(1 << 20, 20 * archive.stat().st_size)
-    assert f"must unpack to at most {limit:,} bytes, but is larger" in unpack_error()
+    assert f"must unpack to at most {limit:,} bytes; got more" in unpack_error()
     assert not any((source.parent / "texts").iterdir())
     if bomb in ("text", "member"):
         target = source.parent / "more"
@@ -196,7 +196,7 @@ def test_rejects_archives_with_too_many_entries(source, unpack_error, monkeypatc
         for number in range(30):
             archive.addfile(tarfile.TarInfo(f"{number}.en"))
     (source / "manifest.tsv").write_text(f"archive\t{ARCHIVE}\t-\t-\nmember\t{ARCHIVE}\t29.en\t-\ttrain.en\n")
-    assert "must have at most 20 entries, but has more" in unpack_error()
+    assert "must have at most 20 entries; got more" in unpack_error()
 
 
 def test_next_preparation_removes_leftovers_of_a_killed_one(tmp_path):
@@ -211,6 +211,25 @@ def test_next_preparation_removes_leftovers_of_a_killed_one(tmp_path):
     with folders.new_folder(output):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.download"]
+
+
+def test_interruption_between_the_renames_keeps_the_old_data(tmp_path, monkeypatch):
+    output = tmp_path / "data"
+    output.mkdir()
+    (output / "text").write_text("old")
+    rename, renames = Path.rename, []
+
+    def interrupted(path, target):
+        renames.append(path)
+        if len(renames) == 2:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), folders.new_folder(output) as work:
+        (work / "text").write_text("new")
+    assert (output / "text").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt16, unpack_error):
