@@ -237,7 +237,8 @@ def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu") -> Record:
-    return new_record(name, command(), args.checkpoints, settings, args.json, device)
+    command_line = getattr(args, "command_line", None) or command()  # recipes call subcommands in their own process
+    return new_record(name, command_line, args.checkpoints, settings, args.json, device)
 
 
 def _show(args: argparse.Namespace, report: str, draw: Callable[[str, str], None]) -> None:
