@@ -86,11 +86,11 @@ def study(record: Dict[str, Any]) -> str:
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
     bleu_gaps = [abs(full["bleu"][split]["score"] - source["bleu"][split]["score"]) for split in splits]
     loss_gap = abs(full["valid"]["loss"] - source["valid"]["loss"])
-    seeds = ", ".join(map(str, settings["seeds"]))
+    seeds = settings["seeds"]
     about = [
         f"{model['updates']:,} updates; calibrated on {settings['sentences']} sentences.",
-        f"Mean and standard deviation over the seeds {seeds} of the decomposition,",
-        "where they make a difference. CPU seconds of the whole model, calibration and allocation not counted.",
+        f"Mean and standard deviation over {len(seeds)} seeds of the decomposition." if len(seeds) > 1 else "One seed.",
+        "CPU seconds are those of the whole model, without calibration and allocation.",
     ]
     if any("/distilled-" in name for name in record["parts"]):
         about.append(
@@ -98,7 +98,7 @@ def study(record: Dict[str, Any]) -> str:
             "sentences of the training text."
         )
     if updates:
-        about.append(f"Fine-tuned for {updates[0]} updates; the increase is that over the fine-tuned source.")
+        about.append(f"Fine-tuned models: {updates[0]} updates; their increase is relative to the fine-tuned source.")
     differences = f"the loss differs by {loss_gap:.0e} and BLEU by {max(bleu_gaps, default=0):.2f}"
     at_full = f"sacreBLEU: `{signature}`. At full rank {differences}."
     layers = f"{sizes['encoder_layers']}+{sizes['decoder_layers']} layers"
