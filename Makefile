@@ -90,6 +90,7 @@ tables:
 	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu' --baseline curve-none-dk32-lr4-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CHECKED) $(RUNS)/curve-*-dk32-*-u2000.json \
 	    --output recipes/curve/README.md --marker check_claim $(CHECK)
+	@$(COLLAB:collab=python) recipes/curve/logits.py --output recipes/curve/convergence.md --marker logits $(CHECK)
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/multi30k-*-blocks*-u1500.json --output docs/speed.md --marker precision \
