@@ -1,8 +1,11 @@
-"""Checkpoints: fairseq's own can be loaded; hostile and damaged ones raise an error."""
+"""Checkpoints: loading is safe, writing and copying are atomic, and temporary files of killed writes are removed."""
 
 import io
+import multiprocessing
 import os
 import pickle
+import signal
+import stat
 import traceback
 from argparse import Namespace
 from pathlib import Path
@@ -10,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, file_io
 
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import CheckpointError
+from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.fairseq import forked
 
 
@@ -135,3 +139,82 @@ def test_numpy_values_load_under_the_names_of_numpy_1_and_2():
             assert state["arrays"][dtype].dtype == array.dtype
             np.testing.assert_array_equal(state["arrays"][dtype], array)
         assert (state["scalar"], state["n"]) == (0.5, 3)
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def check_killed(function):
+    """Call a function, which must kill its process, in a child process."""
+    child = multiprocessing.get_context("fork").Process(target=function)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+def test_concurrent_writers_are_independent_and_follow_no_link(tmp_path):
+    (victim := tmp_path / "victim").write_bytes(b"precious")
+    (target := tmp_path / "checkpoint_last.pt").symlink_to(victim)
+    (tmp_path / "checkpoint_last.pt.tmp").symlink_to(victim)
+    umask = os.umask(0o027)
+    try:
+        with atomic_write(str(target)) as one:
+            one.write(b"one, the ")
+            with atomic_write(str(target)) as other:
+                other.write(b"other")
+            assert target.read_bytes() == b"other"
+            one.write(b"slower")
+    finally:
+        os.umask(umask)
+    assert (target.read_bytes(), victim.read_bytes()) == (b"one, the slower", b"precious")
+    assert stat.filemode(target.lstat().st_mode) == "-rw-r-----"
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["checkpoint_last.pt", "checkpoint_last.pt.tmp", "victim"]
+
+
+@pytest.mark.parametrize(
+    ("manager", "killed_in", "expected"),
+    [
+        (checkpoint_utils.PathManager, ["os.fsync"], b"old"),
+        (checkpoint_utils.PathManager, ["os.replace"], b"old"),
+        # unpatched: the process is killed while the target is open, and the old file is lost
+        (file_io.PathManager, ["shutil._fastcopy_sendfile", "shutil.copyfileobj"], b""),
+    ],
+)
+def test_a_kill_while_copying_leaves_the_old_file(tmp_path, monkeypatch, manager, killed_in, expected):
+    source, target = tmp_path / "new.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+    target.write_bytes(b"old")
+
+    def copy():
+        for function in killed_in:
+            monkeypatch.setattr(function, kill)
+        manager.copy(str(source), str(target), overwrite=True)
+
+    check_killed(copy)
+    assert target.read_bytes() == expected
+
+
+def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
+    path, other = tmp_path / "averaged.pt", tmp_path / f"other.pt.{16 * 'a'}.tmp"
+    for name in ("thesis.tmp", "averaged.pt.tmp", f"averaged.pt.{15 * 'a'}.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+    kept = sorted(tmp_path.iterdir())
+    other.mkdir()  # left by an export
+    (other / "weights").write_bytes(b"x")
+
+    def write():
+        with atomic_write(str(path)):
+            kill()
+
+    check_killed(write)
+    assert len(list(tmp_path.iterdir())) == len(kept) + 2
+    with atomic_write(str(path)) as new:
+        new.write(b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, path, other])
+    assert remove_stale_temp_files(str(tmp_path)) == [other.name]
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, path])

@@ -1,8 +1,11 @@
-"""Resuming: from checkpoint_last.pt, which the user may have replaced, else from the latest valid checkpoint."""
+"""Resuming: from which checkpoint, at which position in an epoch, and by one training run at a time."""
 
 import logging
 import os
+import select
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from collections import OrderedDict
@@ -13,20 +16,19 @@ import pytest
 import torch
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.errors import CheckpointError
-from fairseq_modern.fault_tolerance import resuming
+from fairseq_modern.errors import CheckpointError, UserError
+from fairseq_modern.fault_tolerance import position, resuming
 from fairseq_modern.files import atomic_write
 from tests.fairseq import forked
 
 
 def checkpoint(directory, name, updates, score=None, best=None, age=0):
     """Write a checkpoint with the structure of fairseq's, `age` seconds old."""
-    position = {"epoch": 1, "iterations_in_epoch": updates}
     state = {
         "model": OrderedDict(weight=torch.full((1000,), 7.0)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {"train_iterator": position, "val_loss": score, "best": best},
+        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": score, "best": best},
     }
     path = directory / name
     torch.save(state, path)
@@ -166,3 +168,45 @@ def test_restores_the_last_checkpoint_only_if_fault_tolerance_is_on(tmp_path, mo
     module.load_checkpoint(cfg.checkpoint, SimpleNamespace(is_data_parallel_master=True, checkpoint_suffix=""))
     resuming.unlock()
     assert (tmp_path / "checkpoint_last.pt").exists() is on
+
+
+def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairseq_modern.files.LOCK_PATIENCE", 0.3)
+    code = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]): print(flush=True); input()"
+    command = [sys.executable, "-c", code, tmp_path / ".lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(UserError, match="another training run is active in"):
+            resuming.lock(str(tmp_path))
+        other.kill()
+    resuming.lock(str(tmp_path))  # the lock of a killed process is released
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert not select.select([other.stdout], [], [], 0.5)[0]
+        resuming.unlock()
+        assert other.stdout.readline() == b"\n"
+        other.kill()
+
+
+@pytest.mark.parametrize("batches", [0, 5])
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({}, True),
+        ({("optimization", "update_freq"): [4], ("dataset", "num_workers"): 7}, True),
+        ({("distributed_training", "distributed_world_size"): 2}, False),
+        ({("dataset", "max_tokens"): 100}, False),
+        ({("common", "seed"): 2}, False),
+    ],
+)
+def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_same, batches):
+    before, now = forked.training_config(tmp_path), forked.training_config(tmp_path)
+    for (section, key), value in changes.items():
+        now[section][key] = value
+    saved = {"version": 2, "epoch": 3, "iterations_in_epoch": batches, "shuffle": True}
+    state = {"extra_state": {"train_iterator": {**saved}}, "cfg": before, "optimizer_history": [{"num_updates": 30}]}
+    with caplog.at_level(logging.WARNING):
+        position.adapt(state, now)
+    stays = is_same or batches == 0  # at the start of an epoch
+    expected = saved if stays else {**saved, "epoch": 4, "iterations_in_epoch": 0}
+    assert state["extra_state"]["train_iterator"] == expected
+    assert ("resuming at epoch 4 after update 30" in caplog.text) is not stays

@@ -1,4 +1,4 @@
-"""fairseq can be imported: its dataclasses, names that NumPy has removed, evaluated settings, `--bf16`."""
+"""Compatibility: dataclasses, names that NumPy has removed, evaluated settings, `--bf16`, the encoder layer."""
 
 import builtins
 import dataclasses
@@ -16,15 +16,18 @@ from fairseq.data.huffman import HuffmanCodeBuilder
 from fairseq.data.language_pair_dataset import LanguagePairDataset
 from fairseq.data.token_block_dataset import TokenBlockDataset
 from fairseq.dataclass import FairseqDataclass, configs
-from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
+from fairseq.models.transformer import TransformerConfig, transformer_encoder
+from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding, transformer_layer
 from fairseq.modules.adaptive_softmax import TiedHeadModule
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
+from torch import nn
 
 import fairseq_modern
+from fairseq_modern import encoder_layer
 from fairseq_modern.errors import UserError
 from fairseq_modern.expressions import evaluate
-from tests.common import run
-from tests.fairseq.models import SMALL, Task, build
+from tests.common import FLOAT32, run
+from tests.fairseq.models import SMALL, Task, batch, build
 
 needs_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
 
@@ -192,3 +195,40 @@ def test_only_the_flag_tpu_means_a_tpu(flags, tpu, bf16):
         parsed = options.parse_args_and_arch(parser, ["data", "--arch", "transformer_tiny", *flags], parse_known)
         args = parsed[0] if parse_known else parsed
         assert (args.tpu, args.bf16) == (tpu, bf16)
+
+
+# --- the encoder layer -----------------------------------------------------------------------------------------------
+
+
+def test_initial_parameters_follow_the_seed_as_in_unpatched_fairseq():
+    """Attention, fc1, fc2 are drawn in this order, and nothing else is drawn."""
+    cfg = TransformerConfig()
+    width, inner = cfg.encoder.embed_dim, cfg.encoder.ffn_embed_dim
+    torch.manual_seed(5)
+    layer = transformer_layer.TransformerEncoderLayerBase(cfg)
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    attention = layer.build_self_attention(width, cfg)
+    expected = {"self_attn.": attention, "fc1.": nn.Linear(width, inner), "fc2.": nn.Linear(inner, width)}
+    assert torch.equal(after, torch.rand(1))
+    state = layer.state_dict()
+    for prefix, module in expected.items():
+        for name, value in module.state_dict().items():
+            assert torch.equal(state[prefix + name], value), prefix + name
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_a_model_can_be_scripted(normalize_before):
+    model = build("transformer", **SMALL, encoder_normalize_before=normalize_before).eval()
+    scripted = torch.jit.script(model)
+    for sentences in (3, 1):  # one sentence has no padding
+        assert (scripted(*batch(sentences))[0] - model(*batch(sentences))[0]).abs().max() < FLOAT32
+
+
+@pytest.mark.parametrize("version", ["2.11.0a0", "2.11.0a0+git123", "3.0"])
+def test_supports_any_version_of_torch(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    for module in (transformer_layer, transformer_encoder):
+        monkeypatch.setattr(module, "torch", torch)
+        encoder_layer.patch_version(module)
+    assert build("transformer", **SMALL).eval()(*batch())[0].isfinite().all()
