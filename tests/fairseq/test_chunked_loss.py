@@ -13,7 +13,7 @@ from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataPara
 from collab_fairseq.bench.measure import peak_bytes
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.training import chunked_loss
-from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy, chunks, label_smoothed, tokens
+from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy, label_smoothed, tokens
 from tests.common import run
 from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
@@ -52,7 +52,7 @@ def test_on_a_gpu_chunks_are_large_and_padding_is_skipped_without_synchronising(
     with pytest.raises(RuntimeError):
         tokens(target, 1, 5)
     with OnGpu():
-        parts = list(chunks(*(torch.empty(n, 8, device="cuda") for n in (8192, 32768)), None))
+        parts = list(chunked_loss.chunks(*(torch.empty(n, 8, device="cuda") for n in (8192, 32768)), None))
     assert [rows.stop - rows.start for rows, *_ in parts] == [4096, 4096]  # 512 MiB each
 
 
@@ -60,7 +60,7 @@ def distance(ours, theirs):
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("flags", [{"key_dim": 6}, {"arch": "transformer", "share_all_embeddings": False}], ids=str)
+@pytest.mark.parametrize("flags", [{"key_dim": 6}, {"arch": "transformer", "share_all_embeddings": False}])
 @pytest.mark.parametrize(
     "options",
     [

@@ -97,7 +97,7 @@ MISTAKES = {
         rf"--key-dim is 4, but 6 in --attention-from {SAVED}; leave out --key-dim",
     ),
     "no data folder": (train(data="nowhere"), r"the data folder must be .* got nowhere \(No such file .*"),
-    "text instead of data": (train(data="conf"), "the data folder .* got conf, which holds no binarised data."),
+    "text instead of data": (train(data="conf"), "the data .* got conf, which holds no binarised data."),
     "no train split": (train(data="no train"), "no train has no split 'train'; its splits are test, valid."),
     "--save-dir below a file": (
         train(save_dir="file/below"), r"cannot write to --save-dir file/below \(Not a directory\).",
@@ -161,7 +161,7 @@ def test_explains_divergence_in_half_precision():
 
 @pytest.mark.parametrize(
     ("part", "size", "message"),
-    [("bin", 0, "is truncated"), ("idx", 300, "is truncated"), ("bin", 100, r"at least \d{4} bytes; got 100")],
+    [("bin", 0, "truncated"), ("idx", 300, "truncated"), ("bin", 100, r"at least \d{4} bytes; got 100")],
 )
 def test_truncated_data_are_rejected_when_opened(tiny_data, tmp_path, part, size, message):
     for suffix in ("bin", "idx"):

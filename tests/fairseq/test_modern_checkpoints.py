@@ -1,4 +1,4 @@
-"""Checkpoints: loading is safe, writing and copying are atomic, and temporary files of killed writes are removed."""
+"""Checkpoints: safe loading, atomic writing and copying, temporary files of killed writes."""
 
 import io
 import multiprocessing

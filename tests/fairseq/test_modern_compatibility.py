@@ -1,4 +1,4 @@
-"""Compatibility: dataclasses, names that NumPy has removed, evaluated settings, `--bf16`, the encoder layer."""
+"""Compatibility: dataclasses, names removed from NumPy, evaluated settings, `--bf16`, the encoder layer."""
 
 import builtins
 import dataclasses

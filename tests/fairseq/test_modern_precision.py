@@ -130,7 +130,7 @@ ARM, OLD_ARM = "Features\t: fp asimd sve bf16\n", "Features\t: fp asimd\n"
         (OLD_ARM, "some", "aarch64", ["emulated"]),
     ],
 )
-def test_name_and_units_are_those_that_the_kernel_reports_unless_overridden(text, assumed, name, units, monkeypatch):
+def test_name_and_units_are_those_of_the_kernel_unless_overridden(text, assumed, name, units, monkeypatch):
     monkeypatch.setenv(processor.ASSUMED, assumed)
     monkeypatch.setattr(processor, "read", lambda path: text if path == "/proc/cpuinfo" else "")
     monkeypatch.setattr(processor.platform, "system", lambda: "Linux")

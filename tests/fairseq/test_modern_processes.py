@@ -1,4 +1,4 @@
-"""Several processes: gathering objects, closing groups, errors where fairseq cannot start workers; signal handlers."""
+"""Several processes: gathering objects, closing groups, starting workers; signal handlers."""
 
 import contextlib
 import multiprocessing
@@ -116,7 +116,7 @@ def train(distributed_main, main, port):
 
 seen = []
 for port in sys.argv[1:3]:  # two runs in one process, as with Hydra's --multirun
-    train(utils.distributed_main, lambda cfg: seen.append(utils.get_world_size(utils.get_global_group())), port)
+    train(utils.distributed_main, lambda cfg: seen.append(utils.get_global_group().size()), port)
     assert not dist.is_initialized()
 assert seen == [1, 1], seen
 train(utils.distributed_main.__wrapped__, lambda cfg: None, sys.argv[3])

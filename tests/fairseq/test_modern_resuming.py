@@ -165,7 +165,8 @@ def test_restores_the_last_checkpoint_only_if_fault_tolerance_is_on(tmp_path, mo
     module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: None, PathManager=SimpleNamespace(copy=copy))
     resuming.patch(module)
     cfg = forked.training_config(tmp_path)
-    module.load_checkpoint(cfg.checkpoint, SimpleNamespace(is_data_parallel_master=True, checkpoint_suffix=""))
+    trainer = SimpleNamespace(is_data_parallel_master=True, checkpoint_suffix="")
+    module.load_checkpoint(cfg.checkpoint, trainer)
     resuming.unlock()
     assert (tmp_path / "checkpoint_last.pt").exists() is on
 
@@ -203,7 +204,8 @@ def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_sa
     for (section, key), value in changes.items():
         now[section][key] = value
     saved = {"version": 2, "epoch": 3, "iterations_in_epoch": batches, "shuffle": True}
-    state = {"extra_state": {"train_iterator": {**saved}}, "cfg": before, "optimizer_history": [{"num_updates": 30}]}
+    state = {"extra_state": {"train_iterator": {**saved}}, "cfg": before}
+    state["optimizer_history"] = [{"num_updates": 30}]
     with caplog.at_level(logging.WARNING):
         position.adapt(state, now)
     stays = is_same or batches == 0  # at the start of an epoch

@@ -1,4 +1,4 @@
-"""fairseq's programs: several runs in one process, exit statuses, one-line errors, `--help`, chains of configs."""
+"""fairseq's programs: several runs in one process, exit statuses, errors, `--help`, chains of configs."""
 
 import signal
 import sys

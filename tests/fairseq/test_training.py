@@ -32,11 +32,12 @@ def test_flags_and_hydra_train_the_same_model(tiny_data, tmp_path):
 
 
 def test_finetuning_starts_from_fairseqs_transformer(tiny_data, tmp_path):
-    stock, small = tmp_path / "stock" / "checkpoint_last.pt", {**SMALL, "max_update": 1}
+    small, stock = {**SMALL, "max_update": 1}, tmp_path / "stock" / "checkpoint_last.pt"
     run(*train_command(tiny_data, stock.parent, arch="transformer", **small))
     tuned = {"finetune_from_model": stock, "collaborative_heads": "none", "lr": 1e-30}
     run(*train_command(tiny_data, tmp_path / "tuned", **{**small, **tuned}))
-    assert same_model(*(checkpoints.load(file)["model"] for file in (stock, tmp_path / "tuned" / "checkpoint_last.pt")))
+    states = [checkpoints.load(file) for file in (stock, tmp_path / "tuned" / "checkpoint_last.pt")]
+    assert same_model(*(state["model"] for state in states))
 
 
 def test_eval_bleu_does_not_change_training(tiny_data, tmp_path):
