@@ -83,15 +83,6 @@ def bases(folder):
     return [checkpoints.load(converted)] * 5 + [trained] * 4 + [old]
 
 
-def copied(value):
-    """A copy of all containers in a checkpoint, with the same tensors."""
-    if isinstance(value, Namespace):
-        return Namespace(**copied(vars(value)))
-    if isinstance(value, dict):
-        return type(value)((key, copied(each)) for key, each in value.items())
-    return [copied(each) for each in value] if isinstance(value, list) else value
-
-
 def outcome(path):
     """ "loaded", or the class of a user error; any other error is raised."""
     try:  # like average, translate and export
@@ -113,7 +104,7 @@ def test_every_checkpoint_works_or_raises_a_user_error(tmp_path, monkeypatch):
         assert outcome(path) == "loaded"
     chance = random.Random(SEED)
     for number in range(NUMBER):
-        state = copied(chance.choice(originals))
+        state = copy.deepcopy(chance.choice(originals))
         mutation = mutate(state, chance)
         torch.save(state, path)
         try:

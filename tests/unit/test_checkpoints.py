@@ -57,7 +57,6 @@ def test_rejects_paths_that_are_not_regular_files(tmp_path, path, message):
         ({"optimizer_history": "x"}, "optimizer_history must be .*; got"),
         ({"optimizer_history": [{"num_updates": "x"}]}, "num_updates must be .*; got"),
         ({"extra_state": [1]}, "extra_state must be .*; got"),
-        ({"model": {"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])}}, "NaN or infinite values in b"),
         ({"model": {"a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])}}, "NaN or infinite values in b"),
     ],
     ids=str,
