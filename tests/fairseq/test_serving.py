@@ -10,11 +10,11 @@ from importlib.util import find_spec
 import pytest
 
 import collab_fairseq
-from collab_fairseq import checkpoints, translation
+from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
 from collab_fairseq.export import folder as model_folder
 from collab_fairseq.export.source import read_source
-from collab_fairseq.translation import TranslationError, load_model
+from collab_fairseq.translation import TranslationError
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from collab_fairseq.translation.translator import batches
 from tests.common import content, run
@@ -53,24 +53,6 @@ def translate(capfdbinary):
         return status, out.decode().split("\n")[:-1], err.decode()
 
     return translate
-
-
-def test_folder_of_word_model_translates_like_its_checkpoint(tiny_run, tiny_data, tmp_path):
-    trained = load_model(tiny_run / "checkpoint_best.pt", tiny_data)
-    expected = translation.translate(trained, "test", beam=3, max_len_a=0, max_len_b=12)
-    source = [trained.task.source_dictionary.string(tokens) for tokens in trained.task.dataset("test").src]
-    model_folder.export(read_source(tiny_run / "checkpoint_best.pt", tiny_data), tmp_path / "out")
-    translator = collab_fairseq.load(tmp_path / "out")
-    assert translator.translate(source, beam=3, max_length=12) == expected
-    flags = ["-s", "src", "-t", "tgt", "--beam", "3", "--max-len-a", "0", "--max-len-b", "12", "--cpu", "--user-dir"]
-    command = ["fairseq-interactive", tmp_path / "out", "--path", tmp_path / "out" / "model.pt", *flags]
-    text = "".join(f"{line}\n" for line in source)
-    printed = run(*command, os.path.dirname(collab_fairseq.__file__), input=text).stdout.splitlines()
-    assert [line.split("\t")[2] for line in printed if line.startswith("D-")] == expected
-    scores = [float(line.split("\t")[1]) for line in printed if line.startswith("H-")]
-    best = translator.search(source, beam=3, max_length=12)
-    assert [one.score for (one, *_) in best] == pytest.approx(scores, abs=1e-4)
-    assert len({round(score, 3) for score in scores}) > 10
 
 
 def test_exported_checkpoint_contains_no_path(exported):
@@ -177,25 +159,6 @@ def test_failed_export_leaves_nothing(models, tmp_path, capfdbinary):
     assert main.main(["export", str(checkpoint), "--to", "folder", "--output", str(tmp_path / "empty")]) == 0
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("dict.tgt.txt", None),
-        ("dict.src.txt", "other 1\n"),
-        ("translation.json", None),
-        ("translation.json", 99999 * "["),
-    ],
-    ids=["no dictionary", "other dictionary", "no card", "deeply nested card"],
-)
-def test_rejects_incomplete_folder(exported, tmp_path, file, text):
-    copy = shutil.copytree(exported, tmp_path / "copy")
-    (copy / file).unlink()
-    if text is not None:
-        (copy / file).write_text(text)
-    with pytest.raises(TranslationError, match=file):
-        collab_fairseq.load(copy)
-
-
 def test_rejects_file_without_bpe_codes(tmp_path):
     (tmp_path / "bpecodes").write_text("one two three\n")
     with pytest.raises(TranslationError, match="bpecodes"):
@@ -269,11 +232,3 @@ def test_export_reads_but_never_writes_through_links(exported, translator, tmp_p
 def test_rejects_impossible_requests(translator, lines, search, match):
     with pytest.raises(TranslationError, match=match):
         translator.translate(lines, **search)
-
-
-def test_moses_and_lowercase(models, tmp_path):
-    source = read_source(models.checkpoint("collaborative"), moses=True, lowercase=True)
-    model_folder.export(source, tmp_path / "out")
-    tokenizer = collab_fairseq.load(tmp_path / "out").tokenizer
-    assert "".join(tokenizer.split("The RED dog's")).replace("▁", " ").strip() == "the red dog &apos; s"
-    assert tokenizer.join(["▁the", "▁", "o", "g", "▁."]) == "the og."
