@@ -203,14 +203,10 @@ def test_ctranslate2_folder_needs_no_torch(read, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", FAIRSEQ)
 def test_plain_transformer_computes_the_same(read, name, tmp_path):
     source = read(name)
-    write(source, "folder", tmp_path / "folder")
-    write(source, "fairseq", tmp_path / "fairseq")
-    hub = TransformerModel.from_pretrained(str(tmp_path / "fairseq"))
-    assert type(hub.models[0]) is TransformerModel
-    torch.testing.assert_close(logits(hub.models[0]), logits(source.model), atol=1e-4, rtol=0)
-    expected = collab_fairseq.load(tmp_path / "folder").translate(SOURCES, **SEARCH)
-    assert collab_fairseq.load(tmp_path / "fairseq").translate(SOURCES, **SEARCH) == expected
-    assert hub.translate(SOURCES, beam=3, lenpen=0.6, max_len_a=0, max_len_b=60) == expected
+    write(source, "fairseq", tmp_path / "out")
+    (model,) = TransformerModel.from_pretrained(str(tmp_path / "out")).models
+    assert type(model) is TransformerModel
+    torch.testing.assert_close(logits(model), logits(source.model), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", FSMT)

@@ -57,7 +57,7 @@ def test_conversion_at_the_full_key_dimension_keeps_the_function(trained, kind):
     assert (logits(smaller) - expected).abs().max() > 1e-3
 
 
-def test_rejects_conversion_removal_and_redundancy_of_heads_that_are_not_separate(trained):
+def test_rejects_conversion_and_analyses_of_heads_that_are_not_separate(trained):
     with pytest.raises(ReparamError, match="LatentAttention cannot be converted"):
         convert(trained["latent"], 3)
     for kind in SHARED:
