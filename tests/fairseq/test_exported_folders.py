@@ -1,4 +1,4 @@
-"""Exported folders: facts and commands of the README, and one-line errors for damaged or manipulated files."""
+"""Exported folders: facts and commands of the README, and errors for damaged or manipulated files."""
 
 import hashlib
 import json

@@ -42,9 +42,9 @@ def build_as_hydra(arch, **flags):
 def test_presets_have_fairseqs_sizes_which_flags_override(arch, builder, flags):
     preset, sizes = PRESETS[arch]
     with torch.device("meta"):
-        models_compared = builder(arch, collaborative_heads="none", **flags), build(preset, **{**sizes, **flags})
-    for part in ("encoder", "decoder"):
-        ours, theirs = (getattr(model, part) for model in models_compared)
+        model = builder(arch, collaborative_heads="none", **flags)
+        expected = build(preset, **{**sizes, **flags})
+    for ours, theirs in ((model.encoder, expected.encoder), (model.decoder, expected.decoder)):
         assert [(name, p.shape) for name, p in ours.named_parameters()] == [
             (name, p.shape) for name, p in theirs.named_parameters()
         ]

@@ -123,7 +123,7 @@ def test_paths_and_links_exist(page):
 
 
 def test_flags_are_known():
-    training = options.get_training_parser()  # fairseq-train --help omits flags that depend on --arch and the like
+    training = options.get_training_parser()  # fairseq-train --help omits flags that depend on --arch
     chosen = ["--arch", "transformer_collab", "--optimizer", "adam", "--lr-scheduler", "inverse_sqrt"]
     options.parse_args_and_arch(training, ["data", *chosen, "--criterion", "label_smoothed_cross_entropy_with_gates"])
     tools = [["fairseq-generate"], ["fairseq-hydra-train"]]

@@ -92,7 +92,7 @@ def test_command_keeps_order_and_names_skipped_lines(exported, translator, trans
     assert "6\t0.0000\t" in rows
 
 
-def test_interrupted_command_keeps_its_translations(exported, translator, translate, monkeypatch, caplog, tmp_path):
+def test_interruption_keeps_translations(exported, translator, translate, monkeypatch, caplog, tmp_path):
     expected = translator.translate(SOURCES, **SEARCH)
     engine, batches_left = type(translator.engine), [None, None]
 

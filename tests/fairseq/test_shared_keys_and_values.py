@@ -73,7 +73,8 @@ def test_rejects_conversion_and_analyses_of_heads_that_are_not_separate(trained)
 def test_relevance_is_conserved(trained, kind):
     """Relevance of a prediction returns to embeddings and biases, through shared values."""
     model = trained[kind].model
-    sample = {"net_input": dict(zip(("src_tokens", "src_lengths", "prev_output_tokens"), batch(), strict=True))}
+    source, lengths, target = batch()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}}
     with relevance.linearised(model), relevance.values_only(attention_layers(model)):
         top, returned = relevance_totals(model, sample)
     assert returned.shape == top.shape[1:]

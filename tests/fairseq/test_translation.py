@@ -174,6 +174,7 @@ def test_rejects_text_in_other_units(checkpoint, tiny_data, tmp_path, caplog):
     # splits of a data-bin
     data = shutil.copytree(tiny_data, tmp_path / "data")
     tokens = data / "valid.src-tgt.src.bin"
-    tokens.write_bytes(trained.task.source_dictionary.unk().to_bytes(2, "little") * (tokens.stat().st_size // 2))
+    unknown_token = trained.task.source_dictionary.unk().to_bytes(2, "little")
+    tokens.write_bytes(unknown_token * (tokens.stat().st_size // 2))
     with pytest.raises(TranslationError, match="valid: 100% of the source tokens are not among the model's words"):
         loss(load_model(checkpoint, data), "valid")
