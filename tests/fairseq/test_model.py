@@ -146,6 +146,18 @@ def test_every_parameter_gets_a_gradient(kind):
     assert set(gradients(model)) == {name for name, _ in model.named_parameters()}
 
 
+def test_layerdrop_drops_layers_only_in_training():
+    model = build(**SMALL, key_dim=6, dropout=0.0, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
+    plain = build(**SMALL, key_dim=6, dropout=0.0)
+    plain.load_state_dict(model.state_dict())
+    expected = plain.train()(*batch())[0]
+    assert (model.eval()(*batch())[0] - expected).abs().max() < FLOAT32
+    model.train()
+    torch.manual_seed(0)
+    kept = [bool((model(*batch())[0] - expected).abs().max() < FLOAT32) for _ in range(64)]
+    assert 0 < sum(kept) < 20  # one in sixteen keeps all four layers
+
+
 def test_alignment_is_the_cross_attention_of_the_last_layer():
     model = build(**SMALL, key_dim=6).eval()
     source, lengths, target = batch()
