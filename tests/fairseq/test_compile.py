@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,25 +27,19 @@ VOCABULARY = len(TASK.source_dictionary)
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """A backend that runs graphs eagerly; ``batches`` has the number of the batch in which each graph was created."""
+    """Run graphs eagerly; ``batches`` has the number of the batch in which each graph was created."""
+    created = SimpleNamespace(batch=0, batches=[])
 
-    class Backend:
-        batch = 0
-
-        def __init__(self):
-            self.batches = []
-
-        def __call__(self, graph, example_inputs):
-            self.batches.append(self.batch)
-            return graph.forward
+    def backend(graph, example_inputs):
+        created.batches.append(created.batch)
+        return graph.forward
 
     torch._dynamo.reset()
     counters.clear()
-    backend = Backend()
     compiled._compiled.cache_clear()
     monkeypatch.setattr(compiled, "BACKEND", backend)
     monkeypatch.setattr(compiled, "_check_compiler", lambda *_: None)  # would be one more graph
-    yield backend
+    yield created
     compiled._compiled.cache_clear()
     torch._dynamo.reset()
 
@@ -65,18 +60,6 @@ def real_batches(number):
         yield batch_of(*lengths)
 
 
-@pytest.mark.slow
-def test_200_batches_need_three_graphs(compiler):
-    sizes = {**SMALL, "encoder_layers": 6, "decoder_layers": 6}
-    model = build(**sizes, vocabulary=VOCABULARY, key_dim=6, dropout=0.1, compile=True).train()
-    for compiler.batch, inputs in enumerate(real_batches(200)):
-        model(**inputs)[0].logsumexp(-1).mean().backward()
-    assert len(compiler.batches) == 3
-    assert max(compiler.batches) < 20
-    assert counters["frames"]["total"] == counters["frames"]["ok"] == len(compiler.batches)
-    assert not counters["graph_break"]
-
-
 def test_equal_sizes_in_the_first_batch_are_not_taken_for_one_size(compiler):
     """Nor are batches of one sentence compiled."""
     model = build(**ONE, vocabulary=VOCABULARY, key_dim=6, dropout=0.0, compile=True).train()
@@ -87,18 +70,23 @@ def test_equal_sizes_in_the_first_batch_are_not_taken_for_one_size(compiler):
     assert compiled._compiled.cache_info().misses == 1  # one compiled function for all layers and batches
 
 
-def test_distributed_data_parallel_does_not_split_graphs(compiler, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("layers", "number"), [(2, 4), pytest.param(6, 200, marks=pytest.mark.slow)])
+def test_distributed_training_needs_three_graphs(layers, number, compiler, tmp_path, monkeypatch):
     """By default torch splits graphs at gradient buckets. Here layers share a graph."""
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 1000)
+    sizes = {**SMALL, "encoder_layers": layers, "decoder_layers": layers}
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = build(**SMALL, vocabulary=VOCABULARY, key_dim=6, dropout=0.0, compile=True).train()
+        model = build(**sizes, vocabulary=VOCABULARY, key_dim=6, dropout=0.1, compile=True).train()
         parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
-        for compiler.batch, inputs in enumerate(real_batches(4)):
+        for compiler.batch, inputs in enumerate(real_batches(number)):
             parallel(**inputs)[0].logsumexp(-1).mean().backward()
     finally:
         torch.distributed.destroy_process_group()
     assert len(compiler.batches) == 3
+    assert max(compiler.batches) < 20
+    assert counters["frames"]["total"] == counters["frames"]["ok"] == 3
+    assert not counters["graph_break"]
 
 
 SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("standard", "pre-norm", "cross-self")]
@@ -130,13 +118,7 @@ def test_compiled_layers_give_the_same_results(kind, compiler):
     assert len(compiler.batches) == 3
 
 
-def test_flag_selects_compiled_layers_and_is_rejected_with_wrapped_layers():
-    model = build(**SMALL, key_dim=6, compile=True)
-    assert {type(layer).__name__ for layer in [*model.encoder.layers, *model.decoder.layers]} == {
-        "CompiledEncoderLayer",
-        "CompiledDecoderLayer",
-    }
-    assert compiled.BACKEND == "inductor"
+def test_rejects_wrapped_layers():
     with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:
         build(**SMALL, compile=True, checkpoint_activations=True)
     assert error.value.user_error

@@ -1,6 +1,5 @@
 """An attention type from outside the project (fifth_attention_type.py) trains, decodes, and appears in tables."""
 
-import json
 import re
 import sys
 
@@ -18,10 +17,11 @@ SIZES = {**SMALL, "collaborative_heads": "cross", "key_dim": 16, "shared_key_dim
 
 
 @torch.no_grad()
-def check_layers(checkpoint, data):
+def check_layers_and_print_table(checkpoint, data, record):
     """In a program that imports the type: check outputs, sizes and export of the layers."""
     from collab_fairseq import translation
     from collab_fairseq.attention.attention_types import kv_cache_per_token
+    from collab_fairseq.cli.main import main
     from collab_fairseq.export.standard_heads import standard_layers
     from collab_fairseq.modules.sites import attention_layers, swapped
 
@@ -34,6 +34,7 @@ def check_layers(checkpoint, data):
     assert (parameters, kv_cache_per_token(layer)) == (3 * 16 * 17 + 12 * 17, 12 + 16)
     with swapped(model, standard_layers(model)):
         assert (model(words, lengths, target)[0] - full).abs().max() < FLOAT32
+    main(["table", record])
 
 
 def test_attention_type_needs_one_file_and_one_line(tiny_data, tmp_path):
@@ -44,16 +45,13 @@ def test_attention_type_needs_one_file_and_one_line(tiny_data, tmp_path):
     run("collab", "average", "--inputs", tmp_path, "--num-update-checkpoints", 2, "--output", mean)
     log = run("fairseq-generate", tiny_data, "--path", mean, "--user-dir", plugin, "--cpu", cwd=ROOT).stdout
     assert len(re.findall(r"^H-\d+\t", log, re.MULTILINE)) == 20
-
-    def python(code, *arguments):
-        return run(
-            sys.executable, "-c", f"import sys, tests.fairseq.fifth_attention_type; {code}", *arguments, cwd=ROOT
-        )
-
-    python("from tests.fairseq.test_fifth_attention_type import check_layers as c; c(*sys.argv[1:])", mean, tiny_data)
     (tmp_path / "empty").write_text("")
     files = dict.fromkeys(("train_log", "usage", "data_checksums"), tmp_path / "empty")
     write_json(make_record("fifth", "", checkpoint=load(mean), scores={}, losses={}, **files), record)
-    assert json.loads(record.read_text())["parts"]["training"]["wall_seconds"] is None
-    table = python("from collab_fairseq.cli.main import main; main(['table', sys.argv[1]])", record).stdout
+    code = (
+        "import sys, tests.fairseq.fifth_attention_type\n"
+        "from tests.fairseq.test_fifth_attention_type import check_layers_and_print_table as check\n"
+        "check(*sys.argv[1:])"
+    )
+    table = run(sys.executable, "-c", code, mean, tiny_data, record, cwd=ROOT).stdout
     assert re.search(r"\| collaborative in cross, slices of 12 key dimensions \| 16 .* 9,856 +\| 28 ", table), table

@@ -19,12 +19,12 @@ from tests.common import FLOAT32
 from tests.fairseq.commands import nested
 from tests.fairseq.models import KINDS, SMALL, TINY, Task, batch, build, same_model
 
-BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
+#: our preset → fairseq's preset of the same size, and settings
 PRESETS = {
-    "transformer_collab": BASE,
-    "transformer_collab_big": {**BASE, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
-    "transformer_collab_iwslt_de_en": {**BASE, "ffn_embed_dim": 1024, "attention_heads": 4},
-    "transformer_collab_tiny": {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 4, "attention_heads": 4},
+    "transformer_collab": ("transformer", {}),
+    "transformer_collab_big": ("transformer_vaswani_wmt_en_de_big", {}),
+    "transformer_collab_iwslt_de_en": ("transformer_iwslt_de_en", {}),
+    "transformer_collab_tiny": ("transformer", TINY),
 }
 
 
@@ -36,24 +36,21 @@ def build_as_hydra(arch, **flags):
     return models.build_model(cfg.model, Task())
 
 
-@pytest.mark.parametrize("flags", [{}, {"encoder_layers": 2, "encoder_ffn_embed_dim": 77, "key_dim": 24}])
+@pytest.mark.parametrize("flags", [{}, {"encoder_layers": 2, "encoder_ffn_embed_dim": 77, "dropout": 0.2}])
 @pytest.mark.parametrize("builder", [build, build_as_hydra])
 @pytest.mark.parametrize("arch", PRESETS)
-def test_presets_set_sizes_that_flags_override(arch, builder, flags):
+def test_presets_have_fairseqs_sizes_which_flags_override(arch, builder, flags):
+    preset, sizes = PRESETS[arch]
     with torch.device("meta"):
-        model = builder(arch, **flags)
-    encoder, decoder = dict(PRESETS[arch]), dict(PRESETS[arch])
-    if flags:
-        encoder.update(layers=2, ffn_embed_dim=77)
-        if arch == "transformer_collab":  # as in fairseq's transformer, the decoder's FFN follows the encoder's
-            decoder["ffn_embed_dim"] = 77
-    for side, sizes in ((model.encoder, encoder), (model.decoder, decoder)):
-        width, heads, inner = sizes["embed_dim"], sizes["attention_heads"], sizes["ffn_embed_dim"]
-        assert len(side.layers) == sizes["layers"]
-        for layer in side.layers:
-            assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (heads, width // heads)
-            assert layer.self_attn.q_proj.weight.shape == (flags.get("key_dim", width), width)
-            assert layer.fc1.weight.shape == (inner, width)
+        model = builder(arch, collaborative_heads="none", **flags)
+        expected = build(preset, **{**sizes, **flags})
+    for ours, theirs in ((model.encoder, expected.encoder), (model.decoder, expected.decoder)):
+        assert [(name, p.shape) for name, p in ours.named_parameters()] == [
+            (name, p.shape) for name, p in theirs.named_parameters()
+        ]
+        heads = [[layer.self_attn.num_heads for layer in side.layers] for side in (ours, theirs)]
+        assert heads[0] == heads[1]
+        assert ours.dropout_module.p == theirs.dropout_module.p
 
 
 @pytest.mark.parametrize("heads", ["none", "encoder_cross_decoder"])

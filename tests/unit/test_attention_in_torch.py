@@ -22,7 +22,14 @@ def test_blocks_at_full_key_dimension_equal_torchs_multihead_attention(cls, opti
     theirs = nn.MultiheadAttention(E, H, kdim=kdim, vdim=kdim, batch_first=True, dtype=torch.float64)
     nn.init.normal_(theirs.in_proj_bias)
     nn.init.normal_(theirs.out_proj.bias)
-    ours = copy_weights(theirs, cls(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64, **options))
+    ours = cls(E, H, kdim=kdim, vdim=kdim, dtype=torch.float64, **options)
+    separate = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    weights = separate if theirs.in_proj_weight is None else theirs.in_proj_weight.chunk(3)
+    with torch.no_grad():
+        for part, weight, bias in zip("qkv", weights, theirs.in_proj_bias.chunk(3), strict=True):
+            getattr(ours, f"{part}_proj").weight.copy_(weight)
+            getattr(ours, f"{part}_proj").bias.copy_(bias)
+    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
     query = torch.randn(N, T, E, dtype=torch.float64)
     memory = torch.randn(N, 5, kdim or E, dtype=torch.float64)
     for mask in ("none", "padding", "boolean", "additive", "per-head"):
@@ -32,18 +39,6 @@ def test_blocks_at_full_key_dimension_equal_torchs_multihead_attention(cls, opti
             actual = ours(query, memory, memory, **arguments, average_attn_weights=average)
             assert (actual[0] - expected[0]).abs().max() < FLOAT64
             assert (actual[1] - expected[1]).abs().max() < FLOAT64
-
-
-def copy_weights(theirs, ours):
-    """Copy the weights of torch's attention, whose projections are joined or separate."""
-    separate = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-    weights = separate if theirs.in_proj_weight is None else theirs.in_proj_weight.chunk(3)
-    with torch.no_grad():
-        for part, weight, bias in zip("qkv", weights, theirs.in_proj_bias.chunk(3), strict=True):
-            getattr(ours, f"{part}_proj").weight.copy_(weight)
-            getattr(ours, f"{part}_proj").bias.copy_(bias)
-    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
-    return ours
 
 
 def encoder_layer(layer, x, arguments):

@@ -12,7 +12,7 @@ from collab_fairseq.attention import (
     block_mixing,
     initial_mixing,
 )
-from collab_fairseq.attention.attention_types import kv_cache_per_token, on_meta_device
+from collab_fairseq.attention.attention_types import kv_cache_per_token
 
 
 def test_blocks_are_standard_heads_of_equal_or_different_sizes():
@@ -80,9 +80,8 @@ def multiply_adds(layer, query_len, key_len):
     ],
 )
 def test_table_1_of_the_paper(cls, sizes, millions, multiply_adds_of_128):
-    embed_dim, num_heads, key_dim = sizes
-    arguments = {"embed_dim": embed_dim, "num_heads": num_heads, "key_dim": key_dim, "bias": False, "kernel": "bmm"}
-    layer = on_meta_device(cls, arguments)
+    with torch.device("meta"):
+        layer = cls(*sizes, bias=False, kernel="bmm")
     assert f"{parameters(layer) / 1e6:.2f}" == millions
     assert f"{multiply_adds(layer, 128, 128):.2e}" == multiply_adds_of_128
 

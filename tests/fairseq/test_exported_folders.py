@@ -1,0 +1,216 @@
+"""Exported folders: facts and commands of the README, and errors for damaged or manipulated files."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import collab_fairseq
+from collab_fairseq.cli import main
+from collab_fairseq.export import write
+from collab_fairseq.export.source import new_folder, read_source
+from collab_fairseq.translation import TranslationError, add_text, load_model, translate
+from fairseq_modern.errors import UserError
+from fairseq_modern.files import remove_stale_temp_files
+from tests.common import ROOT, run
+from tests.fairseq.serving_cases import SOURCES, cases
+
+TRAINING = ROOT / "results" / "runs" / "multi30k-encoder_cross_decoder-dk32-blocks8-s1-u4000.json"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return cases(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.fixture(scope="module")
+def folders(models, tmp_path_factory):
+    """A folder with one exported model for each of two targets."""
+    pytest.importorskip("ctranslate2")
+    output = tmp_path_factory.mktemp("undamaged")
+    for target in ("folder", "ctranslate2"):
+        write(read_source(models.checkpoint("collaborative")), target, output / target)
+    return output
+
+
+def check_rejected(folder, match):
+    with pytest.raises(TranslationError, match=match) as caught:
+        collab_fairseq.load(folder).translate(SOURCES[:1], beam=2, max_length=8)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+#: change of the dictionary; error message
+DICTIONARIES = {
+    "not UTF-8": (lambda text: b"\xff\xfe 1\n" + text, "Incorrect encoding|a word and its count"),
+    "no counts": (lambda text: text.replace(b" 1\n", b"\n"), "Incorrect dictionary format|a word and its count"),
+    "a word twice": (lambda text: text.partition(b"\n")[0] + b"\n" + text, "Duplicate word|got others"),
+    "padding as a word": (lambda text: b"<pad> 1\n" + text, "Duplicate word|got others"),
+    "an extra word": (lambda text: text + b"extra 1\n", "the data of another model|got others"),
+}
+
+
+@pytest.mark.parametrize("name", DICTIONARIES)
+@pytest.mark.parametrize("target", ["folder", "ctranslate2"])
+def test_rejects_malformed_dictionary_with_valid_checksum(name, target, folders, tmp_path):
+    folder = shutil.copytree(folders / target, tmp_path / "folder")
+    card, (change, match) = json.loads((folder / "translation.json").read_text()), DICTIONARIES[name]
+    for file in ("dict.src.txt", "dict.tgt.txt"):
+        text = change((folder / file).read_bytes())
+        (folder / file).write_bytes(text)
+        card["files"][file] = hashlib.sha256(text).hexdigest()
+    (folder / "translation.json").write_text(json.dumps(card))
+    check_rejected(folder, match)
+
+
+def reversed_words(text):
+    return json.dumps(json.loads(text)[::-1]).encode()
+
+
+def setting(name, value):
+    return lambda text: json.dumps({**json.loads(text), name: value}).encode()
+
+
+#: damage → file, its new content (None: no file; a string: link to this path), error message
+DAMAGED = {
+    "no dictionary": ("dict.tgt.txt", lambda text: None, "has no dict.tgt.txt"),
+    "another dictionary": ("dict.src.txt", lambda text: b"other 1\n", "dict.src.txt differs from the file"),
+    "no card": ("translation.json", lambda text: None, "has no translation.json"),
+    "nested card": ("translation.json", lambda text: b"[" * 99_999, "translation.json does not describe"),
+    "no weights": ("model.bin", lambda content: None, "has no file model.bin"),
+    "all but a byte": ("model.bin", lambda content: content[:-1], "cannot use .* model.bin is incomplete"),
+    "weights of ones": ("model.bin", lambda content: b"\xff" * len(content), "cannot use"),
+    "endless weights": ("model.bin", lambda content: "/dev/zero", "has no file model.bin"),
+    "no vocabulary": ("shared_vocabulary.json", lambda text: None, "must have a file source_vocabulary.json"),
+    "another order": ("shared_vocabulary.json", reversed_words, "must have the entries of dict.src.txt"),
+    "no settings": ("config.json", lambda text: None, "has no file config.json"),
+    "no JSON": ("config.json", lambda text: b"{{", "config.json cannot be read as JSON"),
+    "nested settings": ("config.json", lambda text: b"[" * 99_999, "config.json cannot be read as JSON"),
+    "a list as settings": ("config.json", lambda text: b"[1]", "add_source_bos must be False; got None"),
+    "another start": ("config.json", setting("decoder_start_token", "x"), "must be '</s>'; got 'x'"),
+    "another type": ("config.json", setting("layer_norm_epsilon", "x"), "cannot use .* must be number"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_rejects_damaged_ctranslate2_folder(name, folders, tmp_path):
+    folder = shutil.copytree(folders / "ctranslate2", tmp_path / "folder")
+    file, change, match = DAMAGED[name]
+    content = change((folder / file).read_bytes())
+    (folder / file).unlink()
+    if isinstance(content, str):
+        (folder / file).symlink_to(content)
+    elif content is not None:
+        (folder / file).write_bytes(content)
+    check_rejected(folder, match)
+
+
+def test_export_removes_folders_of_killed_exports(tmp_path):
+    (tmp_path / f"other.{16 * 'a'}.tmp").mkdir()
+    pid = os.fork()
+    if pid == 0:
+        with new_folder(tmp_path / "folder") as work:
+            with open(os.path.join(work, "weights"), "wb") as stream:
+                stream.write(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+    with new_folder(tmp_path / "folder") as slow:
+        assert remove_stale_temp_files(str(tmp_path), "folder") == []
+        assert os.path.isdir(slow)  # the process is alive
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", f"other.{16 * 'a'}.tmp"]
+
+
+def export(checkpoint, target, output, *flags):
+    """Export on the command line; returns the README."""
+    argv = ["export", checkpoint, "--to", target, "--output", output, *flags]
+    assert main.main(list(map(str, argv))) == 0
+    return (output / "README.md").read_text(encoding="utf-8")
+
+
+def code_blocks(readme, language):
+    return [code.strip("\n") for code in re.findall(rf"^```{language}\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)]
+
+
+def test_readme_has_the_numbers_of_the_record(models, tmp_path):
+    """Those of a training run, and those of a conversion."""
+    record, licence = json.loads(TRAINING.read_text()), "CC BY-NC 4.0, as the images' captions"
+    bleu = {"before": 38.716, "after": 38.9, "signature": "nrefs:1", "references": "test.de"}
+    record["parts"]["evaluation"] = {"valid loss": {"before": 2.49713, "after": 2.51}, "BLEU test": bleu}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    flags = ["--record", tmp_path / "record.json", "--licence", licence]
+    readme = export(models.checkpoint("collaborative"), "folder", tmp_path / "one", *flags)
+    assert "- attention of encoder, cross, decoder: 2 collaborative heads" in readme
+    assert f"- licence: {licence}\n" in readme
+    assert re.search(r"^- checkpoint: \d+\.pt, SHA-256 [0-9a-f]{64}, 5 updates$", readme, re.MULTILINE)
+    for test, evaluation in record["parts"]["scores"].items():
+        (score,) = (score for score in evaluation["scores"] if score["metric"] == "sacreBLEU")
+        assert f"| {test} | {score['score']:.2f} |\n" in readme
+        assert f"\nSignature: `{score['signature']}`, `nrefs:1`\n" in readme
+    assert "| test | 38.72 → 38.90 |\n" in readme
+    assert "| valid loss | 2.4971 → 2.5100 | – |\n" in readme
+    assert record["command"] in code_blocks(readme, "bash")
+    assert all(f"{digest}  {file}\n" in readme for file, digest in record["settings"]["data"].items())
+    # exporting the folder again keeps its record and licence
+    other = export(tmp_path / "one", "ctranslate2", tmp_path / "two")
+    assert other.partition("## Scores")[2] == readme.partition("## Scores")[2] != ""
+    assert f"- licence: {licence}\n" in other
+
+
+def test_readme_omits_unknown_facts(models, tmp_path):
+    checkpoint = models.checkpoint("mixed", kv_heads=1)
+    readme = export(checkpoint, "folder", tmp_path / "out")
+    assert re.search("^- attention of encoder, decoder: 2 standard heads .*1 for keys and 1 for values$", readme, re.M)
+    assert "\n- attention of cross: 2 collaborative heads" in readme
+    assert "- licence: not stated" in readme
+    assert not re.search("## (Scores|Origin)|checksums|None", readme)
+    (tmp_path / "other.json").write_text('{"parts": {"scores": 3}}')
+    with pytest.raises(UserError, match=r"other\.json is not a record of this project"):
+        write(read_source(checkpoint, record=tmp_path / "other.json"), "folder", tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "out"]
+
+
+@pytest.mark.parametrize(("target", "subwords"), [("folder", True), ("fairseq", True), ("folder", False)])
+def test_commands_of_the_readme_translate(models, tiny_run, tiny_data, target, subwords, tmp_path):
+    if subwords:
+        readme = export(models.checkpoint("collaborative"), target, tmp_path / "model")
+        expected = collab_fairseq.load(tmp_path / "model").translate(SOURCES[:2])
+    else:
+        readme = export(tiny_run / "checkpoint_best.pt", target, tmp_path / "model", "--data", tiny_data)
+        trained = load_model(tiny_run / "checkpoint_best.pt", tiny_data)
+        add_text(trained, "text", SOURCES[:2])
+        expected = translate(trained, "text")
+    assert ("--user-dir" in readme) == (target == "folder")
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in SOURCES[:2]))
+    lines = "\n".join(code_blocks(readme, "bash")).replace("FILE", "text").replace("DIR", "model").splitlines()
+    command, python, interactive, hub = (line.replace("…", SOURCES[0]) for line in lines)
+    assert run("bash", "-c", command, cwd=tmp_path).stdout.splitlines() == expected
+    assert run("bash", "-c", python, cwd=tmp_path).stdout == f"[{expected[0]!r}]\n"
+    printed = run("bash", "-c", f"{interactive} --cpu < text", cwd=tmp_path).stdout
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", printed, re.MULTILINE) == expected
+    assert run("bash", "-c", hub, cwd=tmp_path).stdout == f"[{expected[0]!r}]\n"
+
+
+def test_code_for_transformers_translates_without_this_package(models, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    source = read_source(models.checkpoint("collaborative"))
+    with torch.no_grad():  # sentences end soon; an initial </s>, which is not allowed, is often the most probable
+        source.model.decoder.output_projection.weight[2] *= 3
+    write(source, "folder", tmp_path / "own")
+    write(source, "huggingface", tmp_path / "DIR")
+    (code,) = code_blocks((tmp_path / "DIR" / "README.md").read_text(encoding="utf-8"), "python")
+    (page,) = code_blocks((ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), "python")[1:]
+    assert code == page.replace('"en"', '"src"').replace('"de"', '"tgt"')
+    expected = collab_fairseq.load(tmp_path / "own").translate(SOURCES[:6])
+    assert all(expected)
+    monkeypatch.chdir(tmp_path)
+    programs = [code.replace("A man is riding a bike.", text) for text in SOURCES[:6]]
+    script = "\n".join([*programs, "import sys", "assert 'collab_fairseq' not in sys.modules"])
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == expected
