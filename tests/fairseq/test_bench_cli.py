@@ -1,4 +1,4 @@
-"""`collab bench`: quick runs of all rows, records, tables and errors."""
+"""`collab bench`: quick runs of all rows, records and errors."""
 
 import json
 
@@ -8,15 +8,13 @@ import torch
 from collab_fairseq.cli.main import main
 from tests.common import run
 
-LAYER = {"fairseq", "standard-sdpa", "authors", "ours"}
+SELF = {"fairseq-self", "standard-sdpa", "authors", "ours"}
+DECODE = {"fairseq", "standard-sdpa", "authors", "ours"}
 ROWS = {
-    "layer": {
-        "layer/encoder/3x6/dk4/train": {"fairseq-self", "standard-sdpa", "authors", "ours"},
-        "layer/encoder/3x6/dk4/memory": {"fairseq-self", "standard-sdpa", "authors", "ours"},
-    },
+    "layer": {"layer/encoder/3x6/dk4/train": SELF, "layer/encoder/3x6/dk4/memory": SELF},
     "decode": {
-        "decode/cross/3x2/S5/dk4": LAYER,
-        "decode/self/3x2/T4/dk4": LAYER,
+        "decode/cross/3x2/S5/dk4": DECODE,
+        "decode/self/3x2/T4/dk4": DECODE,
         "decode/translate/tiny/6/dk4": {"fairseq", "none", "ours"},
         "decode/translate/tiny/6/dk4/bf16": {"fairseq", "fairseq-bf16", "ours"},
     },
@@ -41,21 +39,6 @@ def test_quick_rows_measure_their_implementations(what, tmp_path):
     assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())
     assert all(f"| {name} |" in done.stdout for name in parts)
     assert "a miniature, no measurement" in done.stdout
-    assert "ratio of ours" in done.stderr
-
-
-def test_table_of_a_record_replaces_its_part_of_a_page(tmp_path, capsys):
-    path, page = tmp_path / "record.json", tmp_path / "page.md"
-    assert main(["bench", "decode", "--quick", "--device=cpu", "--rows=decode/[cs]*", f"--json={path}"]) == 0
-    page.write_text("# Speed\n<!-- speed -->\nold\n<!-- /speed -->\nend\n")
-    table = ["bench", "table", str(path), "--rows", "*/self/*", "--output", str(page), "--marker", "speed"]
-    assert main([*table, "--check"]) == 1
-    assert "is stale" in capsys.readouterr().err
-    assert "\nold\n" in page.read_text()
-    assert (main(table), main([*table, "--check"])) == (0, 0)
-    assert "decode/self/3x2" in page.read_text()
-    assert "decode/cross" not in page.read_text()
-    assert page.read_text().endswith("<!-- /speed -->\nend\n")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """`collab doctor`: on this machine, with something missing, and with simulated GPUs."""
 
-import hashlib
 import json
 import shutil
 import sys
 from importlib import metadata
 from types import SimpleNamespace
 
+import folders
 import pytest
 import torch
 
@@ -16,13 +16,10 @@ from collab_fairseq.cli.main import main
 
 @pytest.fixture
 def data(tiny_data, tmp_path):
-    """A data-bin with SHA256SUMS in its parent folder, as written by data_prep."""
-    folder = tmp_path / "data"
-    shutil.copytree(tiny_data, folder / "data-bin")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files]
-    (folder / "SHA256SUMS").write_text("".join(lines))
-    return folder / "data-bin"
+    """A data-bin with SHA256SUMS in its parent folder."""
+    shutil.copytree(tiny_data, tmp_path / "data" / "data-bin")
+    folders.write_checksums(tmp_path / "data")
+    return tmp_path / "data" / "data-bin"
 
 
 def test_this_machine_can_run_a_recipe(data, tmp_path, capsys):
@@ -31,10 +28,10 @@ def test_this_machine_can_run_a_recipe(data, tmp_path, capsys):
     screen, report = capsys.readouterr().out, json.loads(json_file.read_text())
     assert report["able"] is True
     assert "this machine can run a recipe" in screen
-    by_name = {finding["name"]: finding for finding in report["findings"]}
+    texts = {finding["name"]: finding["text"] for finding in report["findings"]}
     for name in ("Python", "packages", "fairseq", "torch", "CPU", "data"):
-        assert f"ok    {name:<10} {by_name[name]['text']}\n" in screen
-    assert {"compiler", "disk"} <= set(by_name)
+        assert f"ok    {name:<10} {texts[name]}\n" in screen
+    assert {"compiler", "disk"} <= set(texts)
     assert all(finding["advice"] for finding in report["findings"] if finding["status"] != "ok")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "findings.json"]
 

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from tests.common import ROOT, run
+from tests.recipes.test_curve import losses
 
 RECIPE = ROOT / "recipes" / "curve"
 RUNS = ROOT / "results" / "runs"
@@ -18,38 +19,33 @@ sys.path.append(str(RECIPE))
 import convergence_rows as rows  # noqa: E402
 
 ORIGINAL = json.loads((RUNS / "curve-none-dk256-lr2-s1-u2000.json").read_text())
-SITES = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
 
 
-def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None):
+def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None, updates=2000):
     """Write a record of a row with these NLLs."""
-    made = copy.deepcopy(ORIGINAL)
-    settings = made["settings"]
+    content = copy.deepcopy(ORIGINAL)
+    settings = content["settings"]
     settings["seed"] = seed
-    settings["config"]["optimization"]["lr"] = [lr]
-    heads = "none" if row in "FS" else "encoder_cross_decoder"
-    shapes = {site: {"scale": factor * 32**-0.5} for site in SITES} if factor else {}
+    settings["config"]["optimization"].update(lr=[lr], max_update=updates)
     settings["config"]["model"].update(
-        collaborative_heads=heads, key_dim=256 if row == "F" else 32, attention_shapes=shapes
+        collaborative_heads="none" if row in "FS" else "encoder_cross_decoder",
+        key_dim=256 if row == "F" else 32,
+        attention_shapes={"encoder.0": {"scale": factor * 32**-0.5}} if factor else {},
     )
     if row == "B":
         settings["files"] = {"recipe.training_module": {"file": "__init__.py", "sha256": "0"}}
-    made["name"] = f"{row}-{lr}-{factor}-{seed}"
-    made["parts"]["losses"] = {
-        "valid": {"loss": 9, "nll_loss": valid, "tokens": 9},
-        "test_2016_flickr": {"loss": 9, "nll_loss": test - 0.3, "tokens": 100},
-        "test_2017_flickr": {"loss": 9, "nll_loss": test + 0.1, "tokens": 300},
-    }
-    path = folder / f"{made['name']}.json"
-    path.write_text(json.dumps(made))
+    content["name"] = f"{row}-{lr}-{updates}-{seed}"
+    content["parts"]["losses"] = losses(test, valid)
+    path = folder / f"{content['name']}.json"
+    path.write_text(json.dumps(content))
     return path
 
 
-def study(folder, c, s, factor=None):
-    """Write records of five seeds; test NLLs are offsets from 3."""
+def study(folder, c, s, factor=None, updates=2000):
+    """Write records of five seeds; test NLLs are offsets from 3, and the factor on the logits is that of F."""
     offsets = {"F": (0.0, 0.01, -0.01, 0.0, 0.005), "S": s, "C": c}
     return [
-        record(folder, row, seed, 3 + offset, factor=factor if row == "F" else None)
+        record(folder, row, seed, 3 + offset, factor=factor if row == "F" else None, updates=updates)
         for row, values in offsets.items()
         for seed, offset in enumerate(values, start=1)
     ]
@@ -81,11 +77,11 @@ NOISE = numpy.array([0.0, 0.002, -0.002, 0.001, -0.001])
         (0.0, 0.0, None, "this corpus cannot tell"),
         (0.06, 0.1, None, r"The claim fails.*recover 0\.4\d \[0\.\d\d, 0\.\d\d\] of the cost"),
         (0.1, 0.1, None, "The claim fails.*speed of learning"),
+        # C − F above 0, but less than a quarter of S − F; F with a factor on its logits
         (0.03, 0.3, 0.62, "The claim holds.*smaller scale of the initial logits .*; nearly free"),
     ],
 )
 def test_outcomes_of_the_protocol(c, s, factor, words, tmp_path):
-    """The last one: C − F above 0, but less than a quarter of S − F; F with a factor on its logits."""
     text = convergence("tests", *study(tmp_path, c + NOISE, s + NOISE[::-1], factor=factor)).stdout
     assert re.search(words, text, re.DOTALL), text
 
@@ -120,15 +116,10 @@ def test_t_test_just_rejects_at_fiellers_limits():
 
 
 def test_figure_has_both_schedules(tmp_path):
-    made = study(tmp_path, NOISE, NOISE)
-    longer = []
-    for path in made:
-        content = json.loads(path.read_text())
-        content["settings"]["config"]["optimization"]["max_update"] = 5500
-        longer.append(tmp_path / f"long-{path.name}")
-        longer[-1].write_text(json.dumps(content))
-    convergence("figure", *made, *longer, "--figure", tmp_path / "x.svg")
-    text = (tmp_path / "x.svg").read_text()
+    figure = tmp_path / "x.svg"
+    records = [path for updates in (2000, 5500) for path in study(tmp_path, NOISE, NOISE, updates=updates)]
+    convergence("figure", *records, "--figure", figure)
+    text = figure.read_text()
     for pair in ("C − F", "S − F", "C − S"):
         assert f"{pair}, 2,000 updates" in text
         assert f"{pair}, 5,500 updates" in text

@@ -1,6 +1,5 @@
 """Key-dimension study: attention scales, masked mixing, and primary test and figure on synthetic losses."""
 
-import copy
 import json
 import re
 from argparse import Namespace
@@ -68,37 +67,32 @@ def test_masked_mixing_keeps_blocks_and_learns_gains(tiny_data, tmp_path):  # no
         assert (done.returncode, message in done.stderr) == (1, True)
 
 
-COLLABORATIVE = "encoder_cross_decoder"
+#: rows: heads and key dimension
+FULL, STANDARD, COLLABORATIVE = ("none", 256), ("none", 64), ("encoder_cross_decoder", 64)
 
 
-def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more):
-    """Write records of the three rows.
+def losses(nll, valid=9):
+    """Losses with this mean over all tokens of both test sets."""
+    return {
+        "valid": {"loss": 9, "nll_loss": valid, "tokens": 9},
+        "test_2016_flickr": {"loss": 9, "nll_loss": nll - 0.3, "tokens": 100},
+        "test_2017_flickr": {"loss": 9, "nll_loss": nll + 0.1, "tokens": 300},
+    }
 
-    Args:
-        lost_by_standard, lost_by_collaborative: difference of each seed from the full key dimension.
-        left_out: (heads, seed) without a record.
-        more: differences of further rows, such as none_32.
-    """
-    made, original = [], json.loads(RECORD.read_text())
-    rows = {("none", 256): [0] * len(lost_by_standard), ("none", 64): lost_by_standard}
-    rows[COLLABORATIVE, 64] = lost_by_collaborative
-    rows.update({(row.rpartition("_")[0], int(row.rpartition("_")[2])): lost for row, lost in more.items()})
-    for (heads, key_dim), lost in rows.items():
-        for seed in range(1, len(lost) + 1):
-            record = copy.deepcopy(original)
+
+def write_records(folder, lost):
+    """Write a record per row and seed; row → difference of each seed from 3 + 0.01 · seed."""
+    paths = []
+    for (heads, key_dim), differences in lost.items():
+        for seed, difference in enumerate(differences, start=1):
+            record = json.loads(RECORD.read_text())
             record["settings"]["seed"] = seed
             model = record["settings"]["config"]["model"]
             model.update(collaborative_heads=heads, key_dim=key_dim, encoder_embed_dim=256)
-            mean = 3 + 0.01 * seed + lost[seed - 1]
-            record["parts"]["losses"] = {
-                "valid": {"loss": 9, "nll_loss": 9, "tokens": 9},  # ignored
-                "test_2016_flickr": {"loss": 9, "nll_loss": mean - 0.3, "tokens": 100},
-                "test_2017_flickr": {"loss": 9, "nll_loss": mean + 0.1, "tokens": 300},
-            }
-            made.append(folder / f"{heads}-{key_dim}-{seed}.json")
-            if (heads, seed) not in left_out:
-                made[-1].write_text(json.dumps(record))
-    return [path for path in made if path.exists()]
+            record["parts"]["losses"] = losses(3 + 0.01 * seed + difference)
+            paths.append(folder / f"{heads}-{key_dim}-{seed}.json")
+            paths[-1].write_text(json.dumps(record))
+    return paths
 
 
 @pytest.mark.parametrize(
@@ -112,7 +106,8 @@ def records(folder, lost_by_standard, lost_by_collaborative, left_out=(), **more
     ],
 )
 def test_outcome_follows_from_intervals(standard, collaborative, outcome, tmp_path):
-    done = run("python", RECIPE / "claim.py", 64, RECORD, *records(tmp_path, standard, collaborative)).stdout
+    records = write_records(tmp_path, {FULL: [0] * 3, STANDARD: standard, COLLABORATIVE: collaborative})
+    done = run("python", RECIPE / "claim.py", 64, RECORD, *records).stdout
     assert done.splitlines()[-1].startswith(f"Outcome of 3 seeds: **{outcome}")
     values = [c - s / 4 for s, c in zip(standard, collaborative, strict=True)]
     mean = sum(values) / 3
@@ -124,71 +119,62 @@ def test_outcome_follows_from_intervals(standard, collaborative, outcome, tmp_pa
 
 
 def test_rejects_rows_with_different_seeds(tmp_path):
-    made = records(tmp_path, [0.1, 0.1], [0.0, 0.0], left_out=[(COLLABORATIVE, 2)])
-    done = run("python", RECIPE / "claim.py", 64, *made, check=False)
-    assert "all three rows must have the same seeds" in done.stderr
-    assert "F 256: [1, 2]; S 64: [1, 2]; C 64: [1]" in done.stderr
-    done = run("python", RECIPE / "claim.py", 64, *made, made[0], check=False)
-    assert "is the second of seed 1" in done.stderr
+    records = write_records(tmp_path, {FULL: [0, 0], STANDARD: [0.1, 0.1], COLLABORATIVE: [0.0]})
+    error = run("python", RECIPE / "claim.py", 64, *records, check=False).stderr
+    assert "all three rows must have the same seeds, at least two; got F 256: [1, 2]; S 64: [1, 2]; C 64: [1]" in error
 
 
-def test_equivalent_key_dim_is_interpolated(tmp_path):
+def test_equivalent_key_dim_is_interpolated():
     standard = {256: 0.0, 64: 0.08, 32: 0.2, 16: 0.5}
-    losses = {0.08: "64", 0.04: "128", 0.14: "45", 0.5: "16", 0.51: "< 16", 0.0: "256", -0.001: "> 256"}
-    assert {value: key_dim_study.equivalent_key_dim(standard, value) for value in losses} == losses
+    by_loss = {0.08: "64", 0.04: "128", 0.14: "45", 0.5: "16", 0.51: "< 16", 0.0: "256", -0.001: "> 256"}
+    assert {value: key_dim_study.equivalent_key_dim(standard, value) for value in by_loss} == by_loss
     not_monotone = {16: 0.2, 32: 0.25, 64: 0.1, 256: 0.0}
     assert key_dim_study.equivalent_key_dim(not_monotone, 0.15) == "51"
-    made = records(tmp_path, [0.08] * 3, [0.03, 0.04, 0.05], none_16=[0.5], encoder_cross_decoder_32=[0.6])
-    done = run("python", RECIPE / "claim.py", 64, *made).stdout
-    assert "the same loss: < 16 (collaborative heads at 32), 128 (collaborative heads at 64).\n" in done
-    page = tmp_path / "page.md"
-    page.write_text("<!-- claim -->\n<!-- /claim -->\n")
-    written = [RECIPE / "claim.py", 64, *made, "--output", page, "--marker", "claim"]
-    assert run("python", *written, "--check", check=False).returncode == 1
-    run("python", *written)
-    assert page.read_text() == f"<!-- claim -->\n{done}<!-- /claim -->\n"
 
 
 def test_costs_and_figure(tmp_path):
-    lost = [0.08, 0.09, 0.07, 0.1, 0.06, 0.08], [0.0, 0.01, -0.01, 0.02, 0.0, 0.01]
-    more = {"none_32": [0.15, 0.2, 0.16], "none_16": [0.3, 0.32, 0.29], "encoder_cross_decoder_32": [0.05]}
-    made = records(tmp_path, *lost, **more)
-    costs = key_dim_study.costs([load_run(path) for path in made])
-    expected = stats.ttest_1samp(lost[0], 0).confidence_interval(0.95)
-    assert costs["standard", 64] == pytest.approx((numpy.mean(lost[0]), *expected))
+    lost = {FULL: [0] * 6, STANDARD: [0.08, 0.09, 0.07, 0.1, 0.06, 0.08], COLLABORATIVE: [0.0, 0.01, -0.01, 0.02]}
+    lost.update({("none", 32): [0.15, 0.2, 0.16], ("none", 16): [0.3, 0.32, 0.29], (COLLABORATIVE[0], 32): [0.05]})
+    paths = write_records(tmp_path, lost)
+    costs = key_dim_study.costs([load_run(path) for path in paths])
+    expected = stats.ttest_1samp(lost[STANDARD], 0).confidence_interval(0.95)
+    assert costs["standard", 64] == pytest.approx((numpy.mean(lost[STANDARD]), *expected))
     assert costs["standard", 256] == pytest.approx((0, 0, 0))
-    single_seed = (0.05, numpy.nan, numpy.nan)
-    assert costs["collaborative", 32] == pytest.approx(single_seed, nan_ok=True)
+    assert costs["collaborative", 32] == pytest.approx((0.05, numpy.nan, numpy.nan), nan_ok=True)  # a single seed
     chance = numpy.random.default_rng(1)
-    for path in made:  # intervals get wider with sentence losses
+    for path in paths:  # intervals get wider with sentence losses
         record = json.loads(path.read_text())
-        for name, losses in record["parts"]["losses"].items():
-            if name != "valid":
-                bits = chance.normal(losses["nll_loss"], 1, size=50)
-                bits += losses["nll_loss"] - bits.mean()  # whose mean is the loss
-                tokens = losses["tokens"] / 50
-                losses["sentences"] = "; ".join(f"{sentence * tokens} {tokens}" for sentence in bits)
+        for name in ("test_2016_flickr", "test_2017_flickr"):
+            of_test = record["parts"]["losses"][name]
+            bits = chance.normal(size=50)
+            bits += of_test["nll_loss"] - bits.mean()  # whose mean is the loss
+            tokens = of_test["tokens"] / 50
+            of_test["sentences"] = "; ".join(f"{sentence * tokens} {tokens}" for sentence in bits)
         path.write_text(json.dumps(record))
-    wider = key_dim_study.costs([load_run(path) for path in made])
+    wider = key_dim_study.costs([load_run(path) for path in paths])
     assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])
     del costs["collaborative", 32]
     assert all(wider[row].low <= cost.low + 1e-9 for row, cost in costs.items())
 
-    published = sorted((ROOT / "results" / "published").glob("*.json"))
-    run("collab", "table", *made, *published, "--figure", tmp_path / "x.svg", "--x", "width")
-    text = (tmp_path / "x.svg").read_text()
+    figure = tmp_path / "x.svg"
+
+    def draw(*records, check=True):
+        return run("collab", "table", *records, "--figure", figure, "--x", "width", check=check)
+
+    draw(*paths, *sorted((ROOT / "results" / "published").glob("*.json")))
+    text = figure.read_text()
     assert len(text) < 100_000
     assert ">Multi30k En–De (ours)<" in text
     assert ">WMT14 En–De (Cordonnier et al.)<" in text
     assert [text.count(f">{label}<") for label in ("standard heads", "(1/16)", "not reported")] == [1, 2, 2]
     assert text.count(">not run<") == 4  # both at 1/2, collaborative heads at 1/16 and at 1
     assert set(re.findall(r"fill: (#\w+)", text)) >= {"#ffffff", "#0072b2", "#d55e00"}
-    run("collab", "table", *made, "--figure", tmp_path / "alone.svg", "--x", "width")
-    assert "Cordonnier" not in (tmp_path / "alone.svg").read_text()
-    for files, message in [
-        ([made[-1]], "runs of standard heads at the full key dimension, 256, are needed"),
-        ([*made, RECORD], "(all tests) has no NLL"),
-        ([*made, made[0]], "is the second of seed 1"),
+    draw(*paths)
+    assert "Cordonnier" not in figure.read_text()
+    for records, message in [
+        ([paths[-1]], "runs of standard heads at the full key dimension, 256, are needed"),
+        ([*paths, RECORD], "(all tests) has no NLL"),
+        ([*paths, paths[0]], "is the second of seed 1"),
     ]:
-        done = run("collab", "table", *files, "--figure", tmp_path / "y.svg", "--x", "width", check=False)
-        assert (message in done.stderr, done.stderr.count("\n")) == (True, 1)
+        error = draw(*records, check=False).stderr
+        assert (message in error, error.count("\n")) == (True, 1)

@@ -1,7 +1,8 @@
 """The lookup task: hand-set heads solve it at the predicted key dimensions, and the study resumes."""
 
-import importlib.util
 import json
+import re
+import sys
 
 import pytest
 import torch
@@ -9,9 +10,8 @@ import torch
 from tests.common import ROOT, run
 
 SCRIPT = ROOT / "recipes" / "lookup" / "lookup.py"
-spec = importlib.util.spec_from_file_location("lookup", SCRIPT)
-lookup = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lookup)
+sys.path.append(str(SCRIPT.parent))
+import lookup  # noqa: E402
 
 
 def hand_set_heads(task, heads):
@@ -46,32 +46,17 @@ def test_heads_with_the_predicted_key_dimension_can_solve_the_task(task, heads):
     assert 0.1 < accuracy() < 0.4
 
 
-@pytest.mark.parametrize("task", lookup.TASKS)
-def test_only_the_correct_position_agrees_with_the_query(task):
-    query, keys, _, _ = lookup.batch(task, 200, torch.Generator().manual_seed(1))
-    _, correct = lookup.agreement(lookup.TASKS[task])
-    agree = (query[:, :, : keys.shape[-1]] == keys).view(*keys.shape[:2], -1, lookup.BITS).all(-1)
-    for pair, position in zip(lookup.TASKS[task], correct.tolist(), strict=True):
-        both = agree[:, :, list(pair)].all(-1)
-        assert both[:, position].all()
-        assert both.sum() == len(both)
-
-
-def test_study_writes_its_table_and_resumes(tmp_path):
+def test_study_resumes_and_writes_its_table(tmp_path):
     page, output = tmp_path / "page.md", tmp_path / "lookup.json"
     page.write_text("<!-- lookup -->\n<!-- /lookup -->\n", encoding="utf-8")
     study = ["python", SCRIPT, "--output", output, "--page", page, "--updates", 2, "--seeds", 1]
     run(*study)
-    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(("| shared", "| disj"))]
-    assert [row.split("|")[-2].strip() for row in rows] == ["36", "12", "36", "36"]
     record = json.loads(output.read_text(encoding="utf-8"))
     assert len(record["parts"]) == 4 * len(lookup.KEY_DIMS)
     record["parts"]["shared/collaborative/12/1"]["accuracy"] = 1.0
     output.write_text(json.dumps(record), encoding="utf-8")
     run(*study)
-    text = page.read_text(encoding="utf-8")
-    assert "| 1.000 |" in text
-    assert "| 12 | 12 |" in text
+    assert re.search(r"\n\| shared \| collaborative .* 1\.000 \|.* 12 \| 12 \|\n", page.read_text(encoding="utf-8"))
 
 
 def test_published_table_equals_its_record():

@@ -1,7 +1,7 @@
 """Benchmarks: memory, interleaved rounds, statistics, comparison of implementations, records, tables."""
 
 import json
-import random
+from functools import partial
 
 import pytest
 import torch
@@ -48,24 +48,19 @@ def clock(monkeypatch):
 
 
 def test_rounds_run_all_implementations_in_random_order_after_warm_up(clock):
-    calls, noise, seconds = [], random.Random(0), {"a": 2.0, "b": 1.0, "c": 4.0}
+    calls, seconds = [], {"a": 2.0, "b": 1.0, "c": 4.0}
 
-    def step_of(name):
-        def step():
-            calls.append(name)
-            clock[0] += seconds[name] * noise.choice([1.0, 1.0, 3.0])
+    def step(name):
+        calls.append(name)
+        clock[0] += seconds[name]
 
-        return step
-
-    parts = [{name: step_of(name) for name in seconds}] * 2
+    parts = [{name: partial(step, name) for name in seconds}] * 2
     times = interleave(parts, Options(rounds=40, seconds=1e9))
-    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(seconds, 40)
+    assert times == {"a": [4.0] * 40, "b": [2.0] * 40, "c": [8.0] * 40}
     rounds = [calls[n : n + 3] for n in range(6, len(calls), 3)]  # after two rounds of the first part
     assert len(rounds) == 80
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
     assert len({tuple(names) for names in rounds}) == 6  # every order occurs
-    assert sum(map(sum, times.values())) <= clock[0]
-    assert ratio(times["c"], times["b"])["median"] > 2 > ratio(times["b"], times["c"])["median"]
 
 
 @pytest.mark.parametrize(("rounds", "seconds", "expected"), [(100, 6.0, 6), (100, 0.5, 3), (2, 60.0, 2)])
@@ -158,28 +153,25 @@ def test_decoding_step_does_not_synchronise_with_a_gpu(cross):
 
 def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
     measured, path = [], tmp_path / "record.json"
-    interrupted = True
 
     def first(options):
         measured.append("first")
         return [DO_NOTHING]
 
-    def second(options):
-        if interrupted:
-            raise KeyboardInterrupt
-        return [DO_NOTHING]
+    def interrupted(options):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "rows", lambda *_: {"layer/first": first, "layer/second": second})
+    rows = {"layer/first": first, "layer/second": interrupted}
+    monkeypatch.setattr(runner, "rows", lambda *_: rows)
     with pytest.raises(KeyboardInterrupt):
-        runner.run("layer", QUICK, output=path, command="collab bench --output /home/me/x.json")
+        runner.run("layer", QUICK, output=path)
     before = load(path, "bench", "layer")["parts"]["layer/first"]
-    interrupted = False
+    rows["layer/second"] = lambda options: [DO_NOTHING]
     record = runner.run("layer", QUICK, output=path)
     assert measured == ["first"]
     assert json.loads(path.read_text()) == record
     assert record["parts"]["layer/first"] == before
-    assert set(record["parts"]) == {"layer/first", "layer/second"}
-    assert "/home" not in record["command"]
+    assert set(record["parts"]) == set(rows)
 
     monkeypatch.setattr(environment, "commit", lambda folder: {"id": "other", "modified": False})
     with pytest.raises(UserError, match="was made with commit"):
@@ -197,26 +189,3 @@ def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatc
     assert "layer/failing is missing: no luck" in caplog.text
     assert "| layer/good | " in table([record])
     assert "failing" not in table([record])
-
-
-def test_table_shows_ratios_of_current_and_older_records():
-    ratios = {
-        "fairseq": {**spread([0.7, 0.8, 1.0]), "rounds": 3},
-        "authors": spread([0.5]),
-        "authors-bmm": spread([0.6]),
-        "ours-bmm": spread([1.0]),  # another kernel of ours: no baseline
-    }
-    parts = {
-        "peaks": {"copy": 1e9, "matmul": 1e12},  # in older records
-        "layer/a/train": {"unit": "s", "values": {}, "ratios": ratios, "limits": {"ours": 0.5}},
-        "layer/a/memory": {"unit": "bytes", "values": {}, "ratios": {"authors": spread([0.25])}},
-        "layer/a/graph": None,
-    }
-    settings = {"clock": "processor", "dtype": "float32", "quick": False}
-    hardware = {"device": "cpu", "cpu": "a CPU", "threads": 1, "gpus": []}
-    record = {"name": "layer", "settings": settings, "hardware": hardware, "versions": {"torch": "2"}, "parts": parts}
-    lines = table([record], paths=["a/b/x.json"], folder="a").splitlines()
-    assert lines[0] == "| ours, compared with | (a) fairseq | (d) authors, einsum | (d) authors, bmm |"
-    assert lines[2:4] == ["| layer/a/train | 0.800 ± 0.100 | 0.500 | 0.600 |", "| layer/a/memory | – | 0.250 | – |"]
-    assert "float32, a CPU, 1 thread(s), torch 2." in lines[5]
-    assert lines[-1] == "Records: [layer](b/x.json)."

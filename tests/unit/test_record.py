@@ -9,13 +9,9 @@ import sys
 import pytest
 import torch
 
-from collab_fairseq.bench import runner
-from collab_fairseq.bench.measure import Options
-from collab_fairseq.cli.options import command
-from collab_fairseq.heads.record import new_record
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
-from collab_fairseq.records.record import Record, plain, without_paths
+from collab_fairseq.records.record import Record
 from collab_fairseq.records.train_log import read_train_log
 from collab_fairseq.records.training import make_record
 from tests.common import ROOT
@@ -58,8 +54,7 @@ def test_reads_curves_and_speed_from_log(train_log):
     assert (log["words_per_second"], log["part_seconds"], log["curves"]) == (9, [45], {"train": [], "valid": []})
 
 
-@pytest.fixture
-def record(tmp_path, train_log):
+def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
     embed = torch.zeros(5, 4)
     checkpoint = {
         "cfg": {
@@ -70,7 +65,6 @@ def record(tmp_path, train_log):
             "optimization": {"lr": [0.005], "max_update": 20},
             "bpe": None,
         },
-        "args": None,
         "model": {"embed": embed, "output": embed, "bias": torch.zeros(3), "encoder.version": torch.zeros(1)},
         "optimizer_history": [{"num_updates": 20}],
         "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
@@ -80,27 +74,15 @@ def record(tmp_path, train_log):
     write_text("\n".join([*map(json.dumps, usage), '{"log_fr']), tmp_path / "usage")
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
     write_json({"scores": [{"metric": "sacreBLEU", "score": 38.7, "of": "/home/me/x"}]}, tmp_path / "scores.json")
-    return make_record(
-        "tiny",
-        "run.sh --data /somewhere/data --seed 1",
-        seed=1,
-        checkpoint=checkpoint,
-        train_log=train_log,
-        threads=2,
-        usage=tmp_path / "usage",
-        data_checksums=tmp_path / "sums",
-        losses={},
-        scores={"test": tmp_path / "scores.json"},
-    )
-
-
-def test_training_record_is_complete_and_valid_json(record):
+    files = {"train_log": train_log, "usage": tmp_path / "usage", "data_checksums": tmp_path / "sums"}
+    scores = {"test": tmp_path / "scores.json"}
+    record = make_record("tiny", "run.sh", seed=1, checkpoint=checkpoint, losses={}, scores=scores, **files)
     settings, parts = record["settings"], record["parts"]
-    assert record["command"] == "run.sh --data .../data --seed 1"
-    assert (parts["training"]["wall_seconds"], parts["training"]["peak_memory_bytes"]) == (20 + 30.5, 100)
-    assert parts["training"]["train_seconds"] == 20 + 45
-    assert [part["exit_status"] for part in parts["training"]["parts"]] == [None, 0]
-    assert (settings["seed"], parts["training"]["updates"], parts["parameters"]) == (1, 20, 23)
+    training = parts["training"]
+    assert (training["wall_seconds"], training["peak_memory_bytes"]) == (20 + 30.5, 100)
+    assert training["train_seconds"] == 20 + 45
+    assert [part["exit_status"] for part in training["parts"]] == [None, 0]
+    assert (settings["seed"], training["updates"], parts["parameters"]) == (1, 20, 23)
     assert settings["averaged_from"][0]["file"] == "a.pt"
     assert settings["config"] == {  # without repetition and paths
         "common": {"amp": True},
@@ -113,17 +95,6 @@ def test_training_record_is_complete_and_valid_json(record):
     assert record["hardware"]["device"] == "cpu"
     assert parts["scores"]["test"]["scores"] == [{"metric": "sacreBLEU", "score": 38.7, "of": ".../x"}]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-
-
-def test_records_of_all_kinds_have_the_same_fields(record, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["collab", "heads", "redundancy", "/home/me/x.pt"])
-    heads = new_record("redundancy", command(), [], {}).content
-    monkeypatch.setattr(runner, "rows", lambda *_: {})
-    bench = runner.run("layer", Options(device="cpu", dtype="float32", quick=True), command="collab bench layer")
-    assert record.keys() == heads.keys() == bench.keys()
-    assert [r["kind"] for r in (record, heads, bench)] == ["training", "heads", "bench"]
-    assert heads["command"] == "collab heads redundancy .../x.pt"
-    assert Record("heads", "x", "y", {"data": ("/home/me", 1)}).content["settings"] == {"data": [".../me", 1]}
 
 
 def git(folder, *arguments):
@@ -149,29 +120,18 @@ def test_records_commit_of_repository(tmp_path):
     assert environment.commit(str(folder / "venv")) == {"id": None, "modified": None}
 
 
-@pytest.fixture(scope="module")
-def committed():
-    """Path → record of every result measured here, except copies in model folders."""
-    results = ROOT / "results"
-    left_out = (results / "models", results / "published")
-    paths = [path for path in sorted(results.rglob("*.json")) if not {*left_out} & {*path.parents}]
-    return {str(path.relative_to(ROOT)): json.loads(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def test_committed_records_have_command_and_commit(committed):
-    assert len(committed) > 100
-    commands = {path for path, record in committed.items() if record.get("command")}
-    ids = {path: (record.get("commit") or {}).get("id") or "" for path, record in committed.items()}
-    assert commands == {path for path, commit in ids.items() if re.fullmatch("[0-9a-f]{40}", commit)} == set(committed)
-
-
-def test_commits_of_records_exist(committed):
+def test_committed_records_have_command_and_existing_commit():
+    """Every result measured here, except copies in model folders."""
+    left_out = {ROOT / "results" / "models", ROOT / "results" / "published"}
+    paths = [path for path in (ROOT / "results").rglob("*.json") if not left_out & {*path.parents}]
+    assert len(paths) > 100
+    records = {path: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    assert [path for path, record in records.items() if not record.get("command")] == []
+    ids = {path: (record.get("commit") or {}).get("id") or "" for path, record in records.items()}
+    assert [path for path, commit in ids.items() if not re.fullmatch("[0-9a-f]{40}", commit)] == []
     if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("needs the full git history")
-    ids = sorted({record["commit"]["id"] for record in committed.values()})
-    command = ["git", "-C", ROOT, "cat-file", "--batch-check=%(objecttype)"]
-    done = subprocess.run(command, input="\n".join(ids), capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:-1] == ["commit"] * len(ids)
+        pytest.skip("needs the full git history, to look for the commits")
+    assert {git(ROOT, "cat-file", "-t", commit) for commit in set(ids.values())} == {"commit"}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +143,6 @@ def test_commits_of_records_exist(committed):
         ("https://example.org/x", "https://example.org/x"),
     ],
 )
-def test_absolute_paths_are_shortened(before, after):
-    assert without_paths(before) == after
-    assert plain(({before: before}, 1.5, None)) == [{after: after}, 1.5, None]
+def test_shortens_absolute_paths_in_command_and_settings(before, after):
+    content = Record("heads", "x", before, {"paths": ({before: before}, 1.5, None)}).content
+    assert (content["command"], content["settings"]) == (after, {"paths": [{after: after}, 1.5, None]})

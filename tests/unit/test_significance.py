@@ -63,21 +63,6 @@ def test_swapped_systems_negate_and_seed_determines_the_result():
         paired_bootstrap(rows[0], rows[1][:-1])
 
 
-def simulated(rows, repetitions, sentences, swapped):
-    """Comparisons on sentences drawn from a pool, optionally swapped at random, and the p-values of sacreBLEU."""
-    chance = numpy.random.default_rng(11)
-    ours, theirs = [], []
-    for seed in range(repetitions):
-        chosen = chance.integers(len(rows[0]), size=sentences)
-        swap = swapped * chance.integers(2, size=(sentences, 1))
-        one, other = (numpy.where(swap == side, rows[0][chosen], rows[1][chosen]) for side in (0, 1))
-        ours.append(paired_bootstrap(one, other, samples=SAMPLES, seed=seed))
-        weights = resamples(sentences, SAMPLES, seed)
-        drawn = corpus_bleu(weights @ one) - corpus_bleu(weights @ other) if swapped else numpy.zeros(1)
-        theirs.append(p_of_sacrebleu(drawn, ours[-1].difference))
-    return ours, numpy.array(theirs)
-
-
 @pytest.fixture(scope="module")
 def pool():
     """Statistics of two different systems for 300 sentences."""
@@ -87,17 +72,26 @@ def pool():
 
 def test_five_percent_of_equal_systems_differ_significantly(pool):
     """Randomly swapped sentences of both systems have one distribution. sacreBLEU's p-value is the control."""
-    ours, theirs = simulated(pool, 1500, 100, swapped=True)
+    chance = numpy.random.default_rng(11)
+    ours, control = [], []
+    for seed in range(1500):
+        chosen, swap = chance.integers(300, size=100), chance.integers(2, size=(100, 1))
+        one, other = (numpy.where(swap == side, pool[0][chosen], pool[1][chosen]) for side in (0, 1))
+        ours.append(paired_bootstrap(one, other, samples=SAMPLES, seed=seed))
+        weights = resamples(100, SAMPLES, seed)
+        drawn = corpus_bleu(weights @ one) - corpus_bleu(weights @ other)
+        control.append(p_of_sacrebleu(drawn, ours[-1].difference))
     rejected = numpy.mean([each.p_value <= 0.05 for each in ours])
     assert 0.04 < rejected < 0.06
     assert numpy.mean([not each.low <= 0 <= each.high for each in ours]) == rejected
-    assert 0.08 < (theirs <= 0.05).mean() < 0.13
+    assert 0.08 < numpy.mean(numpy.array(control) <= 0.05) < 0.13
 
 
 def test_detects_true_difference(pool):
     truth = float(numpy.subtract(*(corpus_bleu(rows.sum(axis=0, keepdims=True)) for rows in pool))[0])
     assert truth > 5
-    ours, _ = simulated(pool, 100, 100, swapped=False)
+    drawn = numpy.random.default_rng(11).integers(300, size=(100, 100))
+    ours = [paired_bootstrap(pool[0][chosen], pool[1][chosen], samples=SAMPLES) for chosen in drawn]
     assert numpy.mean([each.p_value <= 0.05 for each in ours]) > 0.8
     assert 0.88 < numpy.mean([each.low <= truth <= each.high for each in ours]) <= 1
 
