@@ -15,9 +15,9 @@ from tests.recipes.test_wmt14_data import rejected
 
 
 def recipe(data, output, *more, check=True):
-    words = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1, "--updates", 12, "--average", 2]
-    settings = ["lr_scheduler.warmup_updates=4", "checkpoint.save_interval_updates=4"]
-    return run("bash", ROOT / "recipes" / "toy" / "run.sh", *words, *settings, *more, check=check)
+    words = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1, "--updates", 12]
+    words += ["--average", 2, "lr_scheduler.warmup_updates=4", "checkpoint.save_interval_updates=4"]
+    return run("bash", ROOT / "recipes" / "toy" / "run.sh", *words, *more, check=check)
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ ROUNDS, UPDATES = 5, 60
 TARGETS = ("runner", "group", "child")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 PATIENCE = 300
-#: phase → whether a run is in it, by the files in its folder, and the file that appears at its end; `score` begins
-#: with the finished translation
+#: phase → whether a run is in it, by the files in its folder, and the file that appears at its end
 PHASES = {
     "train": (lambda run, update: f'"num_updates": "{update}"' in log(run), "averaged.pt"),
     "save": (lambda run, update: any(run.glob("checkpoints/*.tmp")), "averaged.pt"),
@@ -48,8 +47,9 @@ def log(run):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "toy"
-    command = [ROOT / "data_prep" / "toy.sh", "--train", 600, "--valid", 40, "--test", 40, "--vocab-size", 400]
-    subprocess.run([*map(str, command), "--output", folder], check=True, capture_output=True)
+    sizes = ["--train", "600", "--valid", "40", "--test", "40", "--vocab-size", "400"]
+    command = [ROOT / "data_prep" / "toy.sh", *sizes, "--output", folder]
+    subprocess.run(command, check=True, capture_output=True)
     return folder
 
 

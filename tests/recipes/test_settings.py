@@ -74,7 +74,7 @@ def assert_rejected(done, message, status=2):
         ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
         (
             "optimizer._name=fuse_adam",
-            "must be one of fairseq or this project; got fuse_adam; did you mean fused_adam?",
+            "one of fairseq or this project; got fuse_adam; did you mean fused_adam?",
         ),
         ("bpe.codes=x", "bpe._name must be one of fairseq or this project; got null"),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),

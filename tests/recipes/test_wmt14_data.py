@@ -30,8 +30,8 @@ def miniature(name, folder):
 
 
 def prepare(name, folder, *flags, check=True, **options):
-    words = ["--manifest", folder / "manifest.tsv", "--output", folder.parent / "data" / name, "--workers", 1, *flags]
-    return run("bash", PREP / f"{name}.sh", *words, check=check, **options)
+    words = ["--manifest", folder / "manifest.tsv", "--output", folder.parent / "data" / name, "--workers", 1]
+    return run("bash", PREP / f"{name}.sh", *words, *flags, check=check, **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def source(wmt16, tmp_path):
 
 
 def rejected(done, *messages, status=1):
-    """Assert that a script failed with this exit status and one error line with these messages; return the line."""
+    """Assert that a script failed with this status and one error, which has these messages; return the error."""
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     (error,) = [line for line in done.stderr.split("\n") if "error:" in line]
@@ -84,10 +84,10 @@ def test_data_bin_contains_the_sentences_of_the_archive(wmt16):
 
 def unpack_texts(source, path=None, limit=None):
     """Unpack the archive, or what is at another path, to source/texts."""
-    target = source / "texts"
+    target, manifest = source / "texts", unpack.read_manifest(source / "manifest.tsv")
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    unpack.unpack(unpack.read_manifest(source / "manifest.tsv"), target, {ARCHIVE: path or source / ARCHIVE}, limit)
+    unpack.unpack(manifest, target, {ARCHIVE: path or source / ARCHIVE}, limit)
 
 
 def unpack_error(source, path=None):

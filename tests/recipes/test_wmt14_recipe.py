@@ -106,7 +106,7 @@ if [ "$1 $2" = "show hostnames" ]; then printf '127.0.0.1\\nelsewhere\\n'; fi
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """The environment is that of a job on two nodes; srun and scontrol are scripts, which write to the returned log."""
+    """The environment of a job on two nodes. srun and scontrol are scripts that write to the returned log."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         program = tmp_path / name
         program.write_text(text)
@@ -130,7 +130,8 @@ def slurm(tmp_path, monkeypatch):
     ("variable", "cores"), [("SLURM_CPUS_PER_TASK", 6), ("SLURM_CPUS_ON_NODE", 5), ("OMP_NUM_THREADS", 3)]
 )
 def test_srun_gives_each_node_all_its_cores(slurm, variable, cores, tmp_path):
-    variables = {"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "", variable: str(cores)}
+    unset = {"SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": ""}
+    variables = {"OMP_NUM_THREADS": "3", **unset, variable: str(cores)}
     flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run"]
     done = run("bash", WMT14 / "train.sh", *flags, env=variables).stdout
     assert f" srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 --cpus-per-task {cores} " in done
