@@ -136,6 +136,9 @@ def test_overrides_are_merged_in_order_and_become_flags(tmp_path):
     command = runner_commands("multi30k", *flags, "checkpoint.save_interval_updates=7", "recipe.average=3")[0]
     assert " --save-interval-updates 7 --keep-interval-updates 3 " in command
     assert " --key-dim " not in runner_commands("multi30k", "--heads", "none")[0]
+    flags = ["--config", "rate", "--variant", "blocks8_lr005", "--dry-run"]
+    command = run("bash", RECIPES / "micro_wmt" / "run.sh", *flags).stdout
+    assert "/runs/micro_wmt/encoder_cross_decoder-dk32-blocks8_lr005-s1-u1200/checkpoints" in command
 
 
 def test_hydra_finds_the_slurm_launcher():
