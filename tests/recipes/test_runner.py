@@ -15,6 +15,7 @@ from runner.settings import RecipeError
 
 from fairseq_modern import files, processor
 from tests.common import ROOT
+from tests.fairseq import forked
 
 
 @pytest.fixture
@@ -105,11 +106,10 @@ def test_results_without_readable_settings_are_not_taken_for_a_new_run(content, 
         keep_settings(tmp_path, {"common.seed": 1})
 
 
-def python(program, **options):
+def python(program):
     """Run a program that can import the runner in a new interpreter."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}
-    command = [sys.executable, "-c", program]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
+    options = {"env": {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}, "text": True}
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, **options)
 
 
 def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
@@ -178,22 +178,12 @@ def test_parallel_runs_use_separate_gpus(tmp_path, monkeypatch):
 def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):
     child = "import signal, time; signal.signal(15, lambda *_: (time.sleep(0.5), open({!r}, 'w'), exit(75)))\n"
     child += "print('begun', flush=True); time.sleep(100)"
-    children = {name: child.format(str(tmp_path / name)) for name in ("a", "b")}
-    program = f"""
-import signal, sys, threading, time
-from runner.process import forward_signals, start
-from runner.sweep import wait_for
-running = {{name: start([sys.executable, "-c", child]) for name, child in {children!r}.items()}}
-def report():
-    while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        time.sleep(0.01)
-    print("waiting", flush=True)
-threading.Thread(target=report).start()
-with forward_signals(running.values()) as received:
-    wait_for(running, 1, received)
-"""
-    process = python(program)
-    assert sorted(process.stdout.readline() for _ in range(3)) == ["begun\n", "begun\n", "waiting\n"]
+    saved = [tmp_path / "a" / "saved", tmp_path / "b" / "saved"]
+    runs = {file.parent.name: [sys.executable, "-c", child.format(str(file))] for file in saved}
+    program = "from pathlib import Path; from runner.sweep import make\n"
+    process = python(f"{program}make({runs!r}, Path({str(tmp_path)!r}), jobs=2, gpus=0)")
+    begun = [file.with_name("messages.txt") for file in saved]
+    forked.wait_for(lambda: all(file.exists() and file.read_text() == "begun\n" for file in begun), process)
     process.terminate()
     assert process.wait(60) == 75
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
+    assert all(file.exists() for file in saved)

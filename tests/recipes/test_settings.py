@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,15 +14,12 @@ from runner.settings import RecipeError
 
 from collab_fairseq.cli.main import guarded
 from tests.common import ROOT, run
+from tests.recipes.test_wmt14_data import rejected
 
 RECIPES = ROOT / "recipes"
 TOY = RECIPES / "toy"
-SCRIPTS = sorted(
-    path
-    for folder in (RECIPES, ROOT / "data_prep")
-    for path in folder.rglob("*.sh")
-    if path.stat().st_mode & stat.S_IXUSR
-)
+SCRIPTS = sorted([*RECIPES.glob("*/*.sh"), *(ROOT / "data_prep").glob("*.sh")])
+SCRIPTS.remove(RECIPES / "runner" / "start.sh")  # sourced by the others
 #: recipe → other YAML files in its folder
 CONFIGS = {
     path.parent.name: [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
@@ -33,7 +30,7 @@ CONFIGS = {
 
 @pytest.fixture
 def call(capsys, monkeypatch):
-    """Run a script of a recipe in this process. Returns its exit status and standard error."""
+    """Run a script of a recipe in this process."""
     monkeypatch.setattr(cli, "show_messages", lambda name: None)
     monkeypatch.setattr("os.environ", dict(os.environ))
     logging.getLogger("recipe").setLevel(logging.WARNING)
@@ -41,18 +38,19 @@ def call(capsys, monkeypatch):
     def call(script, *words):
         argv = [str(word) for word in words]
         status = guarded(script.parent.name, lambda: cli.main(script, argv))
-        return status, capsys.readouterr().err
+        return subprocess.CompletedProcess(argv, status, stderr=capsys.readouterr().err)
 
     return call
 
 
 def assert_rejected(done, message, status=2):
-    """The call exited with this status and printed one line that contains the message."""
-    actual_status, error = done
-    assert actual_status == status, error
-    assert error.count("\n") == 1, error
-    assert ": error: " in error
-    assert message in error
+    """The script exited with this status and printed nothing but an error with this message."""
+    rejected(done, ": error: ", message, status=status)
+    assert done.stderr.count("\n") == 1
+
+
+def assert_accepted(done):
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -106,8 +104,8 @@ def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
     ],
 )
 def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
-    done = call(TOY / "run.sh", *words.split(), "--output", tmp_path / "run", "--device", "cpu", "--dry-run")
-    assert done == (0, "")
+    flags = ["--output", tmp_path / "run", "--device", "cpu", "--dry-run"]
+    assert_accepted(call(TOY / "run.sh", *words.split(), *flags))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,7 @@ def test_rejects_wrong_sweeps_before_any_work(words, message, call, tmp_path):
 def test_submit_needs_an_installed_program_except_in_a_dry_run(call, tmp_path):
     words = ["--submit", "nosuchprogram -x", "--output", tmp_path / "runs"]
     assert_rejected(call(TOY / "sweep.sh", *words), "a program that is installed; got 'nosuchprogram -x'")
-    assert call(TOY / "sweep.sh", *words, "--dry-run") == (0, "")
+    assert_accepted(call(TOY / "sweep.sh", *words, "--dry-run"))
 
 
 def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
@@ -164,8 +162,7 @@ def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
 def test_rejects_wrong_files_of_settings(text, message, call, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    variant = ["--variant", "a"] if "{a: " in str(text) and "recipe" in str(text) else []
-    done = call(TOY / "run.sh", "--config", file, *variant, "--device", "cpu", "--dry-run")
+    done = call(TOY / "run.sh", "--config", file, "--variant", "a", "--device", "cpu", "--dry-run")
     assert_rejected(done, message.replace("FILE", str(file)))
 
 
@@ -178,33 +175,24 @@ def test_rejects_an_output_that_is_not_writable(script, call, tmp_path):
         assert_rejected(done, f"--output must be a writable folder; got {output} (", status=1)
 
 
-def test_shell_scripts_pass_on_the_exit_status(tmp_path):
+def test_shell_scripts_pass_on_the_exit_status():
     done = run("bash", TOY / "run.sh", "model.dropout=7", "--dry-run", check=False)
-    error = "recipes/toy/run.sh: error: model.dropout must be in [0, 1); got 7"
-    assert_rejected((done.returncode, done.stderr), error)
+    assert_rejected(done, "recipes/toy/run.sh: error: model.dropout must be in [0, 1); got 7")
     for option in (["--python", "nosuch"], ["--python=nosuch"]):
-        done = run("bash", TOY / "run.sh", *option, check=False)
-        assert_rejected((done.returncode, done.stderr), "no Python 'nosuch'")
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    """A symbolic link to the checkout, as in home folders of clusters."""
-    path = tmp_path_factory.mktemp("link") / "checkout"
-    path.symlink_to(ROOT)
-    return path
+        assert_rejected(run("bash", TOY / "run.sh", *option, check=False), "no Python 'nosuch'")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_script_has_help_and_rejects_unknown_options(script, link, tmp_path):
-    name = script.relative_to(ROOT)
+def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
+    name, link = script.relative_to(ROOT), tmp_path / "checkout"
+    link.symlink_to(ROOT)  # as in home folders of clusters
     help_text = run("bash", name, "--help", cwd=link, env={"CDPATH": "."}).stdout
     assert f"usage: {name}" in help_text
     assert "--output DIR " in help_text
     done = run("bash", link / name, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"{name}: error: unknown argument '--sauce' (see --help)\n"
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [link]
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -231,7 +219,7 @@ def test_every_config_variant_and_run_of_a_recipe_is_valid(recipe, call):
                 cli.read_run(script, [*words, "--heads", heads, "--key-dim", "64", "--variant", name])
                 seen[name] = text
         if cfg.recipe.runs:
-            assert call(script.with_name("sweep.sh"), "--dry-run", *words) == (0, "")
+            assert_accepted(call(script.with_name("sweep.sh"), "--dry-run", *words))
 
 
 @pytest.mark.parametrize("name", ["model.pt", "dict.de.txt", "translation.json", "README.md", "record.json"])

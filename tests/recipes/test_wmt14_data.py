@@ -71,12 +71,11 @@ def test_data_bin_contains_the_sentences_of_the_archive(wmt16):
     with tarfile.open(wmt16 / ARCHIVE) as archive:
         for split, member, number in (("train", "train.tok.clean", 200), ("test", "newstest2014.tok", 20)):
             lines = archive.extractfile(f"{member}.bpe.32000.de").read().decode("utf-8").splitlines()
+            expected = [words.string(words.encode_line(line, add_if_not_exist=False)) for line in lines]
             dataset = data_utils.load_indexed_dataset(str(data / "data-bin" / f"{split}.en-de.de"), words)
-            assert len(dataset) == len(lines) == number
-            for index in (0, number - 1):
-                expected = [word if word in words else words.unk_word for word in lines[index].split(" ")]
-                assert words.string(dataset[index]).split(" ") == expected
-                assert split == "test" or words.unk_word not in expected
+            assert [words.string(sentence) for sentence in dataset] == expected
+            assert len(lines) == number
+            assert split == "test" or expected == lines  # no unknown words
     assert any("@@" in symbol for symbol in words.symbols)
     assert [path.name for path in data.parent.iterdir()] == ["wmt16_en_de"]
     assert not any(str(wmt16.parent).encode() in file for file in content(data).values())
