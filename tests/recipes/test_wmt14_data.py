@@ -49,7 +49,7 @@ def source(wmt16, tmp_path):
 
 
 def rejected(done, *messages, status=1):
-    """Assert that a script failed with this status and one error, which has these messages; return the error."""
+    """Assert that a script failed with this status and one error with these messages; return the error."""
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     (error,) = [line for line in done.stderr.split("\n") if "error:" in line]
