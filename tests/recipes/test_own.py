@@ -88,7 +88,7 @@ SOURCE = "--source mine.en mine.de"
         (lambda a, b: b.write_text("eins\n"), SOURCE, "both files must have the same number of lines"),
         (lambda a, b: b.write_bytes(b"1\nzw\xf6lf\n"), SOURCE, "must be UTF-8 text, but line 2 is not"),
         (lambda a, b: b.unlink(), SOURCE, "there is no file mine.de"),
-        (lambda *files: [file.write_text("a\n" * 700) for file in files], SOURCE, "500 sentence pairs; got"),
+        (lambda *files: [path.write_text("\n" * 700) for path in files], SOURCE, "500 sentence pairs; got 0"),
         (None, "", "--source must be two text files or a folder"),
         (None, "--source a.en b.en", "--languages must be two languages, such as en-de; got 'en-en'"),
         (None, "--source a.en a.de model.dropuot=1", "dropuot is not a setting; did you mean model.dropout?"),
