@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -16,14 +15,7 @@ import collab_fairseq.models
 from collab_fairseq.models.arguments import resolve
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
-
-RECIPES = ROOT / "recipes"
-#: recipe → number of GPUs of its YAML file
-NAMES = {
-    path.stem: 4 if "wmt14" in path.stem else 1
-    for path in sorted(RECIPES.glob("*/*.yaml"))
-    if path.parent.name == path.stem
-}
+from tests.recipes.test_settings import CONFIGS, RECIPES
 
 
 def runner_commands(recipe, *flags):
@@ -31,9 +23,8 @@ def runner_commands(recipe, *flags):
     words = ["--data", "/data", "--output", "/run"]
     if recipe == "own":  # data and run are in one folder
         words = ["--source", "my.en", "my.de", "--output", "/"]
-    words += ["--device", "gpu", "--gpus", NAMES[recipe], "--python", sys.executable, *flags]
-    if "wmt14" not in recipe:
-        words += ["--precision", "fp32"]
+    machine = ["--gpus", 4] if "wmt14" in recipe else ["--gpus", 1, "--precision", "fp32"]
+    words += ["--device", "gpu", *machine, *flags]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": "", "MASTER_PORT": "29500"}
     return run("bash", RECIPES / recipe / "run.sh", *words, "--dry-run", env=environment).stdout.splitlines()
 
@@ -71,7 +62,7 @@ def model_config(cfg):
     return resolve(model)
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", CONFIGS)
 def test_hydra_and_runner_resolve_the_same_config(recipe):
     ours, theirs = runner_config(recipe), hydra_config(recipe)
     for section in ("task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint"):
@@ -83,7 +74,7 @@ def test_hydra_and_runner_resolve_the_same_config(recipe):
     assert theirs.recipe.about
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", CONFIGS)
 def test_hydra_trains_with_each_yaml_and_ignores_the_recipe_section(recipe, tiny_data, tmp_path):  # noqa: F811
     small = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 16, "attention_heads": 4}
     sizes = [f"++model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()]
@@ -145,6 +136,9 @@ def test_overrides_are_merged_in_order_and_become_flags(tmp_path):
     command = runner_commands("multi30k", *flags, "checkpoint.save_interval_updates=7", "recipe.average=3")[0]
     assert " --save-interval-updates 7 --keep-interval-updates 3 " in command
     assert " --key-dim " not in runner_commands("multi30k", "--heads", "none")[0]
+    flags = ["--config", "rate", "--variant", "blocks8_lr005", "--dry-run"]
+    command = run("bash", RECIPES / "micro_wmt" / "run.sh", *flags).stdout
+    assert "/runs/micro_wmt/encoder_cross_decoder-dk32-blocks8_lr005-s1-u1200/checkpoints" in command
 
 
 def test_hydra_finds_the_slurm_launcher():

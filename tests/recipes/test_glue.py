@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from fairseq_modern.errors import UserError
 from tests.common import ROOT
@@ -35,18 +34,14 @@ def test_metrics():
     assert stsb.measure(np.ones((3, 1)), labels) == {"pearson": 0, "spearman": 0}
 
 
-def record(task, seed, scores):
-    size = 10**8 + 769 * tasks.GLUE[task].labels  # a classifier has a row for each label
-    parts = {stage: {"score": score, "parameters": size} for stage, score in scores.items()}
-    model = {"name": "bert", "type": "bert", "width": 768}
-    return {"settings": {"task": task, "seed": seed, "model": model}, "parts": parts}
-
-
 def test_table():
-    records = []
+    model, records = {"name": "bert", "type": "bert", "width": 768}, []
     for n, task in enumerate(tasks.GLUE):
-        scores = {"converted/384": 60 + n, "tuned/384": 70 + n}
-        records += [record(task, seed, {"standard": 80 + n + seed, **scores}) for seed in (1, 3)]
+        size = 10**8 + 769 * tasks.GLUE[task].labels  # a classifier has a row for each label
+        for seed in (1, 3):
+            scores = {"standard": 80 + n + seed, "converted/384": 60 + n, "tuned/384": 70 + n}
+            parts = {stage: {"score": score, "parameters": size} for stage, score in scores.items()}
+            records.append({"settings": {"task": task, "seed": seed, "model": model}, "parts": parts})
     lines = table.table(records).splitlines()
     assert len(lines) == 2 + 3 + 2
     assert lines[2].startswith("| bert | standard | 768 | 100.0 | 82.0 |")
@@ -57,23 +52,15 @@ def test_table():
     assert table.table(records[2:]).splitlines()[2].endswith("| – | 108.3 | 83.0 |")
 
 
-@pytest.fixture
-def rehearse(monkeypatch, capsys):
-    """Run the rehearsal in this process; returns the table that it prints."""
-    threads = torch.get_num_threads()
+def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, monkeypatch, capsys, caplog):
+    """It resumes from the first epoch, and its result equals that of an uninterrupted run."""
+    caplog.set_level("INFO")
 
     def rehearse(output, *flags):
         monkeypatch.setattr(sys, "argv", ["run.py", *SMALL, str(output), *flags])
         recipe.main()
         return capsys.readouterr().out
 
-    yield rehearse
-    torch.set_num_threads(threads)
-
-
-def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, rehearse, caplog):
-    """It resumes from the first epoch, and its result equals that of an uninterrupted run."""
-    caplog.set_level("INFO")
     with socket.create_server(("127.0.0.1", 0)) as proxy, open(tmp_path / "log", "w", encoding="utf-8") as log:
         internet = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), f"http://127.0.0.1:{proxy.getsockname()[1]}")
         command, env = [sys.executable, RECIPE / "run.py", *SMALL, tmp_path / "killed"], {**os.environ, **internet}

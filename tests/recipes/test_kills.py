@@ -1,4 +1,4 @@
-"""Recipe runs killed thirty times end in the same results as an uninterrupted run."""
+"""Recipe runs that are killed, thirty times on one node or once per node of two, equal uninterrupted runs."""
 
 import json
 import os
@@ -13,37 +13,30 @@ from pathlib import Path
 import pytest
 
 from collab_fairseq import checkpoints
-from tests.common import BIN, ROOT
+from tests.common import ROOT, free_port
+from tests.fairseq import forked
 from tests.fairseq.models import same_model
 
-ROUNDS, UPDATES, INTERVAL = 5, 60, 10
+ROUNDS, UPDATES = 5, 60
 TARGETS = ("runner", "group", "child")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 PATIENCE = 300
-
-
-def count(folder, pattern):
-    return len(list(folder.glob(pattern)))
-
-
-#: phase → whether a run is in it, by the files in its folder; `score` begins with the finished translation
+#: phase → whether a run is in it, by the files in its folder, and the file that appears at its end
 PHASES = {
-    "train": lambda run, goal: f'"num_updates": "{goal}"' in log(run),
-    "save": lambda run, goal: count(run, "checkpoints/*.tmp") > 0,
-    "average": lambda run, goal: count(run, "checkpoints/*_60.pt") > 0 and log(run).count("done training") > 0,
-    "generate": lambda run, goal: count(run, "test.generate.log.*.tmp") > 0,
-    "score": lambda run, goal: (run / "test.generate.log").exists(),
-    "record": lambda run, goal: (run / "test.scores.json").exists(),
+    "train": (lambda run, update: f'"num_updates": "{update}"' in log(run), "averaged.pt"),
+    "save": (lambda run, update: any(run.glob("checkpoints/*.tmp")), "averaged.pt"),
+    "average": (
+        lambda run, update: any(run.glob("checkpoints/*_60.pt")) and "done training" in log(run),
+        "averaged.pt",
+    ),
+    "generate": (lambda run, update: any(run.glob("test.generate.log.*.tmp")), "test.generate.log"),
+    "score": (lambda run, update: (run / "test.generate.log").exists(), "test.scores.json"),
+    "record": (lambda run, update: (run / "test.scores.json").exists(), "record.json"),
 }
-#: phase → file that appears at its end
-ENDS = {
-    "train": "averaged.pt",
-    "save": "averaged.pt",
-    "average": "averaged.pt",
-    "generate": "test.generate.log",
-    "score": "test.scores.json",
-    "record": "record.json",
-}
+ONE_NODE = ["--updates", UPDATES, "--average", 3, "lr_scheduler.warmup_updates=20"]
+ONE_NODE += ["common.log_interval=5", "checkpoint.save_interval_updates=10"]
+TWO_NODES = ["--nodes", 2, "--gpus", 1, "--updates", 24, "--average", 2, "lr_scheduler.warmup_updates=4"]
+TWO_NODES += ["recipe.batch_tokens=2400", "checkpoint.save_interval_updates=4"]
 
 
 def log(run):
@@ -51,32 +44,39 @@ def log(run):
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
 
-def start(data, run):
-    command = [ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", run, "--updates", UPDATES]
-    command += ["--average", 3, "--device", "cpu", "--threads", 1, "lr_scheduler.warmup_updates=20"]
-    command += ["common.log_interval=5", f"checkpoint.save_interval_updates={INTERVAL}"]
-    environment = {**os.environ, "PYTHON": str(BIN / "python"), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    environment["OMP_NUM_THREADS"] = "1"
-    run.mkdir(exist_ok=True)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "toy"
+    sizes = ["--train", "600", "--valid", "40", "--test", "40", "--vocab-size", "400"]
+    command = [ROOT / "data_prep" / "toy.sh", *sizes, "--output", folder]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def start(data, run, *flags):
+    command = [ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", run, *flags]
+    words = [str(word) for word in (*command, "--device", "cpu", "--threads", 1)]
     with open(run.with_suffix(".out"), "ab") as out:
-        words = [str(word) for word in command]
-        return subprocess.Popen(words, env=environment, stdout=out, stderr=out, start_new_session=True)
+        return subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
 
 
-def finish(data, run):
-    process = start(data, run)
-    assert process.wait(PATIENCE) == 0, run.with_suffix(".out").read_text()[-3000:]
+def start_nodes(data, run):
+    """Start both nodes on this machine. They use the same folder, as on a shared disk of a cluster."""
+    master = f"127.0.0.1:{free_port()}"
+    return [start(data, run, *TWO_NODES, "--master", master, "--node-rank", rank) for rank in (0, 1)]
+
+
+def finish(run, *processes):
+    statuses = {process.wait(PATIENCE) for process in processes}
+    assert statuses == {0}, run.with_suffix(".out").read_text()[-3000:]
 
 
 def kill(data, run, phase, target, number, chance):
     """Start the run and kill it in a phase. Returns whether the kill came before the end of the phase."""
-    goal = chance.randrange(5, UPDATES, 5)
-    process = start(data, run)
-    end = time.monotonic() + PATIENCE
-    while not PHASES[phase](run, goal):
-        assert process.poll() is None, run.with_suffix(".out").read_text()[-3000:]
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    update = chance.randrange(5, UPDATES, 5)
+    process = start(data, run, *ONE_NODE)
+    is_in_phase, last_file = PHASES[phase]
+    forked.wait_for(lambda: is_in_phase(run, update), process, run.with_suffix(".out"))
     if phase != "save":  # takes a few milliseconds only
         time.sleep(chance.uniform(0, 0.05))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -87,7 +87,7 @@ def kill(data, run, phase, target, number, chance):
     else:
         os.kill(process.pid, number)
     process.wait(PATIENCE)
-    return process.returncode != 0 and not (run / ENDS[phase]).exists()
+    return process.returncode != 0 and not (run / last_file).exists()
 
 
 def state(run):
@@ -108,14 +108,11 @@ def state(run):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG of Linux")
-def test_killed_runs_equal_uninterrupted_run(tmp_path):
-    data = tmp_path / "data"
-    prepare = [ROOT / "data_prep" / "toy.sh", "--train", 600, "--valid", 40, "--test", 40, "--vocab-size", 400]
-    words = [str(word) for word in [*prepare, "--output", data, "--python", BIN / "python"]]
-    subprocess.run(words, check=True, capture_output=True)
-    finish(data, tmp_path / "uninterrupted")
-    expected = state(tmp_path / "uninterrupted")
-    weights = checkpoints.load(tmp_path / "uninterrupted" / "averaged.pt")["model"]
+def test_killed_runs_equal_uninterrupted_run(data, tmp_path):
+    uninterrupted = tmp_path / "uninterrupted"
+    finish(uninterrupted, start(data, uninterrupted, *ONE_NODE))
+    expected = state(uninterrupted)
+    weights = checkpoints.load(uninterrupted / "averaged.pt")["model"]
     hits = {phase: [] for phase in PHASES}
 
     def interrupted(number):
@@ -125,7 +122,7 @@ def test_killed_runs_equal_uninterrupted_run(tmp_path):
             target, signum = TARGETS[(number + position) % 3], SIGNALS[(number + position // 2) % 2]
             if kill(data, run, phase, target, signum, chance):
                 hits[phase].append((target, signum.name))
-        finish(data, run)
+        finish(run, start(data, run, *ONE_NODE))
         record, hypotheses = state(run)
         assert record == expected[0]
         assert hypotheses == expected[1]
@@ -135,3 +132,21 @@ def test_killed_runs_equal_uninterrupted_run(tmp_path):
     with ThreadPoolExecutor(2) as lanes:
         list(lanes.map(interrupted, range(ROUNDS)))
     assert all(len(of_phase) >= 3 for of_phase in hits.values()), hits
+
+
+@pytest.mark.slow
+def test_two_nodes_resume_after_either_is_killed(data, tmp_path):
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(uninterrupted, *start_nodes(data, uninterrupted))
+    for rank, update in ((0, 8), (1, 16)):
+        nodes, saved = start_nodes(data, killed), f"checkpoints/checkpoint_*_{update}.pt"
+        forked.wait_for(lambda saved=saved: any(killed.glob(saved)), nodes[0], killed.with_suffix(".out"))
+        nodes[rank].send_signal(signal.SIGKILL)
+        statuses = [node.wait(PATIENCE) for node in nodes]
+        assert statuses[rank] == -signal.SIGKILL
+        assert statuses[1 - rank] != 0
+        assert not list(killed.glob("averaged*"))
+    finish(killed, *start_nodes(data, killed))
+    states = [checkpoints.load(run / "averaged.pt") for run in (uninterrupted, killed)]
+    assert [entry["num_updates"] for entry in states[1]["extra_state"]["averaged_from"]] == [24, 20]
+    assert same_model(*(state["model"] for state in states))

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,19 +14,23 @@ from runner.settings import RecipeError
 
 from collab_fairseq.cli.main import guarded
 from tests.common import ROOT, run
+from tests.recipes.test_wmt14_data import rejected
 
-TOY = ROOT / "recipes" / "toy"
+RECIPES = ROOT / "recipes"
+TOY = RECIPES / "toy"
+SCRIPTS = sorted([*RECIPES.glob("*/*.sh"), *(ROOT / "data_prep").glob("*.sh")])
+SCRIPTS.remove(RECIPES / "runner" / "start.sh")  # sourced by the others
 #: recipe → other YAML files in its folder
 CONFIGS = {
     path.parent.name: [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
-    for path in sorted((ROOT / "recipes").glob("*/*.yaml"))
+    for path in sorted(RECIPES.glob("*/*.yaml"))
     if path.parent.name == path.stem
 }
 
 
 @pytest.fixture
 def call(capsys, monkeypatch):
-    """Run a script of a recipe in this process. Returns its exit status and standard error."""
+    """Run a script of a recipe in this process."""
     monkeypatch.setattr(cli, "show_messages", lambda name: None)
     monkeypatch.setattr("os.environ", dict(os.environ))
     logging.getLogger("recipe").setLevel(logging.WARNING)
@@ -33,18 +38,19 @@ def call(capsys, monkeypatch):
     def call(script, *words):
         argv = [str(word) for word in words]
         status = guarded(script.parent.name, lambda: cli.main(script, argv))
-        return status, capsys.readouterr().err
+        return subprocess.CompletedProcess(argv, status, stderr=capsys.readouterr().err)
 
     return call
 
 
 def assert_rejected(done, message, status=2):
-    """The call exited with this status and printed one line that contains the message."""
-    actual_status, error = done
-    assert actual_status == status, error
-    assert error.count("\n") == 1, error
-    assert ": error: " in error
-    assert message in error
+    """The script exited with this status and printed nothing but an error with this message."""
+    rejected(done, ": error: ", message, status=status)
+    assert done.stderr.count("\n") == 1
+
+
+def assert_accepted(done):
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +63,6 @@ def assert_rejected(done, message, status=2):
         ("optimization.lr=[.inf]", "optimization.lr must be positive numbers; got inf"),
         ("model.dropout=nan", "model.dropout must be in [0, 1); got nan"),
         ("criterion.label_smoothing=1", "criterion.label_smoothing must be in [0, 1); got 1"),
-        ("model.encoder.layers=0", "model.encoder.layers must be at least 1; got 0"),
-        ("model._name=banana", "model._name must be one of fairseq or this project; got banana"),
         ("model.kv_heads=2", "--kv-heads 2 is for standard heads"),
         ("lr_scheduler.warmup_updates=0", "lr_scheduler must be settings that fairseq can build"),
         ("model.dropout=???", "model.dropout must be given; got ???"),
@@ -66,7 +70,10 @@ def assert_rejected(done, message, status=2):
         ("model.encoder.layer=3", "model.encoder.layer is not a setting; did you mean model.encoder.layers?"),
         ("optimisation.lr=[1]", "optimisation is not a section of settings; did you mean optimization?"),
         ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
-        ("optimizer._name=fuse_adam", "got fuse_adam; did you mean fused_adam?"),
+        (
+            "optimizer._name=fuse_adam",
+            "one of fairseq or this project; got fuse_adam; did you mean fused_adam?",
+        ),
         ("bpe.codes=x", "bpe._name must be one of fairseq or this project; got null"),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
@@ -97,8 +104,8 @@ def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
     ],
 )
 def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
-    done = call(TOY / "run.sh", *words.split(), "--output", tmp_path / "run", "--device", "cpu", "--dry-run")
-    assert done == (0, "")
+    flags = ["--output", tmp_path / "run", "--device", "cpu", "--dry-run"]
+    assert_accepted(call(TOY / "run.sh", *words.split(), *flags))
 
 
 @pytest.mark.parametrize(
@@ -124,12 +131,14 @@ def test_rejects_wrong_sweeps_before_any_work(words, message, call, tmp_path):
 def test_submit_needs_an_installed_program_except_in_a_dry_run(call, tmp_path):
     words = ["--submit", "nosuchprogram -x", "--output", tmp_path / "runs"]
     assert_rejected(call(TOY / "sweep.sh", *words), "a program that is installed; got 'nosuchprogram -x'")
-    assert call(TOY / "sweep.sh", *words, "--dry-run") == (0, "")
+    assert_accepted(call(TOY / "sweep.sh", *words, "--dry-run"))
 
 
-def test_table_needs_a_finished_run(call, tmp_path):
+def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
     done = call(TOY / "sweep.sh", "--table", "--output", tmp_path)
     assert_rejected(done, f"none of these runs is finished in {tmp_path}", status=1)
+    done = call(RECIPES / "wmt14_en_de" / "average.sh", "--output", tmp_path, "--device", "cpu")
+    assert_rejected(done, f"there is no run in {tmp_path}; train.sh makes it", status=1)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +162,7 @@ def test_table_needs_a_finished_run(call, tmp_path):
 def test_rejects_wrong_files_of_settings(text, message, call, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    variant = ["--variant", "a"] if "{a: " in str(text) and "recipe" in str(text) else []
-    done = call(TOY / "run.sh", "--config", file, *variant, "--device", "cpu", "--dry-run")
+    done = call(TOY / "run.sh", "--config", file, "--variant", "a", "--device", "cpu", "--dry-run")
     assert_rejected(done, message.replace("FILE", str(file)))
 
 
@@ -167,30 +175,34 @@ def test_rejects_an_output_that_is_not_writable(script, call, tmp_path):
         assert_rejected(done, f"--output must be a writable folder; got {output} (", status=1)
 
 
-def test_shell_scripts_pass_on_the_exit_status(tmp_path):
+def test_shell_scripts_pass_on_the_exit_status():
     done = run("bash", TOY / "run.sh", "model.dropout=7", "--dry-run", check=False)
-    error = "recipes/toy/run.sh: error: model.dropout must be in [0, 1); got 7"
-    assert_rejected((done.returncode, done.stderr), error)
+    assert_rejected(done, "recipes/toy/run.sh: error: model.dropout must be in [0, 1); got 7")
     for option in (["--python", "nosuch"], ["--python=nosuch"]):
-        done = run("bash", TOY / "run.sh", *option, check=False)
-        assert_rejected((done.returncode, done.stderr), "no Python 'nosuch'")
+        assert_rejected(run("bash", TOY / "run.sh", *option, check=False), "no Python 'nosuch'")
 
 
-def test_own_text_is_not_prepared_with_wrong_settings(tmp_path):
-    texts = [tmp_path / "a.en", tmp_path / "a.de"]
-    for text in texts:
-        text.write_text("".join(f"{n}\n" for n in range(700)))
-    command = ["bash", ROOT / "recipes" / "own" / "run.sh", "--source", *texts, "--python", sys.executable, "--output"]
-    done = run(*command, tmp_path / "out", "model.dropout=7", check=False)
-    assert_rejected((done.returncode, done.stderr), "model.dropout must be in [0, 1); got 7")
-    assert not (tmp_path / "out").exists()
-    done = run(*command, texts[0], check=False)
-    assert_rejected((done.returncode, done.stderr), f"--output must be a writable folder; got {texts[0]}", 1)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
+    name, link = script.relative_to(ROOT), tmp_path / "checkout"
+    link.symlink_to(ROOT)  # as in home folders of clusters
+    help_text = run("bash", name, "--help", cwd=link, env={"CDPATH": "."}).stdout
+    assert f"usage: {name}" in help_text
+    assert "--output DIR " in help_text
+    done = run("bash", link / name, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"{name}: error: unknown argument '--sauce' (see --help)\n"
+    assert list(tmp_path.iterdir()) == [link]
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_scripts_pass_shellcheck():
+    run("shellcheck", "--external-sources", *SCRIPTS, RECIPES / "slurm" / "run.sbatch", cwd=ROOT)
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)
 def test_every_config_variant_and_run_of_a_recipe_is_valid(recipe, call):
-    script = ROOT / "recipes" / recipe / "run.sh"
+    script = RECIPES / recipe / "run.sh"
     flags = ["--device", "cpu", "--dry-run"]
     if recipe == "own":
         flags += ["task.source_lang=en", "task.target_lang=de"]
@@ -207,7 +219,7 @@ def test_every_config_variant_and_run_of_a_recipe_is_valid(recipe, call):
                 cli.read_run(script, [*words, "--heads", heads, "--key-dim", "64", "--variant", name])
                 seen[name] = text
         if cfg.recipe.runs:
-            assert call(script.with_name("sweep.sh"), "--dry-run", *words) == (0, "")
+            assert_accepted(call(script.with_name("sweep.sh"), "--dry-run", *words))
 
 
 @pytest.mark.parametrize("name", ["model.pt", "dict.de.txt", "translation.json", "README.md", "record.json"])

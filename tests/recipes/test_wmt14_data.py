@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tarfile
 from pathlib import Path
 
 import archives
 import folders
 import pytest
+import sentencepiece
 import unpack
+from fairseq.data import Dictionary, data_utils
+from sacrebleu.dataset import DATASETS
 
 from tests.common import ROOT, content, run
 
@@ -28,8 +30,8 @@ def miniature(name, folder):
 
 
 def prepare(name, folder, *flags, check=True, **options):
-    given = ["--manifest", folder / "manifest.tsv", "--output", folder.parent / "data" / name, "--workers", 1]
-    return run("bash", PREP / f"{name}.sh", *given, "--python", sys.executable, *flags, check=check, **options)
+    words = ["--manifest", folder / "manifest.tsv", "--output", folder.parent / "data" / name, "--workers", 1]
+    return run("bash", PREP / f"{name}.sh", *words, *flags, check=check, **options)
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +49,15 @@ def source(wmt16, tmp_path):
 
 
 def rejected(done, *messages, status=1):
-    """Assert that a script failed with this exit status and one error line that contains the messages."""
-    errors = [line for line in done.stderr.split("\n") if "error:" in line]
+    """Assert that a script failed with this status and one error with these messages; return the error."""
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
-    assert any(all(message in line for message in messages) for line in errors), done.stderr
-
-
-def test_rejects_archive_together_with_url():
-    rejected(run("bash", PREP / "wmt16_en_de.sh", "--archive", "a", "--url", "b", check=False), "exclude each other")
+    (error,) = [line for line in done.stderr.split("\n") if "error:" in line]
+    assert all(message in error for message in messages), error
+    return error
 
 
 def test_checksums_of_test_sets_are_those_of_sacrebleu():
-    from sacrebleu.dataset import DATASETS
-
     text = (PREP / "wmt14_en_de_spm.tsv").read_text()
     for name in ("wmt13", "wmt14/full"):
         assert f"\tmd5:{DATASETS[name].md5[0]}\t" in text
@@ -69,51 +66,50 @@ def test_checksums_of_test_sets_are_those_of_sacrebleu():
 
 def test_data_bin_contains_the_sentences_of_the_archive(wmt16):
     data = wmt16.parent / "data" / "wmt16_en_de"
-    from fairseq.data import Dictionary, data_utils
-
     words = Dictionary.load(str(data / "data-bin" / "dict.de.txt"))
     assert (data / "data-bin" / "dict.en.txt").read_bytes() == (data / "data-bin" / "dict.de.txt").read_bytes()
     with tarfile.open(wmt16 / ARCHIVE) as archive:
         for split, member, number in (("train", "train.tok.clean", 200), ("test", "newstest2014.tok", 20)):
             lines = archive.extractfile(f"{member}.bpe.32000.de").read().decode("utf-8").splitlines()
+            expected = [words.string(words.encode_line(line, add_if_not_exist=False)) for line in lines]
             dataset = data_utils.load_indexed_dataset(str(data / "data-bin" / f"{split}.en-de.de"), words)
-            assert len(dataset) == len(lines) == number
-            for index in (0, number - 1):
-                expected = [word if word in words else words.unk_word for word in lines[index].split(" ")]
-                assert words.string(dataset[index]).split(" ") == expected
-                assert split == "test" or words.unk_word not in expected
+            assert [words.string(sentence) for sentence in dataset] == expected
+            assert len(lines) == number
+            assert split == "test" or expected == lines  # no unknown words
     assert any("@@" in symbol for symbol in words.symbols)
     assert [path.name for path in data.parent.iterdir()] == ["wmt16_en_de"]
     assert not any(str(wmt16.parent).encode() in file for file in content(data).values())
 
 
-@pytest.fixture
-def unpack_error(source):
-    """Unpack the archive, or an unpacked folder, and return the error message."""
-    target = source.parent / "texts"
-
-    def unpack_error(path=source / ARCHIVE):
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
-        with pytest.raises(archives.CorpusError) as error:
-            unpack.unpack(unpack.read_manifest(source / "manifest.tsv"), target, {ARCHIVE: path})
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    return unpack_error
+def unpack_texts(source, path=None, limit=None):
+    """Unpack the archive, or what is at another path, to source/texts."""
+    target, manifest = source / "texts", unpack.read_manifest(source / "manifest.tsv")
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    unpack.unpack(manifest, target, {ARCHIVE: path or source / ARCHIVE}, limit)
 
 
-def test_rejects_damaged_archives(source, unpack_error):
+def unpack_error(source, path=None):
+    with pytest.raises(archives.CorpusError) as error:
+        unpack_texts(source, path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_rejects_damaged_archives(source):
     archive, manifest = source / ARCHIVE, source / "manifest.tsv"
     intact, text = archive.read_bytes(), manifest.read_text()
     archive.write_text("<!DOCTYPE html><title>Virus scan warning</title>")
-    assert "is a web page: " in unpack_error()
+    assert "is a web page: " in unpack_error(source)
     archive.unlink()
-    assert f"there is no file {archive}, expected the archive {ARCHIVE}" in unpack_error()
-    manifest.write_text(text.replace(f"md5:{hashlib.md5(intact).hexdigest()}", "-"))
+    assert f"there is no file {archive}, expected the archive {ARCHIVE}" in unpack_error(source)
+    any_checksum = text.replace(f"md5:{hashlib.md5(intact).hexdigest()}", "-")
+    gzipped_text = f"archive\t{ARCHIVE}\t-\t-\nmember\t{ARCHIVE}\t{ARCHIVE[:-3]}\t-\ttrain.en"
     for damaged in (b"plain text", intact[: len(intact) // 2]):
         archive.write_bytes(damaged)
-        assert "is truncated or not a gzipped archive" in unpack_error()
+        for rows in (any_checksum, gzipped_text):
+            manifest.write_text(rows)
+            assert "is truncated or not a gzipped archive" in unpack_error(source)
 
 
 @pytest.mark.parametrize(
@@ -125,78 +121,69 @@ def test_rejects_damaged_archives(source, unpack_error):
         ("\t200\t", "\tmany\t", "line 3 must be an archive, a member or a reference"),
     ],
 )
-def test_rejects_manifests_of_other_archives(old, new, message, source, unpack_error):
+def test_rejects_manifests_of_other_archives(old, new, message, source):
     manifest = source / "manifest.tsv"
     manifest.write_text(re.sub(old, new, manifest.read_text()))
-    assert message in unpack_error()
+    assert message in unpack_error(source)
 
 
-def pack(source, text, name="train.en", **header):
-    """Replace the archive by one with a single text, and return the rows of its manifest."""
+def pack(source, text=b"", member="train.en", names=("train.en",), **header):
+    """Write an archive with this text under each of the names, and a manifest with one member."""
     with tarfile.open(source / ARCHIVE, "w:gz") as archive:
-        entry = tarfile.TarInfo(name)
-        entry.size = len(text)
-        for field, value in header.items():
-            setattr(entry, field, value)
-        archive.addfile(entry, io.BytesIO(text))
-    return [f"archive\t{ARCHIVE}\t-\t-", f"member\t{ARCHIVE}\ttrain.en\t-\ttrain.en"]
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            for field, value in header.items():
+                setattr(entry, field, value)
+            archive.addfile(entry, io.BytesIO(text))
+    rows = f"archive\t{ARCHIVE}\t-\t-\nmember\t{ARCHIVE}\t{member}\t-\ttrain.en"
+    (source / "manifest.tsv").write_text(rows)
 
 
-def test_does_not_follow_links(source, unpack_error):
-    rows = pack(source, b"", type=tarfile.SYMTYPE, linkname=str(source / "manifest.tsv"))
-    (source / "manifest.tsv").write_text("\n".join(rows))
-    assert "lacks train.en" in unpack_error()
-    assert not any((source.parent / "texts").iterdir())
+def test_does_not_follow_links(tmp_path):
+    pack(tmp_path, type=tarfile.SYMTYPE, linkname=str(tmp_path / "manifest.tsv"))
+    assert "lacks train.en" in unpack_error(tmp_path)
+    assert not any((tmp_path / "texts").iterdir())
 
 
-@pytest.mark.parametrize("column", range(3))
 @pytest.mark.parametrize("name", ["../train.en", "/tmp/train.en", "..", "x/../../train.en"])
-def test_rejects_manifest_names_in_other_folders(source, unpack_error, column, name):
-    rows = pack(source, b"a\n")
-    if column == 0:
-        rows.insert(0, rows[0].replace(ARCHIVE, name))
-    else:
-        rows[1] = rows[1].replace("train.en", name, column)
-    (source / "manifest.tsv").write_text("\n".join(rows))
-    before = content(source.parent)
-    assert "must not lead to another folder" in unpack_error()
-    assert content(source.parent) == before
-    if name != "..":
-        (source / "manifest.tsv").write_text(f"{name}.gz\t{64 * '0'}\t1\ttrain\n")
-        assert "must not lead to another folder" in unpack_error()
+@pytest.mark.parametrize(
+    "row",
+    [
+        "archive\tNAME\t-\t-",
+        "member\ta.tgz\tNAME\t-\ttrain.en",
+        "member\ta.tgz\ttrain.en\t-\tNAME",
+        f"NAME.gz\t{64 * '0'}\t1\ttrain",
+    ],
+)
+def test_rejects_manifest_names_in_other_folders(row, name, tmp_path):
+    (tmp_path / "manifest.tsv").write_text(row.replace("NAME", name))
+    assert "must not lead to another folder" in unpack_error(tmp_path)
 
 
 @pytest.mark.parametrize("bomb", ["text", "member", "another member", "header"])
-def test_rejects_archives_that_unpack_beyond_the_limit(source, unpack_error, bomb, monkeypatch):
+def test_rejects_archives_that_unpack_beyond_the_limit(tmp_path, bomb, monkeypatch):
     monkeypatch.setattr(archives, "LEAST_LIMIT", 1 << 20)
-    archive, text = source / ARCHIVE, b"a\n" * (4 << 20)
+    archive, text = tmp_path / ARCHIVE, b"a\n" * (4 << 20)
     if bomb == "text":
-        rows = pack(source, b"")
+        pack(tmp_path, member=ARCHIVE[:-3])
         archive.write_bytes(gzip.compress(text))
-        rows[1] = f"member\t{ARCHIVE}\t{ARCHIVE[:-3]}\t-\ttrain.en"
     elif bomb == "header":
-        rows = pack(source, b"a\n", pax_headers={"comment": text.decode()})
+        pack(tmp_path, b"a\n", pax_headers={"comment": text.decode()})
     else:
-        rows = pack(source, text, "train.en" if bomb == "member" else "other.en")
-    (source / "manifest.tsv").write_text("\n".join(rows))
+        pack(tmp_path, text, names=["train.en" if bomb == "member" else "other.en"])
     limit = max(1 << 20, 20 * archive.stat().st_size)
-    assert f"must unpack to at most {limit:,} bytes; got more" in unpack_error()
-    assert not any((source.parent / "texts").iterdir())
+    assert f"must unpack to at most {limit:,} bytes; got more" in unpack_error(tmp_path)
+    assert not any((tmp_path / "texts").iterdir())
     if bomb in ("text", "member"):
-        target = source.parent / "more"
-        target.mkdir()
-        manifest = unpack.read_manifest(source / "manifest.tsv")
-        unpack.unpack(manifest, target, {ARCHIVE: archive}, 1 << 24)  # --unpacked-limit
-        assert (target / "train.en").stat().st_size == len(text)
+        unpack_texts(tmp_path, limit=1 << 24)  # --unpacked-limit
+        assert (tmp_path / "texts" / "train.en").stat().st_size == len(text)
 
 
-def test_rejects_archives_with_too_many_entries(source, unpack_error, monkeypatch):
+def test_rejects_archives_with_too_many_entries(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MOST_ENTRIES", 20)
-    with tarfile.open(source / ARCHIVE, "w:gz") as archive:
-        for number in range(30):
-            archive.addfile(tarfile.TarInfo(f"{number}.en"))
-    (source / "manifest.tsv").write_text(f"archive\t{ARCHIVE}\t-\t-\nmember\t{ARCHIVE}\t29.en\t-\ttrain.en\n")
-    assert "must have at most 20 entries; got more" in unpack_error()
+    pack(tmp_path, member="29.en", names=[f"{number}.en" for number in range(30)])
+    assert "must have at most 20 entries; got more" in unpack_error(tmp_path)
 
 
 def test_next_preparation_removes_leftovers_of_a_killed_one(tmp_path):
@@ -232,7 +219,7 @@ def test_interruption_between_the_renames_keeps_the_old_data(tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt16, unpack_error):
+def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt16):
     unpacked = source / "unpacked"
     with tarfile.open(source / ARCHIVE) as archive:
         archive.extractall(unpacked, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
@@ -242,7 +229,8 @@ def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt
 
     train = unpacked / "train.tok.clean.bpe.32000.de"
     train.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:150]))
-    assert "must have 200 lines; got 150; if it is partly unpacked, give the archive" in unpack_error(unpacked)
+    message = "must have 200 lines; got 150; if it is partly unpacked, give the archive"
+    assert message in unpack_error(source, unpacked)
     train.unlink()
     shutil.rmtree(source.parent / "data")
     rejected(prepare("wmt16_en_de", source, "--archive", unpacked, check=False), "lacks train.tok", "partly unpacked")
@@ -251,15 +239,18 @@ def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="downloads need curl")
 def test_interrupted_download_continues_and_wrong_one_is_removed(source):
-    options = {"check": False, "env": {"WMT16_EN_DE_ARCHIVE": ""}}
-    missing = prepare("wmt16_en_de", source, "--url", source.joinpath("missing").as_uri(), **options)
-    rejected(missing, "the download of", "failed; run again to continue")
+    def download(*flags, folder=source, check=False):
+        flags = ["--url", folder.as_uri(), *flags]
+        return prepare("wmt16_en_de", source, *flags, check=check, env={"WMT16_EN_DE_ARCHIVE": ""})
+
+    rejected(download("--archive", "a"), "--archive and --url exclude each other")
+    rejected(download(folder=source / "missing"), "the download of", "failed; run again to continue")
     archive, downloads = (source / ARCHIVE).read_bytes(), source.parent / "data" / "wmt16_en_de.download"
     (downloads / f"{ARCHIVE}.part").write_bytes(bytes(1000))  # not the start of the archive
-    rejected(prepare("wmt16_en_de", source, "--url", source.as_uri(), **options), "did not give the archive")
+    rejected(download(), "did not give the archive")
     assert list(downloads.iterdir()) == []
     (downloads / f"{ARCHIVE}.part").write_bytes(archive[:2000])
-    prepare("wmt16_en_de", source, "--url", source.as_uri(), **{**options, "check": True})
+    download(check=True)
     assert (downloads / ARCHIVE).read_bytes() == archive
     assert (source.parent / "data" / "wmt16_en_de" / "prepared.txt").exists()
 
@@ -279,9 +270,6 @@ def test_raw_corpora_are_cleaned_and_encoded(name, option, archive, languages, t
     flags = ["--vocab-size", 200]
     done = prepare(name, folder, option, folder / archive, *flags)
     data = tmp_path / "data" / name
-
-    import sentencepiece
-    from fairseq.data import Dictionary, data_utils
 
     source, target = languages
     assert len(sentencepiece.SentencePieceProcessor(model_file=str(data / "sentencepiece.model"))) == 200

@@ -4,11 +4,8 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from runner import evaluation
@@ -18,34 +15,24 @@ from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run
 from tests.fairseq import forked
-from tests.recipes import played_slurm
 
 RECIPES = ROOT / "recipes"
 WMT14 = RECIPES / "wmt14_en_de"
-PYTHON = ["--python", sys.executable]
-
-
-def test_step_without_a_run_names_the_step_before(tmp_path):
-    flags = ["--output", tmp_path / "run", "--device", "cpu", *PYTHON]
-    done = run("bash", WMT14 / "average.sh", *flags, check=False)
-    assert f"there is no run in {tmp_path / 'run'}; train.sh makes it" in done.stderr
 
 
 def test_reference_lengths_identify_the_published_test_set(tmp_path, capsys, caplog):
-    lengths = {"compound-split BLEU": 64496, "sacreBLEU": 62688}
-    scores = {"scores": [{"metric": metric, "ref_len": length} for metric, length in lengths.items()]}
-    (tmp_path / "scores.json").write_text(json.dumps(scores))
-    shutil.copy(ROOT / "data_prep" / "wmt16_en_de.tsv", tmp_path / "prepared.txt")
-    files = "newstest2014", tmp_path / "scores.json", tmp_path / "prepared.txt"
-    evaluation.check_lengths(*files)
+    def check(sacrebleu, prepared):
+        lengths = {"compound-split BLEU": 64496, "sacreBLEU": sacrebleu}
+        scores = {"scores": [{"metric": metric, "ref_len": length} for metric, length in lengths.items()]}
+        (tmp_path / "scores.json").write_text(json.dumps(scores))
+        evaluation.check_lengths("newstest2014", tmp_path / "scores.json", prepared)
+
+    check(62688, ROOT / "data_prep" / "wmt16_en_de.tsv")
     assert capsys.readouterr().out.count("as in published results") == 2
-    scores["scores"][1]["ref_len"] = 62689
-    (tmp_path / "scores.json").write_text(json.dumps(scores))
     with pytest.raises(RecipeError, match="must have 62688 tokens for sacreBLEU; got 62689"):
-        evaluation.check_lengths(*files)
-    (tmp_path / "prepared.txt").write_text("# a miniature\n")
+        check(62689, ROOT / "data_prep" / "wmt16_en_de.tsv")
     caplog.set_level("INFO", "recipe")
-    evaluation.check_lengths(*files)
+    check(62689, tmp_path / "nothing.tsv")
     assert "reference lengths not checked" in caplog.text
 
 
@@ -54,7 +41,7 @@ def rehearsed(tmp_path_factory):
     """Folder and output of a rehearsal with two models and ten updates each."""
     folder = tmp_path_factory.mktemp("rehearsal") / "run"
     small = ["--updates", 10, "--train", 320, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
-    return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, *PYTHON, timeout=900, fresh=True)
+    return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, timeout=900, fresh=True)
 
 
 NAMES = ["none-dk64-s1-u10", "encoder_cross_decoder-dk16-s1-u10"]
@@ -88,7 +75,7 @@ def test_rehearsal_ends_with_the_tables(rehearsed):
 def test_averages_of_other_numbers_have_separate_files(rehearsed):
     run_folder = rehearsed[0] / NAMES[0]
     before = (run_folder / "averaged.pt").read_bytes()
-    flags = ["--config", WMT14 / "rehearsal.yaml", "--output", run_folder, "--data", rehearsed[0] / "data", *PYTHON]
+    flags = ["--config", WMT14 / "rehearsal.yaml", "--output", run_folder, "--data", rehearsed[0] / "data"]
     run("bash", WMT14 / "average.sh", *flags, "--average", 2)
     (run_folder / "averaged.last2.pt").unlink()  # as if interrupted before the end
     run("bash", WMT14 / "average.sh", *flags, "--average", 2)
@@ -97,49 +84,84 @@ def test_averages_of_other_numbers_have_separate_files(rehearsed):
     assert (run_folder / "averaged.pt").read_bytes() == before
 
 
+SRUN = r"""#!/usr/bin/env bash
+# simulates srun: runs the command once per node, all on this machine
+echo "srun $*" >>"$SLURM_LOG"
+while [ $# -gt 0 ]; do
+    case $1 in --nodes) nodes=$2 ;; --ntasks* | --cpus-per-task) ;; --*) shift && continue ;; *) break ;; esac
+    shift 2
+done
+pids=()
+trap 'kill -TERM "${pids[@]}"' TERM
+for ((node = 0; node < nodes; node++)); do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & pids+=($!); done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+exit "$status"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "scontrol $*" >>"$SLURM_LOG"
+if [ "$1 $2" = "show hostnames" ]; then printf '127.0.0.1\\nelsewhere\\n'; fi
+"""
+
+
 @pytest.fixture
-def slurm(tmp_path):
-    return played_slurm.job(tmp_path)
+def slurm(tmp_path, monkeypatch):
+    """The environment of a job on two nodes. srun and scontrol are scripts that write to the returned log."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        program = tmp_path / name
+        program.write_text(text)
+        program.chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_LOG": tmp_path / "slurm.log",
+        "SLURM_JOB_ID": 1_230_000 + os.getpid() % 10000,
+        "SLURM_JOB_NUM_NODES": 2,
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_GPUS_ON_NODE": 1,
+        "SLURM_SUBMIT_DIR": ROOT,
+        "RECIPE_CONFIG": WMT14 / "rehearsal.yaml",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path / "slurm.log"
 
 
 @pytest.mark.parametrize(
-    ("given", "cores"), [({"SLURM_CPUS_PER_TASK": "6"}, 6), ({"SLURM_CPUS_ON_NODE": "5"}, 5), ({}, 3)]
+    ("variable", "cores"), [("SLURM_CPUS_PER_TASK", 6), ("SLURM_CPUS_ON_NODE", 5), ("OMP_NUM_THREADS", 3)]
 )
-def test_srun_gives_each_node_all_its_cores(slurm, given, cores, tmp_path):
-    slurm.update({"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "", **given})
-    flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run", *PYTHON]
-    done = run("bash", WMT14 / "train.sh", *flags, env=slurm).stdout
+def test_srun_gives_each_node_all_its_cores(slurm, variable, cores, tmp_path):
+    unset = {"SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": ""}
+    variables = {"OMP_NUM_THREADS": "3", **unset, variable: str(cores)}
+    flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run"]
+    done = run("bash", WMT14 / "train.sh", *flags, env=variables).stdout
     assert f" srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 --cpus-per-task {cores} " in done
     assert done.startswith("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_SURVIVAL=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ")
+    port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
+    assert f" --master_addr 127.0.0.1 --master_port {port} " in done
 
 
 @pytest.mark.slow
 def test_job_on_two_nodes_saves_on_sigterm_and_is_requeued(rehearsed, slurm, tmp_path):
     data = ["--data", rehearsed[0] / "data", "--reference", rehearsed[0] / "miniature" / "references.de"]
-    flags = ["--output", tmp_path / "run", *data, "--updates", 400, *PYTHON, "checkpoint.save_interval_updates=5"]
+    flags = ["--output", tmp_path / "run", *data, "--updates", 400, "checkpoint.save_interval_updates=5"]
     command = [str(word) for word in ("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", *flags)]
-    options = {"env": {**os.environ, **slurm}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    first = subprocess.Popen(command, **options)
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     forked.wait_for(lambda: list((tmp_path / "run" / "checkpoints").glob("checkpoint_*_5.pt")), first)
     first.send_signal(signal.SIGTERM)  # as Slurm does before a time limit, to the script alone
     output = first.communicate(timeout=200)[0]
     assert first.returncode == 0, output[-3000:]
-    log = Path(slurm["SLURM_LOG"]).read_text().splitlines()
-    assert log[-1] == f"scontrol requeue {slurm['SLURM_JOB_ID']}"
     assert "2 CPU process(es) x 1024 tokens x update-freq 1" in output
-    (srun,) = [line for line in log if line.startswith("srun")]
-    assert f"--master_addr 127.0.0.1 --master_port {20000 + int(slurm['SLURM_JOB_ID']) % 10000}" in srun
-    assert "--nodes 2 --ntasks 2 --ntasks-per-node 1" in srun
     assert "training on 2 devices" in output
-
+    log = slurm.read_text().splitlines()
+    assert log[-1] == f"scontrol requeue {os.environ['SLURM_JOB_ID']}"
+    assert sum(line.startswith("srun ") for line in log) == 1
     reached = checkpoints.load(tmp_path / "run" / "checkpoints" / "checkpoint_last.pt")
-    updates = reached["optimizer_history"][-1]["num_updates"]
-    assert 5 <= updates < 400
+    assert 5 <= reached["optimizer_history"][-1]["num_updates"] < 400
 
 
-def test_job_must_be_submitted_from_the_repository(slurm, tmp_path):
-    slurm["SLURM_SUBMIT_DIR"] = str(tmp_path)
-    done = run("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", env=slurm, check=False)
+def test_job_must_be_submitted_from_the_repository(tmp_path):
+    job = {"SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = run("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", env=job, check=False)
     assert done.returncode == 1
     assert "submit from the root of the repository" in done.stderr
     help_text = run("bash", RECIPES / "slurm" / "run.sbatch", "--help").stdout
@@ -151,7 +173,7 @@ def test_commands_of_the_cluster_page_work():
     commands = re.findall(r"(recipes/wmt14_en_de/\w+\.sh) ([^`\n]*)", page)
     assert len(commands) == 3
     for script, rest in commands:
-        flags = [*shlex.split(rest), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run", *PYTHON]
+        flags = [*shlex.split(rest), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run"]
         done = run("bash", ROOT / script, *flags, env={"RECIPE_CONFIG": ""})
         assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in script else "--max-update 200 ") in (1, 24)
 
@@ -160,7 +182,7 @@ def test_the_eight_runs_of_the_paper_can_be_submitted(tmp_path):
     submit = tmp_path / "submit"
     submit.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/submitted\n')
     submit.chmod(0o755)
-    flags = ["--submit", f"{submit} --partition gpu", "--seeds", "1,2", "--output", tmp_path / "runs", *PYTHON]
+    flags = ["--submit", f"{submit} --partition gpu", "--seeds", "1,2", "--output", tmp_path / "runs"]
     run("bash", WMT14 / "sweep.sh", *flags, env={"RECIPE_CONFIG": ""})
     expected = [
         f"--partition gpu {RECIPES}/slurm/run.sbatch wmt14_en_de --heads {heads} --key-dim {key_dim} --seed {seed}"
@@ -175,7 +197,7 @@ def test_the_eight_runs_of_the_paper_can_be_submitted(tmp_path):
 
 def test_nodes_outside_slurm_need_an_address(tmp_path):
     flags = ["--config", WMT14 / "rehearsal.yaml", "--output", tmp_path / "run", "--nodes", 2, "--gpus", 1, "--dry-run"]
-    done = run("bash", WMT14 / "train.sh", *flags, *PYTHON, check=False)
+    done = run("bash", WMT14 / "train.sh", *flags, check=False)
     assert "--nodes 2 outside Slurm needs --master HOST:PORT" in done.stderr
-    command = run("bash", WMT14 / "train.sh", *flags, *PYTHON, "--master", "first:1234", "--node-rank", 1).stdout
+    command = run("bash", WMT14 / "train.sh", *flags, "--master", "first:1234", "--node-rank", 1).stdout
     assert "--nproc_per_node 1 --nnodes 2 --master_addr first --master_port 1234 --node_rank 1" in command
