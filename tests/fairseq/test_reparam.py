@@ -1,7 +1,5 @@
 """Conversion of whole models: calibration, checkpoints, `collab reparam`, fine-tuning."""
 
-import copy
-
 import pytest
 import torch
 
@@ -12,12 +10,11 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.fairseq import calibrate, convert, layer_ids, output_errors, sources
-from collab_fairseq.translation import batches, load_model, loss, translate, with_state
-from collab_fairseq.translation.load import run_state
-from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
+from collab_fairseq.translation import batches, load_model, loss, with_state
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.fairseq.heads_cases import LAYER_IDS, load, standard_state
 from tests.fairseq.models import same_model
 
-LAYER_IDS = ["encoder.0", "cross.0", "decoder.0"]
 E, H = 16, 2
 
 
@@ -27,15 +24,8 @@ def checkpoint(tiny_run):
 
 
 @pytest.fixture(scope="module")
-def trained(checkpoint, tiny_data):
-    """The tiny model with sharper attention, so that every dimension matters."""
-    state = copy.deepcopy(checkpoints.load(checkpoint))
-    for name, tensor in state["model"].items():
-        if "attn.q_proj" in name or "attn.k_proj" in name:
-            tensor.mul_(2.0)
-        if "attn.q_proj.bias" in name:
-            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
-    return run_state(state, "sharp.pt", tiny_data)
+def trained(tiny_run, tiny_data):
+    return load(standard_state(tiny_run), tiny_data, double=False)
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +66,6 @@ def test_calibration_equals_single_sentences_without_padding(trained, calibratio
     assert all(float((a - b).abs().max()) > 1e-4 for a, b in zip(statistics[1:], control[1:], strict=True))
 
 
-def test_full_key_dimension_changes_nothing(trained, calibrations):
-    for calibration in (None, calibrations):
-        state, fits = convert(trained, E, calibration)
-        model = with_state(trained, state)
-        assert all(fit.error < 1e-5 for fit in fits.values())
-        assert loss(model, "test").loss == pytest.approx(loss(trained, "test").loss, abs=FLOAT32)
-        options = {"max_len_a": 0, "max_len_b": 12}
-        assert translate(model, "test", **options) == translate(trained, "test", **options)
-        assert all(layer.k_proj.bias is None for layer in attention_layers(model.model).values())
-
-
 def test_calibration_and_key_dimension_lower_output_errors(trained, calibrations):
     before = {name: tensor.clone() for name, tensor in trained.state["model"].items()}
     errors = {}
@@ -123,9 +102,8 @@ def test_converts_a_collaborative_model_again(trained, calibrations):
 
 
 def test_half_precision_source_stays_half(trained, calibrations, tiny_data):
-    half = copy.deepcopy({key: trained.state[key] for key in ("cfg", "args", "model", "extra_state")})
-    half["model"] = {name: tensor.half() for name, tensor in half["model"].items()}
-    source = run_state(half, "half.pt", tiny_data)
+    parameters = {name: tensor.half() for name, tensor in trained.state["model"].items()}
+    source = load({**trained.state, "model": parameters}, tiny_data, double=False)
     state, _ = convert(source, 8, calibrations)
     assert {tensor.dtype for tensor in state["model"].values()} == {torch.float16}
     full = with_state(trained, convert(trained, 8, calibrations)[0])
@@ -140,7 +118,7 @@ def test_command_reports_what_the_checkpoint_contains(command_line, checkpoint, 
     errors = output_errors(models["before"], models["after"], "train", LAYER_IDS, sentences=100)
     sizes = {name: sum(p.numel() for p in model.model.parameters()) for name, model in models.items()}
     assert parts["parameters"] == sizes
-    assert [layer["layer"] for layer in parts["layers"]] == LAYER_IDS
+    assert [layer["layer"] for layer in parts["layers"]] == list(LAYER_IDS)
     saved = 0
     for layer in parts["layers"]:
         layer_id = layer["layer"]
