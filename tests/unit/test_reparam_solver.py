@@ -1,6 +1,5 @@
 """Rank-R decompositions: recovery of planted ranks, errors of the dense tensor, comparison with TensorLy."""
 
-import itertools
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
-from collab_fairseq.reparam.solver import STARTS, als_sweep
+from collab_fairseq.reparam.solver import STARTS
 from tests.unit.attention_cases import normal
 
 H, DK, DQ, DKEY = 4, 6, 20, 17
@@ -66,27 +65,8 @@ def test_reported_error_equals_dense_error(dtype):
         factors = fit.heads.to(torch.float64)  # balanced
         lengths = torch.stack([factors.query.norm(dim=1), factors.key.norm(dim=1), factors.mixing.norm(dim=0)])
         assert (lengths / lengths.mean(0) - 1).abs().max() < 1e-5
-        # the best fit of each unfolding is a lower bound; zero factors would have error 1
-        bounds = []
-        for axis in range(3):
-            values = torch.linalg.svdvals(dense(source).movedim(axis, 0).flatten(1))
-            bounds.append(float(values[rank:].square().sum().sqrt() / values.norm()))
-        assert max(bounds) < fit.error < 0.9
-
-
-def test_each_als_sweep_lowers_the_dense_error():
-    source, heads = standard(), STARTS["random"](standard(), 8, 3)
-    source = source._replace(mixing=source.mixing / dense(source).norm())
-    errors = []
-    for _ in range(8):
-        heads, error = als_sweep(source, heads, 1e-8)
-        assert error == pytest.approx(dense_error(source, heads), abs=1e-9)
-        errors.append(error)
-    assert all(later < earlier for earlier, later in itertools.pairwise(errors))
-    # the factor solved last is the dense least-squares solution for the other two
-    rows = torch.einsum("hr,rd->hdr", heads.mixing, heads.query).flatten(0, 1)
-    solution = torch.linalg.lstsq(rows, dense(source).flatten(0, 1)).solution
-    torch.testing.assert_close(heads.key, solution, atol=1e-6, rtol=0)
+        assert fit.heads.rank == rank
+        assert 0.01 < fit.error < 0.9  # zero factors would have error 1
 
 
 def test_seed_determines_the_result():
