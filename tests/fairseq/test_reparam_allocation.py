@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from collab_fairseq import checkpoints
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, convex, divergences, measure_divergences
@@ -76,8 +75,6 @@ def test_allocates_measured_divergences(trained, calibrations):
         assert divergence_by_rank[16] == 0 < divergence_by_rank[4]
     key_dims = allocate_ranks(by_layer, 9)
     assert 9 * 3 - 1 <= sum(key_dims.values()) <= 9 * 3
-    state, _ = convert(trained, key_dims, calibrations)
-    assert checkpoints.num_parameters(state) == sum(p.numel() for p in with_state(trained, state).model.parameters())
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from collab_fairseq.heads.huggingface import batch_of, compare_answers, predicti
 from collab_fairseq.heads.importance import gradients  # noqa: E402
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
+from tests.fairseq.heads_cases import collab, parts_of  # noqa: E402
 from tests.unit.huggingface_cases import HEADS, WIDTH, inputs, make, outputs  # noqa: E402
 
 
@@ -106,32 +107,31 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def collab(folders, tmp_path, capsys):
+def analyse(folders, tmp_path):
     """Run `collab heads ANALYSIS` on a model; returns the output and the parts of the record."""
 
-    def collab(analysis, model, *more):
-        record = tmp_path / f"{model}.json"
-        words = [folders / model, "--text", folders / "text.jsonl", "--device", "cpu", "--json", record, *more]
-        assert main(["heads", analysis, *map(str, words)]) == 0
-        return capsys.readouterr().out, json.loads(record.read_text())["parts"]
+    def analyse(analysis, model, *more):
+        record = tmp_path / "record.json"
+        options = ["--text", folders / "text.jsonl", "--device", "cpu", "--json", record, *more]
+        return collab(analysis, folders / model, *options), parts_of(record)
 
-    return collab
+    return analyse
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-12"])
-def test_importance_of_a_folder(collab, name, tmp_path):
+def test_importance_of_a_folder(analyse, name, tmp_path):
     pytest.importorskip("matplotlib")
     figure = tmp_path / "figure.svg"
     options = ["--fields", "premise,hypothesis", "--batch-size", 5, "--sentences", 8, "--figure", figure]
-    printed, parts = collab("importance", name, *options)
+    printed, parts = analyse("importance", name, *options)
     assert "8 of 12 sentences" in printed
     assert figure.exists()
     heads = parts["importance"]["heads"]
     assert set(heads) == {head_name(f"encoder.{layer}", head) for layer in range(2) for head in range(HEADS)}
 
 
-def test_ablation_of_a_classifier(collab, folders):
-    printed, parts = collab("ablate", "bert", "--fields", "premise")
+def test_ablation_of_a_classifier(analyse, folders):
+    printed, parts = analyse("ablate", "bert", "--fields", "premise")
     assert "text: accuracy" in printed
     examples = [json.loads(line) for line in (folders / "text.jsonl").read_text().splitlines()]
     tokens = torch.tensor([[int(word[1:]) for word in example["premise"].split()] for example in examples])
@@ -144,9 +144,9 @@ def test_ablation_of_a_classifier(collab, folders):
     assert len(parts) == 1 + 2 * 2 * HEADS
 
 
-def test_ablation_of_a_translation_model(collab):
+def test_ablation_of_a_translation_model(analyse):
     text = ["--fields", "premise", "--label", "hypothesis", "--sentences", 4]
-    printed, parts = collab("ablate", "marian", *text, "--beam", 2, "--sites", "cross", "--mode", "only")
+    printed, parts = analyse("ablate", "marian", *text, "--beam", 2, "--sites", "cross", "--mode", "only")
     assert "text: BLEU" in printed
     heads = [head_name(f"cross.{layer}", head) for layer in range(2) for head in range(HEADS)]
     assert set(parts) == {"whole/text", *(f"text/only/{head}" for head in heads)}

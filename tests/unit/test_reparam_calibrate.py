@@ -46,14 +46,13 @@ def reference(query, key, source, query_padding_mask=None, **arguments):
     return int(counted.sum()), mean, centred.T @ (weights[:, None] * centred), spread.mean(0)
 
 
-def sources(name: str) -> Optional[ScoreWeights]:
-    """Scores of three heads, small enough for attention to be spread."""
-    heads = HeadFactors(0.1 * normal(5, E, seed=7), 0.1 * normal(5, 7, seed=8), normal(H, 5, seed=9))
-    return {
-        "uniform": None,
-        "scores": ScoreWeights(heads, 0.7),
-        "scores with biases": ScoreWeights(heads, 0.7, normal(5, seed=10), 0.2 * normal(H, 7, seed=11)),
-    }[name]
+#: scores of three heads, small enough for attention to be spread
+FACTORS = HeadFactors(0.1 * normal(5, E, seed=7), 0.1 * normal(5, 7, seed=8), normal(H, 5, seed=9))
+SOURCES = {
+    "uniform": None,
+    "scores": ScoreWeights(FACTORS, 0.7),
+    "scores with biases": ScoreWeights(FACTORS, 0.7, normal(5, seed=10), 0.2 * normal(H, 7, seed=11)),
+}
 
 
 def calibrate(source: Optional[ScoreWeights], query: torch.Tensor, key: torch.Tensor, **arguments: Any):
@@ -62,11 +61,11 @@ def calibrate(source: Optional[ScoreWeights], query: torch.Tensor, key: torch.Te
     return calibrator.result()
 
 
-@pytest.mark.parametrize("attention", ["uniform", "scores", "scores with biases"])
+@pytest.mark.parametrize("attention", SOURCES)
 @pytest.mark.parametrize("name", all_masks())
 def test_statistics_equal_those_of_the_reference_attention(name, attention):
     query, key = coloured(N, T, E).float(), coloured(N, S, 7, seed=1).float()
-    arguments, source = all_masks()[name], sources(attention)
+    arguments, source = all_masks()[name], SOURCES[attention]
     statistics = calibrate(source, query, key, **arguments)
     queries, *expected = reference(query.double(), key.double(), source, **arguments)
     assert statistics.queries == queries
