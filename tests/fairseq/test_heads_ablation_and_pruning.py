@@ -83,10 +83,13 @@ def test_unused_shared_dimensions_are_removed(states, tiny_data):
 
 
 def test_rejects_impossible_removals(states):
-    every_head = parse_heads("E:1:1,2 A:1:1,2 D:1:1,2")
-    for heads, message in (({}, "there are no heads to remove"), (every_head, "all heads of the model would")):
+    for heads, message in (
+        ("", "there are no heads to remove"),
+        ("E:1:1,2 A:1:1,2 D:1:1,2", "all heads of the model would be removed"),
+        ("D:1:3", "D:1:3 names head 3, but D:1 has 2 heads"),
+    ):
         with pytest.raises(UserError, match=message):
-            remove_heads(states["standard"], heads)
+            remove_heads(states["standard"], parse_heads(heads))
 
 
 def test_conditions_and_correlation():

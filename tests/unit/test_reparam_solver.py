@@ -1,5 +1,6 @@
 """Rank-R decompositions: recovery of planted ranks, errors of the dense tensor, comparison with TensorLy."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
-from collab_fairseq.reparam.solver import STARTS
+from collab_fairseq.reparam.solver import STARTS, als_sweep
 from tests.unit.attention_cases import normal
 
 H, DK, DQ, DKEY = 4, 6, 20, 17
@@ -67,6 +68,21 @@ def test_reported_error_equals_dense_error(dtype):
         assert (lengths / lengths.mean(0) - 1).abs().max() < 1e-5
         assert fit.heads.rank == rank
         assert 0.01 < fit.error < 0.9  # zero factors would have error 1
+
+
+def test_each_als_sweep_lowers_the_dense_error():
+    source, heads = standard(), STARTS["random"](standard(), 8, 3)
+    source = source._replace(mixing=source.mixing / dense(source).norm())
+    errors = []
+    for _ in range(8):
+        heads, error = als_sweep(source, heads, 1e-8)
+        assert error == pytest.approx(dense_error(source, heads), abs=1e-9)
+        errors.append(error)
+    assert all(later < earlier for earlier, later in itertools.pairwise(errors))
+    # the factor solved last is the dense least-squares solution for the other two
+    rows = torch.einsum("hr,rd->hdr", heads.mixing, heads.query).flatten(0, 1)
+    solution = torch.linalg.lstsq(rows, dense(source).flatten(0, 1)).solution
+    torch.testing.assert_close(heads.key, solution, atol=1e-6, rtol=0)
 
 
 def test_seed_determines_the_result():
