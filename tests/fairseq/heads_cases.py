@@ -12,9 +12,8 @@ from torch import nn
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.cli.main import main
-from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
-from collab_fairseq.modules.sites import attention_layers, parameter_prefix
+from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
 
@@ -70,11 +69,6 @@ def logits(trained):
     with torch.no_grad():
         samples = batches(trained, "valid", sentences=5)
         return torch.cat([trained.model(**sample["net_input"])[0].flatten() for sample in samples])
-
-
-def logits_without(trained, heads):
-    with masked(attention_layers(trained.model), heads):
-        return logits(trained)
 
 
 def load(state, data, double=True):

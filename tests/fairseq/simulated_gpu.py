@@ -12,14 +12,22 @@ import contextlib
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
+from fairseq import models, options, utils
+from fairseq.criterions import build_criterion
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.translation import TranslationTask
+from fairseq.trainer import Trainer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from collab_fairseq.bench.models import make_batch
+from tests.fairseq.commands import USER_DIR
+from tests.fairseq.models import Task
 
 aten = torch.ops.aten
 GPU = torch.device("cuda", 0)
@@ -117,96 +125,60 @@ class SyncCounter(TorchDispatchMode):
 
 def simulate_gpu() -> None:
     """Make torch report a GPU."""
-    cuda: Any = torch.cuda
     properties = SimpleNamespace(major=9, minor=0, total_memory=80 << 30, name="a GPU")
     values = {"is_available": True, "is_bf16_supported": True, "is_current_stream_capturing": False}
     values.update(current_device=0, device_count=1, max_memory_allocated=0)
     values.update(get_device_capability=(9, 0), get_device_properties=properties)
     silent = ("get_rng_state", "set_rng_state", "reset_peak_memory_stats", "empty_cache", "manual_seed")
     for name, value in {**values, **dict.fromkeys(silent)}.items():
-        setattr(cuda, name, lambda *_, value=value, **__: value)
+        setattr(torch.cuda, name, lambda *_, value=value, **__: value)
 
 
-def batch(task: Any, rows: int, length: int, padding: int) -> Dict[str, Any]:
-    """Sentences of one length, two of them with padding, collated by fairseq, on the host."""
-    from collab_fairseq.bench.models import make_batch
-
-    lengths = [length] * (rows - 2) + [length - padding] * 2
-    return make_batch(*(task.sentences(lengths, seed) for seed in (0, 1)), task, "cpu")
-
-
-def prepare(flags: Any) -> Any:
-    """fairseq's settings for these flags, a task with 32,768 vocabulary entries, and the model on the meta device."""
-    from fairseq import models, options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from fairseq.tasks import FairseqTask
-
-    from collab_fairseq.bench.measure import Options
-    from collab_fairseq.bench.models import Task
-
-    class Translation(Task, FairseqTask):
-        source_dictionary = target_dictionary = None
-
-        def __init__(self) -> None:
-            FairseqTask.__init__(self, None)
-            Task.__init__(self, Options(), "base")
-
-    parser = options.get_training_parser()
-    user_dir = str(Path(__file__).resolve().parents[2] / "collab_fairseq")
-    model = ["--user-dir", user_dir, "--arch", "transformer_collab", "--share-all-embeddings", "--key-dim", "128"]
-    args = options.parse_args_and_arch(parser, ["DATA", *model, *flags])
-    cfg, task = convert_namespace_to_omegaconf(args), Translation()
+def prepare(flags: List[str]) -> Tuple[Any, Any, Any, Dict[str, Any]]:
+    """fairseq's settings, a task with 32,768 vocabulary entries, the model on the meta device, a batch on the host."""
+    model = ["--user-dir", str(USER_DIR), "--arch", "transformer_collab", "--share-all-embeddings", "--key-dim", "128"]
+    args = options.parse_args_and_arch(options.get_training_parser(), ["DATA", *model, *flags])
+    cfg = convert_namespace_to_omegaconf(args)
+    dictionary = Task(32768).target_dictionary
+    task = TranslationTask(cfg.task, dictionary, dictionary)
+    sentences = [torch.full((length,), 5) for length in [30] * 30 + [23] * 2]  # the last two get padding
     with torch.device("meta"):
-        return cfg, task, models.build_model(cfg.model, task)
+        model = models.build_model(cfg.model, task)
+    return cfg, task, model, make_batch(sentences, sentences, task, "cpu")
 
 
-def training(flags: Any, counter: SyncCounter) -> None:
+def training(flags: List[str], counter: SyncCounter) -> None:
     """Count the last of three updates by fairseq's trainer."""
-    from fairseq.criterions import build_criterion
-    from fairseq.trainer import Trainer
-
     update = ["--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.0005", "--clip-norm", "1.0"]
     loss = ["--criterion", "label_smoothed_cross_entropy_chunked", "--label-smoothing", "0.1", "--max-tokens", "2048"]
-    cfg, task, model = prepare([*update, *loss, *flags])
+    cfg, task, model, sample = prepare([*update, *loss, *flags])
     trainer = Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
     for _ in range(3):
         counter.clear()
-        trainer.train_step([batch(task, 32, 30, 7)])
+        trainer.train_step([sample])
 
 
-class LastStep(Exception):
-    """The search has taken the required number of steps."""
-
-
-def search(flags: Any, counter: SyncCounter) -> None:
+def search(flags: List[str], counter: SyncCounter) -> None:
     """Count the last of six steps of the search of fairseq-generate, in which no hypothesis ends."""
-    from fairseq import utils
-
-    cfg, task, model = prepare(flags)
+    cfg, task, model, sample = prepare(flags)
     dtype = torch.bfloat16 if cfg.common.bf16 else torch.float16 if cfg.common.fp16 else torch.float32
     model.to(GPU, dtype).eval()
     model.make_generation_fast_(need_attn=False)
-    sample, decode, steps = utils.move_to_cuda(batch(task, 32, 30, 7)), model.decoder.forward, iter(range(6))
+    decode, steps = model.decoder.forward, iter(range(6))
 
     def decode_and_count(*args: Any, **options: Any) -> Any:
-        if next(steps, None) is None:
-            raise LastStep
+        next(steps)  # raises StopIteration in the seventh step
         counter.clear()
         return decode(*args, **options)
 
     model.decoder.forward = decode_and_count
-    with contextlib.suppress(LastStep):
-        task.build_generator([model], Namespace(beam=4)).generate([model], sample)
-
-
-def main() -> None:
-    program, *flags = sys.argv[1:]
-    simulate_gpu()
-    counter = SyncCounter()
-    with OnGpu(), counter:
-        {"training": training, "search": search}[program](flags, counter)
-    json.dump({"waits": counter.waits, "mixed": counter.mixed}, sys.stdout)
+    with contextlib.suppress(StopIteration):
+        task.build_generator([model], Namespace(beam=4)).generate([model], utils.move_to_cuda(sample))
 
 
 if __name__ == "__main__":
-    main()
+    simulate_gpu()
+    syncs = SyncCounter()
+    with OnGpu(), syncs:
+        {"training": training, "search": search}[sys.argv[1]](sys.argv[2:], syncs)
+    json.dump({"waits": syncs.waits, "mixed": syncs.mixed}, sys.stdout)

@@ -16,31 +16,25 @@ TOLERANCE = 1e-5
 # A --user-dir that records the batches of each process and the unrounded loss of each update.
 RECORDER = """
 import json, os
-from fairseq import criterions
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion as Criterion
 from fairseq.trainer import Trainer
-from fairseq.criterions.label_smoothed_cross_entropy import (
-    LabelSmoothedCrossEntropyCriterion, LabelSmoothedCrossEntropyCriterionConfig,
-)
 import collab_fairseq.models
 
-out = open(os.environ["RECORD"] + "." + os.environ["THIS_RANK"], "w")
-prepare = Trainer._prepare_sample
+out = open(os.environ["RECORD"] + "." + os.environ["THIS_RANK"], "w", buffering=1)
+prepare, reduce = Trainer._prepare_sample, Criterion.reduce_metrics
 
 def _prepare_sample(self, sample, is_dummy=False):
     prepared, dummy = prepare(self, sample, is_dummy)
     if not dummy and not is_dummy and self.model.training:
-        print(json.dumps({"update": self.get_num_updates(), "ids": prepared["id"].tolist()}), file=out, flush=True)
+        print(json.dumps({"update": self.get_num_updates(), "ids": prepared["id"].tolist()}), file=out)
     return prepared, dummy
 
-Trainer._prepare_sample = _prepare_sample
+def reduce_metrics(outputs):
+    loss = sum(float(o["loss"]) for o in outputs) / sum(float(o["sample_size"]) for o in outputs)
+    print(json.dumps({"loss": loss}), file=out)
+    reduce(outputs)
 
-@criterions.register_criterion("recorded", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
-class Recorded(LabelSmoothedCrossEntropyCriterion):
-    @classmethod
-    def reduce_metrics(cls, outputs):
-        loss = sum(float(o["loss"]) for o in outputs) / sum(float(o["sample_size"]) for o in outputs)
-        print(json.dumps({"loss": loss}), file=out, flush=True)
-        super().reduce_metrics(outputs)
+Trainer._prepare_sample, Criterion.reduce_metrics = _prepare_sample, staticmethod(reduce_metrics)
 """
 
 
@@ -70,8 +64,8 @@ def test_processes_equal_accumulated_batches(tiny_data, tmp_path):
         **both_sides(embed_dim=32, ffn_embed_dim=48, layers=1, attention_heads=4), "user_dir": recorder, "key_dim": 8,
         "arch": "transformer_collab_tiny", "share_all_embeddings": True, "dropout": 0, "optimizer": "adam",
         "adam_betas": "(0.9, 0.98)", "lr": 0.002, "lr_scheduler": "inverse_sqrt", "warmup_updates": 20,
-        "criterion": "recorded", "label_smoothing": 0.1, "max_tokens": 72, "max_update": UPDATES,
-        "no_epoch_checkpoints": True, "save_interval": 100, "disable_validation": True,
+        "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1, "max_tokens": 72,
+        "max_update": UPDATES, "no_epoch_checkpoints": True, "save_interval": 100, "disable_validation": True,
     }  # fmt: skip
 
     def trained(name, processes, frequency, seed):

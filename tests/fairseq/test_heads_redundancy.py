@@ -12,15 +12,12 @@ from collab_fairseq.heads.redundancy import read_weights, redundancy
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.fairseq.heads_cases import collab, parts_of
 from tests.fairseq.models import SMALL, arguments, build
+from tests.unit.attention_cases import normal
 
 
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("mixing", [block_mixing([2, 2, 2]).double(), random(3, 6, seed=2)], ids=["blocks", "dense"])
+@pytest.mark.parametrize("mixing", [block_mixing([2, 2, 2]).double(), normal(3, 6, seed=2)], ids=["blocks", "dense"])
 def test_captured_energy_of_the_matrices_of_figure_1(mixing):
-    query, key = random(6, 10), random(6, 8, seed=1)
+    query, key = normal(6, 10), normal(6, 8, seed=1)
     result = redundancy(HeadFactors(query, key, mixing))
     queries = [query.T[:, row != 0] * row[row != 0] for row in mixing]
     keys = [key.T[:, row != 0] for row in mixing]
@@ -44,7 +41,7 @@ def test_captured_energy_of_the_matrices_of_figure_1(mixing):
 
 
 def test_comparison_of_mixing_vectors_is_independent_of_their_scale():
-    query, key, mixing = random(6, 10), random(6, 8, seed=1), random(3, 6, seed=2)
+    query, key, mixing = normal(6, 10), normal(6, 8, seed=1), normal(3, 6, seed=2)
     factor = torch.linspace(0.1, 5, 6, dtype=torch.float64)
     result = redundancy(HeadFactors(query, key, mixing))
     rescaled = redundancy(HeadFactors(query / factor[:, None], key, mixing * factor))
@@ -61,34 +58,26 @@ def test_zero_matrix_captures_nothing():
     assert zero["captured"]["query"]["layer"] == zero["effective_dims"] == [0.0, 0.0]
 
 
-def state_of(model, **flags):
-    return {"cfg": {"model": arguments(**flags)}, "model": dict(model.state_dict())}
+def state_of(**flags):
+    """A checkpoint of an untrained model."""
+    flags = {**SMALL, "key_dim": 6, **flags}
+    return {"cfg": {"model": arguments(**flags)}, "model": dict(build(**flags).state_dict())}
 
 
 def test_weights_of_layers_with_different_heads():
     shapes = {"cross.1": {"num_heads": 1, "head_dim": 8, "key_dim": 4, "collaborative": False}}
-    flags = {**SMALL, "key_dim": 6, "collaborative_heads": "encoder", "attention_shapes": shapes}
-    model = build(**flags)
-    weights = read_weights(state_of(model, **flags))
+    state = state_of(collaborative_heads="encoder", attention_shapes=shapes)
+    weights = read_weights(state)
     assert list(weights) == ["encoder.0", "encoder.1", "cross.0", "cross.1", "decoder.0", "decoder.1"]
     assert weights["cross.1"].mixing.tolist() == [[1.0] * 4]
     assert weights["decoder.0"].mixing.tolist() == block_mixing([3, 3]).tolist()
-    assert torch.equal(weights["encoder.1"].mixing, model.encoder.layers[1].self_attn.mixing.double())
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "message"),
-    [
-        ("encoder.layers.0.self_attn.q_proj.weight", None, r"has no encoder.layers.0.self_attn.q_proj.weight"),
-        ("encoder.layers.1.self_attn.mixing", 1, r"mixing must have shape \(2, 6\); got \(1, 6\)"),
-    ],
-)
-def test_rejects_missing_and_misshapen_parameters(name, rows, message):
-    state = state_of(build(**SMALL, key_dim=6), **SMALL, key_dim=6)
-    tensor = state["model"].pop(name)
-    if rows:
-        state["model"][name] = tensor[:rows]
-    with pytest.raises(ConfigurationError, match=message):
+    mixing = "encoder.layers.1.self_attn.mixing"
+    assert torch.equal(weights["encoder.1"].mixing, state["model"][mixing].double())
+    state["model"][mixing] = state["model"][mixing][:1]
+    with pytest.raises(ConfigurationError, match=r"mixing must have shape \(2, 6\); got \(1, 6\)"):
+        read_weights(state)
+    del state["model"][mixing]
+    with pytest.raises(ConfigurationError, match=f"has no {mixing}"):
         read_weights(state)
 
 

@@ -1,7 +1,5 @@
 """Conversion of whole models: calibration, checkpoints, `collab reparam`, fine-tuning."""
 
-import copy
-
 import pytest
 import torch
 
@@ -12,12 +10,11 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.fairseq import calibrate, convert, layer_ids, output_errors, sources
-from collab_fairseq.translation import batches, load_model, loss, translate, with_state
-from collab_fairseq.translation.load import run_state
-from tests.common import FLOAT32, TINY_MODEL, TINY_TRAINING, run
+from collab_fairseq.translation import batches, load_model, loss, with_state
+from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.fairseq.heads_cases import LAYER_IDS, load, standard_state
 from tests.fairseq.models import same_model
 
-LAYER_IDS = ["encoder.0", "cross.0", "decoder.0"]
 E, H = 16, 2
 
 
@@ -27,15 +24,8 @@ def checkpoint(tiny_run):
 
 
 @pytest.fixture(scope="module")
-def trained(checkpoint, tiny_data):
-    """The tiny model with sharper attention, so that every dimension matters."""
-    state = copy.deepcopy(checkpoints.load(checkpoint))
-    for name, tensor in state["model"].items():
-        if "attn.q_proj" in name or "attn.k_proj" in name:
-            tensor.mul_(2.0)
-        if "attn.q_proj.bias" in name:
-            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
-    return run_state(state, "sharp.pt", tiny_data)
+def trained(tiny_run, tiny_data):
+    return load(standard_state(tiny_run), tiny_data, double=False)
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +66,6 @@ def test_calibration_equals_single_sentences_without_padding(trained, calibratio
     assert all(float((a - b).abs().max()) > 1e-4 for a, b in zip(statistics[1:], control[1:], strict=True))
 
 
-def test_full_key_dimension_changes_nothing(trained, calibrations):
-    for calibration in (None, calibrations):
-        state, fits = convert(trained, E, calibration)
-        model = with_state(trained, state)
-        assert all(fit.error < 1e-5 for fit in fits.values())
-        assert loss(model, "test").loss == pytest.approx(loss(trained, "test").loss, abs=FLOAT32)
-        options = {"max_len_a": 0, "max_len_b": 12}
-        assert translate(model, "test", **options) == translate(trained, "test", **options)
-        assert all(layer.k_proj.bias is None for layer in attention_layers(model.model).values())
-
-
 def test_calibration_and_key_dimension_lower_output_errors(trained, calibrations):
     before = {name: tensor.clone() for name, tensor in trained.state["model"].items()}
     errors = {}
@@ -99,33 +78,29 @@ def test_calibration_and_key_dimension_lower_output_errors(trained, calibrations
     assert trained.state["last_optimizer_state"] is not None
 
 
-def test_converts_only_the_selected_sites(trained):
+def test_converts_the_selected_layers_of_standard_and_collaborative_models(trained, calibrations):
     selected = layer_ids(trained, "decoder_cross")
-    state, fits = convert(trained, dict.fromkeys(selected, 6))
+    state, fits = convert(trained, dict.fromkeys(selected, 8), calibrations)
     assert list(fits) == selected == ["cross.0", "decoder.0"]
+    assert sorted(model_config(state)["attention_shapes"]) == selected
     kept = [name for name in trained.state["model"] if name.startswith("encoder")]
     assert all(state["model"][name] is trained.state["model"][name] for name in kept)
-    assert sorted(model_config(state)["attention_shapes"]) == ["cross.0", "decoder.0"]
-    layers = attention_layers(with_state(trained, state).model)
-    assert [hasattr(layers[layer_id], "mixing") for layer_id in LAYER_IDS] == [False, True, True]
-
-
-def test_converts_a_collaborative_model_again(trained, calibrations):
-    half = with_state(trained, convert(trained, 8, calibrations)[0])
-    state, fits = convert(half, {"encoder.0": 5}, {"encoder.0": calibrations["encoder.0"]})
-    assert fits["encoder.0"].weights.content_bias is not None
+    half = with_state(trained, state)
+    layers = attention_layers(half.model).values()
+    assert [hasattr(layer, "mixing") for layer in layers] == [False, True, True]
+    state, fits = convert(half, {"cross.0": 5}, calibrations)
+    assert fits["cross.0"].weights.content_bias is not None
     smaller = with_state(half, state)
     key_dims = {layer_id: layer.key_dim for layer_id, layer in attention_layers(smaller.model).items()}
-    assert key_dims == {"encoder.0": 5, "cross.0": 8, "decoder.0": 8}
-    assert 1e-4 < output_errors(half, smaller, "valid", ["encoder.0"])["encoder.0"] < 0.6
+    assert key_dims == {"encoder.0": E, "cross.0": 5, "decoder.0": 8}
+    assert 1e-4 < output_errors(half, smaller, "valid", ["cross.0"])["cross.0"] < 0.6
     with pytest.raises(ReparamError, match=r"between 1 and 5, .* got 6"):
-        convert(smaller, 6)
+        convert(smaller, {"cross.0": 6})
 
 
 def test_half_precision_source_stays_half(trained, calibrations, tiny_data):
-    half = copy.deepcopy({key: trained.state[key] for key in ("cfg", "args", "model", "extra_state")})
-    half["model"] = {name: tensor.half() for name, tensor in half["model"].items()}
-    source = run_state(half, "half.pt", tiny_data)
+    parameters = {name: tensor.half() for name, tensor in trained.state["model"].items()}
+    source = load({**trained.state, "model": parameters}, tiny_data, double=False)
     state, _ = convert(source, 8, calibrations)
     assert {tensor.dtype for tensor in state["model"].values()} == {torch.float16}
     full = with_state(trained, convert(trained, 8, calibrations)[0])
@@ -140,7 +115,7 @@ def test_command_reports_what_the_checkpoint_contains(command_line, checkpoint, 
     errors = output_errors(models["before"], models["after"], "train", LAYER_IDS, sentences=100)
     sizes = {name: sum(p.numel() for p in model.model.parameters()) for name, model in models.items()}
     assert parts["parameters"] == sizes
-    assert [layer["layer"] for layer in parts["layers"]] == LAYER_IDS
+    assert [layer["layer"] for layer in parts["layers"]] == list(LAYER_IDS)
     saved = 0
     for layer in parts["layers"]:
         layer_id = layer["layer"]

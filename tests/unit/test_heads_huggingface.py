@@ -13,17 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
 from collab_fairseq.heads.huggingface import batch_of, compare_answers, predictions  # noqa: E402
-from collab_fairseq.heads.importance import gradients, measure  # noqa: E402
+from collab_fairseq.heads.importance import gradients  # noqa: E402
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
+from tests.fairseq.heads_cases import collab, parts_of  # noqa: E402
 from tests.unit.huggingface_cases import HEADS, WIDTH, inputs, make, outputs  # noqa: E402
-
-
-def labelled(case, rows=3, seed=1):
-    batch = inputs(case, rows, seed)
-    if case != "marian":
-        batch["labels"] = torch.arange(rows) % 2
-    return batch
 
 
 def scaled(model, layer_id, head, factor):
@@ -38,12 +32,9 @@ def scaled(model, layer_id, head, factor):
     return model
 
 
-def one_row(batch, row):
-    return {name: tensor[row : row + 1] for name, tensor in batch.items()}
-
-
-def summed_loss(model, batch):
-    return float(outputs(model, batch).loss * (batch["labels"] != -100).sum())
+def summed_loss(model, batch, row):
+    sentence = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+    return float(outputs(model, sentence).loss * (sentence["labels"] != -100).sum())
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -53,12 +44,19 @@ def test_gradients_equal_finite_differences(case, heads, implementation):
     model = make(case, implementation, dtype=torch.float64)
     if heads == "collaborative":
         model = to_collaborative(model, 12)
-    layers, batch = hf.head_layers(model), labelled(case)
+    layers, batch = hf.head_layers(model), inputs(case)
+    batch.setdefault("labels", torch.tensor([0, 1, 0]))
     before = outputs(model, batch).logits
     sites = {"encoder", "cross", "decoder"} if case == "marian" else {"encoder"}
     assert {layer_id.split(".")[0] for layer_id in layers} == sites
     trained = [parameter.requires_grad for parameter in model.parameters()]
-    result = gradients(model, layers, batch_of(model, batch))
+    text = batch_of(model, batch)
+    assert text.source_tokens == int(batch["attention_mask"].sum())
+    assert text.target_tokens == int((batch["labels"] != -100).sum())
+    model.train()  # dropout must have no effect
+    result = gradients(model, layers, text)
+    assert model.training
+    model.eval()
     assert [parameter.requires_grad for parameter in model.parameters()] == trained
     assert torch.equal(outputs(model, batch).logits, before)  # the hooks have been removed
     row, step = 1, 1e-5
@@ -66,27 +64,10 @@ def test_gradients_equal_finite_differences(case, heads, implementation):
         assert result[layer_id].shape == (3, HEADS)
         for head in range(HEADS):
             ends = [scaled(model, layer_id, head, factor) for factor in (1 + step, 1 - step)]
-            above, below = (summed_loss(end, one_row(batch, row)) for end in ends)
+            above, below = (summed_loss(end, batch, row) for end in ends)
             expected = pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-7)
             assert float(result[layer_id][row, head]) == expected
     assert max(float(gradient.abs().max()) for gradient in result.values()) > 1e-3
-
-
-def test_importance_is_the_mean_over_sentences_for_any_batch_size():
-    model = make("marian", dtype=torch.float64)
-    model.train()  # dropout must have no effect
-    layers, batches = hf.head_layers(model), [labelled("marian", 3, 1), labelled("marian", 5, 2)]
-    result = measure(model, layers, [batch_of(model, batch) for batch in batches])
-    assert model.training
-    assert result["sentences"] == 8
-    assert result["source_tokens"] == sum(int(batch["attention_mask"].sum()) for batch in batches)
-    assert result["target_tokens"] == sum(int((batch["labels"] != -100).sum()) for batch in batches)
-    singles = [one_row(batch, row) for batch in batches for row in range(len(batch["labels"]))]
-    single_gradients = [gradients(model, layers, batch_of(model, single)) for single in singles]
-    for layer_id in layers:
-        expected = sum(gradient[layer_id].abs().sum(0) for gradient in single_gradients) / 8
-        raw = [result["heads"][head_name(layer_id, head)]["raw"] for head in range(HEADS)]
-        assert raw == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
 
 
 def test_mcnemar_p_values():
@@ -126,32 +107,31 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def collab(folders, tmp_path, capsys):
+def analyse(folders, tmp_path):
     """Run `collab heads ANALYSIS` on a model; returns the output and the parts of the record."""
 
-    def collab(analysis, model, *more):
-        record = tmp_path / f"{model}.json"
-        words = [folders / model, "--text", folders / "text.jsonl", "--device", "cpu", "--json", record, *more]
-        assert main(["heads", analysis, *map(str, words)]) == 0
-        return capsys.readouterr().out, json.loads(record.read_text())["parts"]
+    def analyse(analysis, model, *more):
+        record = tmp_path / "record.json"
+        options = ["--text", folders / "text.jsonl", "--device", "cpu", "--json", record, *more]
+        return collab(analysis, folders / model, *options), parts_of(record)
 
-    return collab
+    return analyse
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-12"])
-def test_importance_of_a_folder(collab, name, tmp_path):
+def test_importance_of_a_folder(analyse, name, tmp_path):
     pytest.importorskip("matplotlib")
     figure = tmp_path / "figure.svg"
     options = ["--fields", "premise,hypothesis", "--batch-size", 5, "--sentences", 8, "--figure", figure]
-    printed, parts = collab("importance", name, *options)
+    printed, parts = analyse("importance", name, *options)
     assert "8 of 12 sentences" in printed
     assert figure.exists()
     heads = parts["importance"]["heads"]
     assert set(heads) == {head_name(f"encoder.{layer}", head) for layer in range(2) for head in range(HEADS)}
 
 
-def test_ablation_of_a_classifier(collab, folders):
-    printed, parts = collab("ablate", "bert", "--fields", "premise")
+def test_ablation_of_a_classifier(analyse, folders):
+    printed, parts = analyse("ablate", "bert", "--fields", "premise")
     assert "text: accuracy" in printed
     examples = [json.loads(line) for line in (folders / "text.jsonl").read_text().splitlines()]
     tokens = torch.tensor([[int(word[1:]) for word in example["premise"].split()] for example in examples])
@@ -164,9 +144,9 @@ def test_ablation_of_a_classifier(collab, folders):
     assert len(parts) == 1 + 2 * 2 * HEADS
 
 
-def test_ablation_of_a_translation_model(collab):
+def test_ablation_of_a_translation_model(analyse):
     text = ["--fields", "premise", "--label", "hypothesis", "--sentences", 4]
-    printed, parts = collab("ablate", "marian", *text, "--beam", 2, "--sites", "cross", "--mode", "only")
+    printed, parts = analyse("ablate", "marian", *text, "--beam", 2, "--sites", "cross", "--mode", "only")
     assert "text: BLEU" in printed
     heads = [head_name(f"cross.{layer}", head) for layer in range(2) for head in range(HEADS)]
     assert set(parts) == {"whole/text", *(f"text/only/{head}" for head in heads)}

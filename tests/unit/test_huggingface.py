@@ -44,36 +44,22 @@ def test_attention_weights_hidden_states_and_gradients_equal_those_of_the_source
         torch.testing.assert_close(output[field], sdpa[field], rtol=0, atol=1e-10)
 
 
-def model_with_random_layer(case, name):
-    """A float64 model in which one layer has random collaborative heads of key dimension 11."""
-    model = make(case, dtype=torch.float64)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("case", "name"), [(case, name) for case in CASES for name in CASES[case].layers])
+def test_layer_equals_reference(case, name, implementation):
+    """The reference receives the same masks and the same encoder output as a random layer in the model."""
+    model, batch = make(case, implementation, dtype=torch.float64), inputs(case, dtype=torch.float64)
     standard = dict(hf.attention_layers(model))[name]
     layer = layers.COLLABORATIVE[type(standard)](standard, hf.Shape(11, 0.37, True, True))
     model.base_model.set_submodule(name, layer)
     nn.init.normal_(layer.mixing)
     nn.init.normal_(layer.content_bias)
-    return model, layer.double()
-
-
-def reference_parameters(layer):
-    """Parameters by the names of the reference; the identity if the layer has no output projection."""
-    names = layer.names
-    renamed = {names.query: "q_proj", names.key: "k_proj", names.value: "v_proj", names.output: "out_proj"}
-    parameters = {"out_proj.weight": torch.eye(WIDTH, dtype=torch.float64)}
-    for name, parameter in layer.named_parameters():
-        first, dot, rest = name.partition(".")
-        if first != "LayerNorm":
-            parameters[renamed.get(first, first) + dot + rest] = parameter
-    return parameters
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize(("case", "name"), [(case, name) for case in CASES for name in CASES[case].layers])
-def test_layer_equals_reference(case, name, implementation):
-    """The reference receives the same masks and the same encoder output as the layer in the model."""
-    model, layer = model_with_random_layer(case, name)
-    model.set_attn_implementation(implementation)
-    batch = inputs(case, dtype=torch.float64)
+    query, key, value, *_, out = layer.names
+    renamed = {query: "q_proj", key: "k_proj", value: "v_proj", out: "out_proj"}
+    parameters = {"out_proj.weight": torch.eye(WIDTH)}  # for layers without an output projection
+    for parameter_name, parameter in layer.named_parameters():
+        module, dot, rest = parameter_name.partition(".")
+        parameters[renamed.get(module, module) + dot + rest] = parameter
     calls = []
     handle = layer.register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
     outputs(model, batch, **({"use_cache": False} if case in ("marian", "bert-decoder") else {}))
@@ -89,7 +75,7 @@ def test_layer_equals_reference(case, name, implementation):
             padding = batch["attention_mask"]
         mask = None if padding is None else padding == 0
         options = {"num_heads": HEADS, "scale": 0.37, "key_padding_mask": mask, "causal": decoder and not cross}
-        expected = reference_attention(reference_parameters(layer), queries, keys, keys, **options)
+        expected = reference_attention(parameters, queries, keys, keys, **options)
         expected_output = layer.LayerNorm(queries + expected.output) if case == "albert" else expected.output
         torch.testing.assert_close(output, expected_output, rtol=0, atol=FLOAT64 * 100)
         assert (weights is None) == (implementation == "sdpa")
@@ -213,7 +199,7 @@ def test_dtype_mode_ties_and_random_numbers_are_kept():
     assert math.isfinite(float(outputs(converted, inputs("marian")).loss))
 
 
-def test_rejects_other_models():
+def test_rejects_unsuitable_models_layers_calibration_and_attention():
     roberta = transformers.RobertaModel(transformers.RobertaConfig(**BERT))
     qwen = transformers.Qwen3Model(transformers.Qwen3Config(**BERT, num_key_value_heads=HEADS, head_dim=8))
     broken = make("bert")
@@ -228,9 +214,6 @@ def test_rejects_other_models():
             to_collaborative(model, 16)
     with pytest.raises(ReparamError, match=r"config class of RobertaModel must be .*; got RobertaConfig"):
         hf.collaborative_class(transformers.RobertaModel)
-
-
-def test_rejects_unknown_layers_single_batches_and_flash_attention():
     model = make("bert")
     with pytest.raises(ReparamError, match=r"got bert\.encoder$"):
         to_collaborative(model, {"bert.encoder": 16})

@@ -1,4 +1,4 @@
-"""Calibration statistics against a dense computation, and against the divergence of attention."""
+"""Calibration statistics against the reference attention, and against the divergence of attention."""
 
 import math
 from typing import Any, Dict, Optional
@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional
 import pytest
 import torch
 
+from collab_fairseq.attention.reference import reference_attention
 from collab_fairseq.reparam import Calibrator, HeadFactors, ReparamError, ScoreWeights, standard_heads
 from collab_fairseq.reparam.calibrate import Weighting
 from tests.unit.attention_cases import E, H, N, S, T, coloured, masks, normal
@@ -25,30 +26,19 @@ def all_masks() -> Dict[str, Dict[str, Any]]:
     }
 
 
-def reference(query, key, source, key_padding_mask=None, attn_mask=None, query_padding_mask=None):
-    """Number of queries, mean, query covariance and key covariance, from the dense matrices of the heads."""
-    logits = torch.zeros(N, 1, T, S, dtype=torch.float64)
-    if source is not None:
-        query_factors, key_factors, mixing = source.heads
-        logits = torch.einsum("ntd,kd,hk,ke,nse->nhts", query, query_factors, mixing, key_factors, key)
-        if source.query_bias is not None:
-            logits = logits + torch.einsum("k,hk,ke,nse->nhs", source.query_bias, mixing, key_factors, key)[:, :, None]
-        if source.content_bias is not None:
-            logits = logits + torch.einsum("he,nse->nhs", source.content_bias, key)[:, :, None]
-        logits = logits * source.scale
-    if key_padding_mask is not None:
-        key_padding_mask = key_padding_mask[:, None, None]
-    if attn_mask is not None:
-        attn_mask = attn_mask if attn_mask.dim() == 2 else attn_mask.reshape(N, -1, T, S)
-    for mask in (key_padding_mask, attn_mask):
-        if mask is not None:
-            logits = logits.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else logits + mask
-    attention = torch.softmax(logits, dim=-1).nan_to_num()
+def reference(query, key, source, query_padding_mask=None, **arguments):
+    """Number of queries, mean, query covariance and key covariance, from the weights of the reference attention."""
+    if source is None:
+        source = ScoreWeights(HeadFactors(torch.zeros(1, E), torch.zeros(1, 7), torch.zeros(H, 1)), 1.0)
+    parameters = source.parameters()
+    parameters["v_proj.weight"] = parameters["out_proj.weight"] = torch.eye(7)
+    options = {"num_heads": H, "scale": source.scale, **arguments}
+    attention = reference_attention(parameters, query, key, key, **options).weights
     counted = attention.sum(dim=(1, 3)) > 0
     if query_padding_mask is not None:
         counted &= ~query_padding_mask
     deviations = key[:, None, None] - (attention @ key[:, None])[:, :, :, None]  # (N, H, T, S, D)
-    spread = torch.einsum("nhts,nhtsd,nhtse->ntde", attention, deviations, deviations)[counted] / logits.size(1)
+    spread = torch.einsum("nhts,nhtsd,nhtse->ntde", attention, deviations, deviations)[counted] / H
     weights = spread.diagonal(dim1=1, dim2=2).sum(1)
     weights = weights / weights.sum()
     mean = weights @ query[counted]
@@ -56,14 +46,13 @@ def reference(query, key, source, key_padding_mask=None, attn_mask=None, query_p
     return int(counted.sum()), mean, centred.T @ (weights[:, None] * centred), spread.mean(0)
 
 
-def sources(name: str) -> Optional[ScoreWeights]:
-    """Scores of three heads, small enough for attention to be spread."""
-    heads = HeadFactors(0.1 * normal(5, E, seed=7), 0.1 * normal(5, 7, seed=8), normal(H, 5, seed=9))
-    return {
-        "uniform": None,
-        "scores": ScoreWeights(heads, 0.7),
-        "scores with biases": ScoreWeights(heads, 0.7, normal(5, seed=10), 0.2 * normal(H, 7, seed=11)),
-    }[name]
+#: scores of three heads, small enough for attention to be spread
+FACTORS = HeadFactors(0.1 * normal(5, E, seed=7), 0.1 * normal(5, 7, seed=8), normal(H, 5, seed=9))
+SOURCES = {
+    "uniform": None,
+    "scores": ScoreWeights(FACTORS, 0.7),
+    "scores with biases": ScoreWeights(FACTORS, 0.7, normal(5, seed=10), 0.2 * normal(H, 7, seed=11)),
+}
 
 
 def calibrate(source: Optional[ScoreWeights], query: torch.Tensor, key: torch.Tensor, **arguments: Any):
@@ -72,11 +61,11 @@ def calibrate(source: Optional[ScoreWeights], query: torch.Tensor, key: torch.Te
     return calibrator.result()
 
 
-@pytest.mark.parametrize("attention", ["uniform", "scores", "scores with biases"])
+@pytest.mark.parametrize("attention", SOURCES)
 @pytest.mark.parametrize("name", all_masks())
-def test_statistics_equal_dense_computation(name, attention):
+def test_statistics_equal_those_of_the_reference_attention(name, attention):
     query, key = coloured(N, T, E).float(), coloured(N, S, 7, seed=1).float()
-    arguments, source = all_masks()[name], sources(attention)
+    arguments, source = all_masks()[name], SOURCES[attention]
     statistics = calibrate(source, query, key, **arguments)
     queries, *expected = reference(query.double(), key.double(), source, **arguments)
     assert statistics.queries == queries

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from collab_fairseq.attention import CollaborativeAttention
 from collab_fairseq.reparam import Calibrator, ReparamError, collaborative_layer, fit_layers, fit_scores, scores_of
 from tests.common import FLOAT64
-from tests.unit.attention_cases import E, N, S, T, build, coloured
+from tests.unit.attention_cases import E, N, S, T, build, coloured, reference
 
 NAMES = ["standard", "collaborative", "collaborative-content", "collaborative-pruned"]
 
@@ -17,26 +16,16 @@ def calibrated_on(query, key):
     return calibrator.result()
 
 
-def scores(layer, query, key):
-    """Attention logits (N, H, T, S), without the key bias, which cancels in the softmax."""
-    query_bias = 0 if layer.q_proj.bias is None else layer.q_proj.bias
-    q, k = query @ layer.q_proj.weight.T + query_bias, key @ layer.k_proj.weight.T
-    if isinstance(layer, CollaborativeAttention):
-        logits = torch.einsum("ntk,hk,nsk->nhts", q, layer.mixing, k)
-        if layer.content_bias is not None:
-            logits = logits + torch.einsum("nsd,hd->nhs", key, layer.content_bias)[:, :, None]
-    else:
-        q, k = (x.unflatten(-1, (layer.num_heads, -1)) for x in (q, k))
-        logits = torch.einsum("nthk,nshk->nhts", q, k)
-    return logits * layer.scale
+def log_weights(layer, query, key):
+    """Logarithms of the attention weights (N, H, T, S)."""
+    return reference(layer, query, key, key, {}).weights.log()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_full_rank_fit_is_exact_and_drops_the_key_bias(name):
-    layer = build(name)
-    fit = fit_scores(scores_of(layer), layer.key_dim)
+    layer, inputs = build(name), coloured(N, T, E)
+    fit = fit_scores(scores_of(layer), layer.key_dim, calibrated_on(inputs, inputs))
     made = collaborative_layer(layer, fit.weights)
-    inputs = coloured(N, T, E)
     for one, other in zip(made(inputs, inputs, inputs), layer(inputs, inputs, inputs), strict=True):
         torch.testing.assert_close(one, other, atol=FLOAT64 * 100, rtol=0)
     assert made.k_proj.bias is None
@@ -64,12 +53,13 @@ def test_fitted_scores_differ_by_the_dense_residual(name, calibrated):
         for heads in (source.heads, fit.weights.heads)
     ]
     difference = torch.einsum("ntd,hde,nse->nhts", query - mean, dense[0] - dense[1], key) * layer.scale
-    torch.testing.assert_close(scores(made, query, key), scores(layer, query, key) - difference, atol=1e-9, rtol=0)
+    before, after = log_weights(layer, query, key), log_weights(made, query, key)
+    torch.testing.assert_close(after, torch.log_softmax(before - difference, -1), atol=1e-9, rtol=0)
     assert difference.abs().max() > 0.01
     if calibrated:  # exact at the mean query, for every key
-        gap = scores(made, query, key) - scores(layer, query, key)
-        at_mean = scores(made, mean[None, None], key[:1]) - scores(layer, mean[None, None], key[:1])
-        assert at_mean.abs().max() < 1e-9 < gap.abs().max()
+        query = mean[None, None]
+        at_mean = log_weights(made, query, key[:1]) - log_weights(layer, query, key[:1])
+        assert at_mean.abs().max() < 1e-9 < (after - before).abs().max()
 
 
 def test_rejects_bad_sources():
