@@ -57,7 +57,6 @@ RUNS := results/runs
 CURVE := $(RUNS)/curve-*-u2000.json
 CHECKED := $(RUNS)/curve_check-*-u2000.json
 AT_32 := $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json
-CONVERGENCE := $(RUNS)/curve-*-u5500.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 ANALYSES := redundancy importance ablate prune prune-raw roles
 
@@ -91,7 +90,7 @@ tables:
 	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu' --baseline curve-none-dk32-lr4-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CHECKED) $(RUNS)/curve-*-dk32-*-u2000.json \
 	    --output recipes/curve/README.md --marker check_claim $(CHECK)
-	$(TABLE) $(CONVERGENCE) --output recipes/curve/convergence.md --marker runs \
+	$(TABLE) $(RUNS)/curve-*-u5500.json --output recipes/curve/convergence.md --marker runs \
 	    --group-by heads,key_dim,config.optimization.lr \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,parameters,nll valid,nll all tests,sacrebleu'
 	@$(COLLAB:collab=python) recipes/curve/logits.py --output recipes/curve/convergence.md --marker logits $(CHECK)

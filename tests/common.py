@@ -73,6 +73,15 @@ def run(
     return done
 
 
+def rejected(done, *messages, status=1):
+    """Assert that a script failed with this status and one error with these messages; return the error."""
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    (error,) = [line for line in done.stderr.split("\n") if "error:" in line]
+    assert all(message in error for message in messages), error
+    return error
+
+
 def content(folder: Path) -> Dict[str, bytes]:
     """The bytes of all files in a folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -98,6 +98,16 @@ def check_page(args: argparse.Namespace) -> str:
     return os.path.dirname(os.path.abspath(args.output))
 
 
+def parse_script_with_page(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line of a recipe's script, with the options of `add_page`, and show log messages."""
+    add_page(parser)
+    parser.set_defaults(parser=parser)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format=f"{parser.prog}: %(message)s", stream=sys.stderr)
+    check_page(args)
+    return args
+
+
 def publish(args: argparse.Namespace, text: str) -> None:
     """Print the table, or write or check --output."""
     from collab_fairseq.records import pages

@@ -9,7 +9,6 @@ heads.
 """
 
 import argparse
-import logging
 import statistics
 import sys
 from typing import Dict, List, NamedTuple, Sequence, Tuple
@@ -17,7 +16,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from scipy import stats
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import add_page, check_page, publish
+from collab_fairseq.cli.options import parse_script_with_page, publish
 from collab_fairseq.records import key_dim_study, pages
 from collab_fairseq.records.rows import load_run, lookup
 from fairseq_modern.errors import UserError
@@ -111,11 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("key_dim", type=int, metavar="K")
     parser.add_argument("records", nargs="+", metavar="RECORD", help="of all rows; models of other widths are ignored")
-    add_page(parser)
-    parser.set_defaults(parser=parser)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="claim.py: %(message)s", stream=sys.stderr)
-    check_page(args)
+    args = parse_script_with_page(parser)
     runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
     publish(args, report(runs, args.key_dim))
 

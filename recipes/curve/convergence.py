@@ -14,7 +14,6 @@ masked mixing matrix. NLL is that of the averaged checkpoint in bits per token; 
 """
 
 import argparse
-import logging
 import sys
 from typing import Dict, List, Sequence, Tuple
 
@@ -38,7 +37,7 @@ from convergence_rows import (
 from scipy import stats
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import add_page, check_page, publish
+from collab_fairseq.cli.options import parse_script_with_page, publish
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing
 from collab_fairseq.records.rows import TrainingRecord, load_run
@@ -198,13 +197,9 @@ def main() -> None:
     parser.add_argument("part", choices=[*PAGES, "figure"], metavar="PART")
     parser.add_argument("records", nargs="+", metavar="RECORD")
     parser.add_argument("--figure", metavar="FILE", help="for figure: a .png or .svg file")
-    add_page(parser)
-    parser.set_defaults(parser=parser)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="convergence.py: %(message)s", stream=sys.stderr)
+    args = parse_script_with_page(parser)
     if (args.part == "figure") != bool(args.figure):
         parser.error("--figure is required for the part figure, and not allowed for others")
-    check_page(args)
     runs = [load_run(path) for path in args.records]
     if args.part == "figure":
         lengths = sorted({length_of(run) for run in runs}, reverse=True)

@@ -6,14 +6,13 @@ and key maps and scale; the standard deviation is over all heads, several layers
 """
 
 import argparse
-import logging
 import sys
 
 import torch
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, StandardAttention
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import add_page, check_page, positive, publish
+from collab_fairseq.cli.options import parse_script_with_page, positive, publish
 from collab_fairseq.records import pages
 
 EMBED_DIM, HEADS = 256, 8
@@ -41,11 +40,7 @@ def main() -> None:
     parser.add_argument("--layers", type=positive, default=50, metavar="N", help="layers (default: %(default)s)")
     parser.add_argument("--positions", type=positive, default=100, metavar="T", help="positions (default: %(default)s)")
     parser.add_argument("--seed", type=positive, default=1, metavar="N", help="random seed (default: %(default)s)")
-    add_page(parser)
-    parser.set_defaults(parser=parser)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="logits.py: %(message)s", stream=sys.stderr)
-    check_page(args)
+    args = parse_script_with_page(parser)
     torch.manual_seed(args.seed)
     table = [["heads", "key dimension", "standard deviation of the logits"]]
     with torch.no_grad():

@@ -86,10 +86,11 @@ def study(record: Dict[str, Any]) -> str:
     signature = next(iter(source["bleu"].values()))["signature"] if splits else ""
     bleu_gaps = [abs(full["bleu"][split]["score"] - source["bleu"][split]["score"]) for split in splits]
     loss_gap = abs(full["valid"]["loss"] - source["valid"]["loss"])
-    seeds = settings["seeds"]
+    number = len(settings["seeds"])
+    spread = f"Mean and standard deviation over {number} seeds of the decomposition."
     about = [
         f"{model['updates']:,} updates; calibrated on {settings['sentences']} sentences.",
-        f"Mean and standard deviation over {len(seeds)} seeds of the decomposition." if len(seeds) > 1 else "One seed.",
+        spread if number > 1 else "One seed.",
         "CPU seconds are those of the whole model, without calibration and allocation.",
     ]
     if any("/distilled-" in name for name in record["parts"]):

@@ -60,12 +60,13 @@ DICTIONARIES = {
 @pytest.mark.parametrize("target", ["folder", "ctranslate2"])
 def test_rejects_malformed_dictionary_with_valid_checksum(name, target, folders, tmp_path):
     folder = shutil.copytree(folders / target, tmp_path / "folder")
-    card, (change, match) = json.loads((folder / "translation.json").read_text()), DICTIONARIES[name]
+    description = json.loads((folder / "translation.json").read_text())
+    change, match = DICTIONARIES[name]
     for file in ("dict.src.txt", "dict.tgt.txt"):
         text = change((folder / file).read_bytes())
         (folder / file).write_bytes(text)
-        card["files"][file] = hashlib.sha256(text).hexdigest()
-    (folder / "translation.json").write_text(json.dumps(card))
+        description["files"][file] = hashlib.sha256(text).hexdigest()
+    (folder / "translation.json").write_text(json.dumps(description))
     check_rejected(folder, match)
 
 
@@ -81,8 +82,8 @@ def setting(name, value):
 DAMAGED = {
     "no dictionary": ("dict.tgt.txt", lambda text: None, "has no dict.tgt.txt"),
     "another dictionary": ("dict.src.txt", lambda text: b"other 1\n", "dict.src.txt differs from the file"),
-    "no card": ("translation.json", lambda text: None, "has no translation.json"),
-    "nested card": ("translation.json", lambda text: b"[" * 99_999, "translation.json does not describe"),
+    "no description": ("translation.json", lambda text: None, "has no translation.json"),
+    "nested description": ("translation.json", lambda text: b"[" * 99_999, "translation.json does not describe"),
     "no weights": ("model.bin", lambda content: None, "has no file model.bin"),
     "all but a byte": ("model.bin", lambda content: content[:-1], "cannot use .* model.bin is incomplete"),
     "weights of ones": ("model.bin", lambda content: b"\xff" * len(content), "cannot use"),

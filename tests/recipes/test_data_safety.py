@@ -9,9 +9,8 @@ import pytest
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
-from tests.common import ROOT, run
+from tests.common import ROOT, rejected, run
 from tests.fairseq.models import same_model
-from tests.recipes.test_wmt14_data import rejected
 
 
 def recipe(data, output, *more, check=True):

@@ -7,8 +7,7 @@ import pytest
 
 from data_prep import micro_wmt_corpus as corpus
 from fairseq_modern import processor
-from tests.common import ROOT, run
-from tests.recipes.test_wmt14_data import rejected
+from tests.common import ROOT, rejected, run
 
 LANGUAGES = {"en": "eng", "de": "deu"}  # as in OPUS-MT-testsets
 

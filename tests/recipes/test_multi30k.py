@@ -14,8 +14,7 @@ import toy
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import load_model, loss
-from tests.common import ROOT, content, run
-from tests.recipes.test_wmt14_data import rejected
+from tests.common import ROOT, content, rejected, run
 
 PREPARE = ROOT / "data_prep" / "multi30k.sh"
 SENTENCES = {"train": 300, "val": 20, "test_2016_flickr": 20, "test_2017_flickr": 20}

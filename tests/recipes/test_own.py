@@ -4,8 +4,7 @@ import own
 import pytest
 import toy
 
-from tests.common import ROOT, content, run
-from tests.recipes.test_wmt14_data import rejected
+from tests.common import ROOT, content, rejected, run
 
 RECIPE = ["bash", ROOT / "recipes" / "own" / "run.sh"]
 RECIPE += ["--device", "cpu", "--precision", "fp32", "--threads", 1]

@@ -13,8 +13,7 @@ from runner.evaluation import export
 from runner.settings import RecipeError
 
 from collab_fairseq.cli.main import guarded
-from tests.common import ROOT, run
-from tests.recipes.test_wmt14_data import rejected
+from tests.common import ROOT, rejected, run
 
 RECIPES = ROOT / "recipes"
 TOY = RECIPES / "toy"

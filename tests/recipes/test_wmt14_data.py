@@ -18,7 +18,7 @@ import unpack
 from fairseq.data import Dictionary, data_utils
 from sacrebleu.dataset import DATASETS
 
-from tests.common import ROOT, content, run
+from tests.common import ROOT, content, rejected, run
 
 PREP = ROOT / "data_prep"
 ARCHIVE = "wmt16_en_de.tar.gz"
@@ -46,15 +46,6 @@ def wmt16(tmp_path_factory):
 def source(wmt16, tmp_path):
     """A copy of the miniature archive without prepared data."""
     return Path(shutil.copytree(wmt16, tmp_path / "source"))
-
-
-def rejected(done, *messages, status=1):
-    """Assert that a script failed with this status and one error with these messages; return the error."""
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    (error,) = [line for line in done.stderr.split("\n") if "error:" in line]
-    assert all(message in error for message in messages), error
-    return error
 
 
 def test_checksums_of_test_sets_are_those_of_sacrebleu():
