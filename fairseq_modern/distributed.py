@@ -16,6 +16,9 @@ from typing import Any, List
 
 import torch
 import torch.distributed as dist
+
+# before a group is open: its functions have the current group as a default argument, and would keep it open
+import torch.distributed.nn.functional
 from torch.nn import parallel
 
 from fairseq_modern.errors import UserError
@@ -61,7 +64,7 @@ def patch(module: ModuleType) -> None:
             try:
                 original(*args, **options)
             except SystemExit as error:  # raised in all processes (`fault_tolerance.stopping`)
-                exit_request = error
+                exit_request = error.with_traceback(None)  # its frames refer to the trainer
             if dist.is_initialized() and not already_open:
                 close_process_groups(fairseq)
             if exit_request is not None:
@@ -80,9 +83,10 @@ def close_process_groups(fairseq: Any) -> None:
         fairseq: the module `fairseq.distributed.utils`, which has a reference to a group.
     """
     vars(fairseq.get_global_group).pop("_global_group", None)
-    dist.destroy_process_group()
-    # threads are joined when a group is freed, and a trainer in a reference cycle still has one
+    # A trainer in a reference cycle refers to a group. If it had the last reference, freeing it would join the threads
+    # of gloo without releasing the GIL, and wait forever for a thread that needs it
     gc.collect()
+    dist.destroy_process_group()
 
 
 def patch_data_parallel(module: ModuleType) -> None:

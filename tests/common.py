@@ -1,11 +1,13 @@
 """Helpers for all tests: command-line tools, devices, tolerances, and values that would synchronize with a GPU."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -52,7 +54,7 @@ def run(
         check: raise AssertionError with the output of the tool if its exit status is not 0.
         env: variables that are added to the environment. Each process has one thread by default, since starting
             threads takes longer than tiny models.
-        timeout: in seconds.
+        timeout: in seconds. After it, the processes are aborted, and new interpreters print their stacks.
         fresh: use new interpreters, for tests of start-up, installation or signals to process groups.
         options: further arguments of `subprocess.run`, such as `cwd` or `input`.
     """
@@ -61,16 +63,39 @@ def run(
     tool, *arguments = [str(folder / "python") if a == sys.executable else str(a) for a in argv]
     command = [str(folder / tool) if (folder / tool).exists() else tool, *arguments]
     path = os.pathsep.join([str(folder), str(BIN), os.environ.get("PATH", "")])  # also for tools that the tool starts
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": str(folder / "python"), "PATH": path, **(env or {})}
-    done = subprocess.run(
-        command, env=environment, timeout=timeout, capture_output=True, text=True, check=False, **options
-    )
-    if check and done.returncode != 0:
-        raise AssertionError(
-            f"exit status {done.returncode} from: {' '.join(command)}\n"
-            f"--- stdout\n{done.stdout[-6000:]}\n--- stderr\n{done.stderr[-6000:]}"
-        )
-    return done
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": str(folder / "python"), "PATH": path}
+    environment = {**environment, "PYTHONFAULTHANDLER": "1", **(env or {})}
+    given = options.pop("input", None)
+    options.update(stdin=subprocess.PIPE if given is not None else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, env=environment, text=True, **options)
+    problem = ""
+    try:
+        stdout, stderr = process.communicate(given, timeout)
+    except subprocess.TimeoutExpired:
+        problem = f"more than {timeout} s"
+        stdout, stderr = abort(process)
+    if check and process.returncode != 0:
+        problem = problem or f"exit status {process.returncode}"
+    if problem:
+        output = f"--- stdout\n{stdout[-6000:]}\n--- stderr\n{stderr[-6000:]}"
+        raise AssertionError(f"{problem} from: {' '.join(command)}\n{output}")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def abort(process: subprocess.Popen) -> Tuple[str, str]:
+    """End a process and its descendants; return its output. Python prints the stacks of the youngest descendants."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in map(str.split, listed.splitlines())}
+    family = [process.pid]
+    for pid in family:
+        family += [child for child, parent in parents.items() if parent == pid]
+    for number, pids in ((signal.SIGABRT, set(family) - set(parents.values())), (signal.SIGKILL, family)):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=10)
+    return process.communicate()
 
 
 def rejected(done, *messages, status=1):

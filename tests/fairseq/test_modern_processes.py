@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 from types import SimpleNamespace
 
@@ -41,6 +42,40 @@ def test_two_ranks_gather_objects_of_any_type_and_size(tmp_path):
     script.write_text(TWO_RANKS)
     port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
     assert run("torchrun", "--nproc_per_node", 2, *port, script).stdout.count("is done") == 2
+
+
+TRAINER_IN_A_CYCLE = """
+import gc, os, time
+import torch, torch.distributed as dist
+from fairseq.distributed import utils
+from fairseq_modern.distributed import close_process_groups
+
+def train(rank):
+    trainer = {}
+    trainer["model"] = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    trainer["itself"] = trainer
+    trainer["model"](torch.ones(2, 4)).sum().backward()
+    if rank:
+        time.sleep(1)
+    dist.all_reduce(torch.ones(4), async_op=True)  # of rank 0: still waits when the groups are closed
+
+gc.disable()
+dist.init_process_group("gloo")
+rank, threads = dist.get_rank(), len(os.listdir("/proc/self/task"))
+assert threads > 1
+train(rank)
+close_process_groups(utils)
+print("rank", rank, "has", len(os.listdir("/proc/self/task")), "thread")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_closing_groups_joins_their_threads(tmp_path):
+    """With a trainer in a reference cycle, and while a thread needs the GIL to free its tensor."""
+    script = tmp_path / "ranks.py"
+    script.write_text(TRAINER_IN_A_CYCLE)
+    port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
+    assert run("torchrun", "--nproc_per_node", 2, *port, script, timeout=60).stdout.count("has 1 thread\n") == 2
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda:1", [1])])
