@@ -65,11 +65,12 @@ def _about(records: Sequence[Dict[str, Any]]) -> str:
         hardware, settings = record["hardware"], record["settings"]
         machine = ", ".join(gpu["name"] for gpu in hardware["gpus"])
         if hardware["device"] == "cpu":
-            machine = f"{hardware['cpu']}, {hardware['threads']} thread(s)"
+            threads = hardware["threads"]
+            machine = f"{hardware['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
         quick = "; a miniature, no measurement" if settings["quick"] else ""
         clock = CLOCK_NAMES[settings["clock"]]
         line = (
-            f"Ratios of medians of {clock}, ± the distance of the quartiles within the rounds, "
+            f"Ratios of medians of {clock}, ± the larger distance from the median of the rounds to a quartile, "
             f"or of peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, torch "
             f"{record['versions']['torch']}{quick}."
         )

@@ -6,7 +6,7 @@
 CHECKPOINT is a checkpoint of fairseq's `transformer` or of `transformer_collab`, or a model folder. Targets:
 
     folder        checkpoint, dictionaries, subword model: for collab translate, Python, fairseq-interactive
-    ctranslate2   for CTranslate2, several times faster on CPUs; --quantization int8 makes it smaller
+    ctranslate2   for CTranslate2, faster on CPUs for small models; --quantization int8 makes it smaller
     fairseq       a plain `transformer` that fairseq loads without this project; key dimension at most width / heads
     huggingface   for transformers (FSMT), with the same limit on the key dimension
 

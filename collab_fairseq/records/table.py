@@ -121,14 +121,22 @@ def mean_and_deviation(values: Any, decimals: int) -> str:
 
 
 def _records(runs: Sequence[TrainingRecord], folder: str) -> str:
-    """A pattern that matches the record files, as a link to their folder."""
-    paths = [os.path.relpath(run["path"], folder).replace(os.sep, "/") for run in runs]
+    """Patterns that match the record files, one per recipe, as links to their folder."""
+    recipes: Dict[str, List[str]] = {}
+    for run in runs:
+        path = os.path.relpath(run["path"], folder).replace(os.sep, "/")
+        recipe = posixpath.basename(path).partition("-")[0]
+        recipes.setdefault(recipe, []).append(path)
+    return f"Records: {', '.join(map(_pattern, recipes.values()))}."
+
+
+def _pattern(paths: Sequence[str]) -> str:
     start = os.path.commonprefix(paths)  # noqa: RUF071  (of the characters, not of the folders)
     reversed_rest = [path[len(start) :][::-1] for path in paths]
     end = os.path.commonprefix(reversed_rest)[::-1]  # noqa: RUF071
     parent, name = posixpath.split(start)
     pattern = f"{name}*{end}" if len(paths) > 1 else f"{name}{end}"
-    return f"Records: [`{pattern}`]({parent or '.'})."
+    return f"[`{pattern}`]({parent or '.'})"
 
 
 def _notes(data: Any, shown: Sequence[str], seeds_only: Set[str], table: str) -> List[str]:
@@ -154,7 +162,7 @@ def _notes(data: Any, shown: Sequence[str], seeds_only: Set[str], table: str) ->
     if "cache" in shown:
         notes.append("Cached numbers: keys and values that decoding stores per token and self-attention layer.")
     if "compound_split" in shown and any(entry["metric"] == METRICS["compound_split"] for entry in entries):
-        notes.append("Compound-split BLEU is higher than tokenised BLEU and comparable only with itself.")
+        notes.append("Compound-split BLEU is comparable only with itself.")
     if set(MACHINES) & set(shown):
         notes.append(f"Training speed, time and memory on: {'; '.join(sorted(data['machine'].unique()))}.")
     return notes

@@ -130,7 +130,7 @@ def _add_tokenised(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
     compared = f"{form}; references: {origin}"
     evaluation.scores.append(replace(bleu.tokenised_bleu(hypotheses, references), compared=compared))
     if language == "de":
-        compared += "; comparable with other compound-split BLEU only (it is higher than tokenised BLEU)"
+        compared += "; comparable with other compound-split BLEU only"
         evaluation.scores.append(replace(bleu.compound_split_bleu(hypotheses, references), compared=compared))
     else:
         evaluation.remarks.append(f"no compound-split BLEU: it is defined for German, not for {language}")

@@ -100,7 +100,7 @@ def report(runs: Sequence[Dict], key_dim: int) -> str:
     paragraphs = [
         pages.table(losses, numbers=True),
         pages.table(tests, numbers=True),
-        f"Key dimension at which standard heads have the same loss: {equivalent_key_dims(runs)}.",
+        f"Key dimension at which standard heads would have the same NLL: {equivalent_key_dims(runs)}.",
         f"Outcome of {len(by_seed)} seeds: **{outcome(*contrasts)}**.",
     ]
     return "\n\n".join(paragraphs) + "\n"

@@ -1,4 +1,4 @@
-"""The Multi30K recipe in miniature, from gzipped text to a record, with a synthetic corpus."""
+"""The Multi30k recipe in miniature, from gzipped text to a record, with a synthetic corpus."""
 
 import gzip
 import hashlib
