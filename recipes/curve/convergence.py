@@ -4,22 +4,26 @@
 PART is one of
 
     selection   validation NLL of all settings with seeds 1 and 2, and the selected setting of each row
-    tests       primary and secondary tests of the selected settings, and the outcome
-    pairs       C − F and C − S for every pair of settings, seeds 1 and 2
-    masked      design B: the share of the gain that needs no sharing
-    figure      C − F, S − F and C − S during training (--figure FILE)
+    tests       primary and secondary tests of the selected settings; with all seeds of the protocol, also the outcome
+    pairs       C − F, C − S and S − F for every pair of settings, seeds 1 and 2
+    masked      design B: the share of the gain that needs no sharing; with all seeds, also the verdict
+    figure      C − F, C − S and S − F during training (--figure FILE), of one or two lengths of training
 
 F: standard heads at the full key dimension; S: standard heads at 32; C: collaborative heads at 32; B: as C, with a
 masked mixing matrix. NLL is that of the averaged checkpoint in bits per token; test NLL covers all test sets.
 """
 
 import argparse
+import itertools
 import sys
 from typing import Dict, List, Sequence, Tuple
 
 from convergence_rows import (
     ALPHA,
+    MASKED_SEEDS,
+    PAIRS,
     SELECTION_SEEDS,
+    TEST_SEEDS,
     Setting,
     Settings,
     by_setting,
@@ -28,6 +32,7 @@ from convergence_rows import (
     differences,
     fieller,
     length_of,
+    listed,
     losses,
     outcome,
     select,
@@ -37,7 +42,7 @@ from convergence_rows import (
 from scipy import stats
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish
+from collab_fairseq.cli.options import parse_script_with_page, publish, refuse
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing
 from collab_fairseq.records.rows import TrainingRecord, load_run
@@ -45,7 +50,7 @@ from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
 #: difference → colour
-MEANINGS = {"C − F": COLOURS["collaborative"], "S − F": COLOURS["standard"], "C − S": COLOURS["all"]}
+MEANINGS = {"C − F": COLOURS["collaborative"], "C − S": COLOURS["all"], "S − F": COLOURS["standard"]}
 
 
 def selection_page(settings: Settings) -> str:
@@ -62,27 +67,35 @@ def selection_page(settings: Settings) -> str:
 
 
 def tests_page(settings: Settings) -> str:
-    """Primary and secondary tests, for all seeds and for seeds that were not used for the selection."""
+    """Primary and secondary tests, for all seeds and for seeds that were not used for the selection.
+
+    The page has a verdict only if the rows have exactly the seeds of the protocol.
+    """
     selected = select(settings)
     runs = {row: settings[setting] for row, setting in selected.items()}
     seeds = common_seeds(runs)
     fresh = [seed for seed in seeds if seed not in SELECTION_SEEDS]
     nll = losses(runs, seeds)
     primary = stats.ttest_1samp(contrast(nll), 0.0, alternative="less")
-    later = contrast(losses(runs, fresh)) if fresh else []
-    claim = bool(primary.pvalue < ALPHA and later and sum(later) / len(later) < 0)
+    later = contrast(losses(runs, fresh))
     of_later = f"mean {sum(later) / len(later):+.4f}" if later else "not run"
-    table = [["difference", f"seeds {_listed(seeds)}", f"seeds {_listed(fresh)}"]]
-    for name, pair in (("C − F", ("C", "F")), ("C − S", ("C", "S")), ("S − F", ("S", "F"))):
-        cells = [difference(runs, some, *pair) for some in (seeds, fresh)]
-        table.append([name, *cells])
+    table = [["difference", f"seeds {listed(seeds)}", f"seeds {listed(fresh)}"]]
+    for one, other in PAIRS:
+        cells = [difference(runs, some, one, other) for some in (seeds, fresh)]
+        table.append([f"{one} − {other}", *cells])
+    if tuple(seeds) == TEST_SEEDS:
+        claim = bool(primary.pvalue < ALPHA and sum(later) / len(later) < 0)
+        verdict = f"The claim {'holds' if claim else 'fails'}. Outcome: "
+        verdict += f"**{'; '.join(outcome(nll, selected['F'], claim))}**."
+    else:
+        verdict = f"Outcome: **{undecided(TEST_SEEDS, seeds)}**."
     paragraphs = [
         f"Selected: {'; '.join(map(str, selected.values()))}.",
         losses_table(nll, seeds),
         f"Primary test, C − ¾F − ¼S: {shown(contrast(nll))}, one-sided p = {primary.pvalue:.2g}, "
-        f"n = {len(seeds)}; seeds {_listed(fresh)} alone: {of_later}. The claim {'holds' if claim else 'fails'}.",
+        f"n = {len(seeds)}; seeds {listed(fresh)} alone: {of_later}.",
         pages.table(table, numbers=True),
-        f"Outcome: **{'; '.join(outcome(nll, selected['F'], claim))}**.",
+        verdict,
     ]
     return "\n\n".join(paragraphs)
 
@@ -100,23 +113,27 @@ def difference(runs: Dict[str, Dict[int, TrainingRecord]], seeds: Sequence[int],
     return shown(differences(losses(runs, seeds), one, other)) if len(seeds) > 1 else "–"
 
 
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds)) or "none"
+def undecided(needed: Sequence[int], seeds: Sequence[int]) -> str:
+    """In words, that the rows do not have the seeds of the protocol."""
+    return f"undecided: the protocol needs seeds {listed(needed)}; finished: {listed(seeds)}"
 
 
 def pairs_page(settings: Settings) -> str:
-    """C − F and C − S for every pair of settings that have both selection seeds."""
+    """C − F, C − S and S − F for every pair of settings that have both selection seeds."""
     complete = {s: runs for s, runs in settings.items() if all(seed in runs for seed in SELECTION_SEEDS)}
-    table = [["C", "compared with", "difference in test NLL, seeds 1 and 2"]]
-    for c in (setting for setting in complete if setting.row == "C"):
-        for other in (setting for setting in complete if setting.row in "FS"):
-            nll = losses({"C": complete[c], "other": complete[other]}, SELECTION_SEEDS)
-            table.append([str(c), str(other), shown(differences(nll, "C", "other"))])
+    table = [["setting", "compared with", "difference in test NLL, seeds 1 and 2"]]
+    for one, other in itertools.product(complete, complete):
+        if (one.row, other.row) in PAIRS:
+            nll = losses({"one": complete[one], "other": complete[other]}, SELECTION_SEEDS)
+            table.append([str(one), str(other), shown(differences(nll, "one", "other"))])
     return pages.table(table, numbers=True)
 
 
 def masked_page(settings: Settings) -> str:
-    """Design B: losses of rows S, B and C, and g, the share of the gain that needs no sharing."""
+    """Design B: losses of rows S, B and C, and g, the share of the gain that needs no sharing.
+
+    The page has a verdict only if the rows have exactly the seeds of the protocol.
+    """
     runs: Dict[str, Dict[int, TrainingRecord]] = {}
     for setting, of_setting in settings.items():
         if setting.row in runs:
@@ -128,7 +145,9 @@ def masked_page(settings: Settings) -> str:
     seeds = common_seeds(runs)
     nll = losses(runs, seeds)
     gain = fieller(differences(nll, "S", "B"), differences(nll, "S", "C"))
-    if gain.low > 0.75:
+    if tuple(seeds) != MASKED_SEEDS:
+        verdict = undecided(MASKED_SEEDS, seeds)
+    elif gain.low > 0.75:
         verdict = "learned gains explain the gain"
     elif gain.high < 0.25:
         verdict = "sharing explains the gain"
@@ -140,7 +159,10 @@ def masked_page(settings: Settings) -> str:
 
 
 def during_training(settings: Settings, rows: Dict[str, Setting]) -> Dict[str, Dict[int, Interval]]:
-    """Difference → update → mean and interval over seeds, of the validation NLL of the model in training."""
+    """Difference → update → mean and interval over seeds, of the validation NLL of the model in training.
+
+    The first quarter of the updates is omitted: its differences can be several times as large as the later ones.
+    """
     runs = {row: settings[setting] for row, setting in rows.items()}
     seeds = common_seeds(runs)
     curves = {
@@ -149,10 +171,11 @@ def during_training(settings: Settings, rows: Dict[str, Setting]) -> Dict[str, D
     }
     common = sorted(set.intersection(*(set(curve) for of_row in curves.values() for curve in of_row)))
     result: Dict[str, Dict[int, Interval]] = {}
-    for one, other in (("C", "F"), ("S", "F"), ("C", "S")):
+    for one, other in PAIRS:
         values = {
             update: interval([x[update] - y[update] for x, y in zip(curves[one], curves[other], strict=True)])
             for update in common
+            if 4 * update >= common[-1]
         }
         result[f"{one} − {other}"] = values
     return result
@@ -174,7 +197,7 @@ def draw(long: Settings, short: Settings, path: str) -> None:
         about.append(f"{lines} over {seeds} seeds, schedule of {schedule}.")
         for name, points in during_training(settings, selected).items():
             drawn.append((f"{name}, {schedule}", style, points, style == "-"))
-    about.append("Below 0: the first of the two is better.")
+    about.append("The first quarter of each schedule is omitted. Below 0: the first of the two is better.")
     with drawing(path, 3.6, "Differences in validation NLL during training", " ".join(about)) as figure:
         axis = figure.subplots()
         for label, style, points, band in drawn:
@@ -184,7 +207,7 @@ def draw(long: Settings, short: Settings, path: str) -> None:
                 limits = [points[u].low for u in updates], [points[u].high for u in updates]
                 axis.fill_between(updates, *limits, color=colour, alpha=0.15, linewidth=0)
         axis.axhline(0, color=COLOURS["reference"], linewidth=0.8)
-        axis.set(xlabel="updates", ylabel="difference in validation NLL, bits per token", ylim=(-0.2, 0.2))
+        axis.set(xlabel="updates", ylabel="difference in validation NLL, bits per token")
         columns = 2 if short else 3
         figure.legend(loc="outside upper center", ncols=columns)
 
@@ -200,9 +223,13 @@ def main() -> None:
     args = parse_script_with_page(parser)
     if (args.part == "figure") != bool(args.figure):
         parser.error("--figure is required for the part figure, and not allowed for others")
+    if args.figure:
+        refuse(args, ("output",), "is for tables, not for --figure")
     runs = [load_run(path) for path in args.records]
-    if args.part == "figure":
+    if args.figure:
         lengths = sorted({length_of(run) for run in runs}, reverse=True)
+        if len(lengths) > 2:
+            raise UserError(f"the figure can show at most two lengths; got {lengths} updates")
         of_length = [by_setting([run for run in runs if length_of(run) == length]) for length in lengths]
         draw(of_length[0], of_length[1] if len(of_length) > 1 else {}, args.figure)
     else:

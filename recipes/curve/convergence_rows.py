@@ -18,6 +18,10 @@ ROWS = {
     ("masked", SMALL): "B",
 }
 SELECTION_SEEDS = (1, 2)
+TEST_SEEDS = (1, 2, 3, 4, 5)
+MASKED_SEEDS = (1, 2, 3, 4, 5, 6)
+#: pairs of rows whose difference the protocol asks for
+PAIRS = (("C", "F"), ("C", "S"), ("S", "F"))
 MARGIN = 0.25  # the claim: at most this share of the cost of the reduced key dimension for standard heads
 ALPHA = 0.05
 
@@ -35,6 +39,9 @@ class Setting(NamedTuple):
 
 
 Settings = Dict[Setting, Dict[int, TrainingRecord]]
+
+#: the other settings are bracketing runs
+STAGE_1 = (*(Setting(row, lr, 1.0) for row in "FSC" for lr in (0.002, 0.004)), Setting("F", 0.004, 0.62))
 
 
 def setting_of(run: TrainingRecord) -> Setting:
@@ -75,16 +82,49 @@ def valid_nll(run: TrainingRecord) -> float:
 
 
 def select(settings: Settings) -> Dict[str, Setting]:
-    """Row → setting with the lowest mean validation NLL over the selection seeds, among settings with all of them."""
-    means: Dict[str, List[Tuple[float, Setting]]] = {"F": [], "S": [], "C": []}
-    for setting, runs in settings.items():
-        if setting.row in means and all(seed in runs for seed in SELECTION_SEEDS):
-            mean = sum(valid_nll(runs[seed]) for seed in SELECTION_SEEDS) / len(SELECTION_SEEDS)
-            means[setting.row].append((mean, setting))
-    missing = [row for row, candidates in means.items() if not candidates]
+    """Row → setting with the lowest mean validation NLL over the selection seeds, among those that take part.
+
+    Raises:
+        UserError: a setting that takes part lacks a selection seed, or a row has no such setting.
+    """
+    candidates = {setting: runs for setting, runs in settings.items() if takes_part(setting, settings)}
+    missing = [
+        f"{setting} with seed {seed}"
+        for setting, runs in candidates.items()
+        for seed in SELECTION_SEEDS
+        if seed not in runs
+    ]
     if missing:
-        raise UserError(f"row {missing[0]} has no setting with seeds {SELECTION_SEEDS}")
-    return {row: min(candidates)[1] for row, candidates in means.items()}
+        raise UserError(f"the selection needs runs that are missing: {'; '.join(missing)}")
+    means: Dict[str, List[Tuple[float, Setting]]] = {"F": [], "S": [], "C": []}
+    for setting, runs in candidates.items():
+        mean = sum(valid_nll(runs[seed]) for seed in SELECTION_SEEDS) / len(SELECTION_SEEDS)
+        means[setting.row].append((mean, setting))
+    empty = [row for row, of_row in means.items() if not of_row]
+    if empty:
+        raise UserError(f"row {empty[0]} has no setting with seeds {listed(SELECTION_SEEDS)}")
+    return {row: min(of_row)[1] for row, of_row in means.items()}
+
+
+def takes_part(setting: Setting, settings: Settings) -> bool:
+    """Whether a setting takes part in the selection.
+
+    Settings of stage 1 do. A bracketing run does if its validation NLL with the first seed is lower than that of all
+    settings of stage 1 in its row.
+    """
+    if setting in STAGE_1:
+        return True
+    first = SELECTION_SEEDS[0]
+    if setting.row == "B" or first not in settings[setting]:
+        return False
+    nll = valid_nll(settings[setting][first])
+    rivals = [other for other in STAGE_1 if other.row == setting.row and first in settings.get(other, {})]
+    return all(nll < valid_nll(settings[other][first]) for other in rivals)
+
+
+def listed(seeds: Sequence[int]) -> str:
+    """Seeds as text."""
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def fieller(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:

@@ -1,5 +1,6 @@
 """Convergence study: selection, tests and outcomes on synthetic losses and on records of the earlier study."""
 
+import contextlib
 import copy
 import json
 import math
@@ -10,19 +11,21 @@ import numpy
 import pytest
 from scipy import stats
 
+from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, run
 from tests.recipes.test_curve import losses
 
 RECIPE = ROOT / "recipes" / "curve"
 RUNS = ROOT / "results" / "runs"
 sys.path.append(str(RECIPE))
+import convergence as study_pages  # noqa: E402
 import convergence_rows as rows  # noqa: E402
 
 ORIGINAL = json.loads((RUNS / "curve-none-dk256-lr2-s1-u2000.json").read_text())
 
 
 def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None, updates=2000):
-    """Write a record of a row with these NLLs."""
+    """Write a record of a row with these NLLs; during training, the test NLL's offset from 3 shrinks as 1/updates."""
     content = copy.deepcopy(ORIGINAL)
     settings = content["settings"]
     settings["seed"] = seed
@@ -36,6 +39,9 @@ def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None, updates=20
         settings["files"] = {"recipe.training_module": {"file": "__init__.py", "sha256": "0"}}
     content["name"] = f"{row}-{lr}-{updates}-{seed}"
     content["parts"]["losses"] = losses(test, valid)
+    curve = content["parts"]["curves"]["valid"]
+    for point in curve:
+        point["nll_loss"] += (test - 3) * curve[-1]["updates"] / point["updates"]
     path = folder / f"{content['name']}.json"
     path.write_text(json.dumps(content))
     return path
@@ -56,7 +62,7 @@ def convergence(part, *words, check=True):
 
 
 def test_tests_reproduce_the_earlier_study():
-    """The numbers are those of its page, computed by claim.py."""
+    """The numbers are those of its page, computed by claim.py; six seeds give no verdict on the convergence study."""
     rows_of_study = ("none-dk256-lr2", "none-dk32-lr4", "encoder_cross_decoder-dk32-blocks8_lr4")
     files = [path for row in rows_of_study for path in sorted(RUNS.glob(f"curve-{row}-s?-u2000.json"))]
     text = convergence("tests", *files).stdout
@@ -64,6 +70,9 @@ def test_tests_reproduce_the_earlier_study():
     assert "one-sided p = 2.3e-05, n = 6; seeds 3, 4, 5, 6 alone" in text
     assert "| 4 | 2.8240 | 2.8986 | 2.7983 |" in text
     assert "| S − F | +0.0686 [" in text
+    needs = "**undecided: the protocol needs seeds 1, 2, 3, 4, 5; finished: 1, 2, 3, 4, 5, 6**"
+    assert f"Outcome: {needs}" in text
+    assert "The claim" not in text
 
 
 NOISE = numpy.array([0.0, 0.002, -0.002, 0.001, -0.001])
@@ -86,23 +95,69 @@ def test_outcomes_of_the_protocol(c, s, factor, words, tmp_path):
     assert re.search(words, text, re.DOTALL), text
 
 
+def test_tests_are_undecided_until_all_seeds_are_finished(tmp_path):
+    made = study(tmp_path, NOISE, 0.1 + NOISE)
+    first_seeds = [path for path in made if path.stem[-1] in "12"]
+    text = convergence("tests", *first_seeds).stdout
+    assert "n = 2; seeds none alone: not run." in text
+    assert "Outcome: **undecided: the protocol needs seeds 1, 2, 3, 4, 5; finished: 1, 2**." in text
+    assert "The claim" not in text
+    assert "The claim holds. Outcome: **1/8" in convergence("tests", *made).stdout
+
+
+def test_pairs_compare_all_rows_at_all_learning_rates(tmp_path):
+    made = study(tmp_path, 0.05 + NOISE, 0.1 + NOISE)
+    made += [record(tmp_path, "S", seed, 3.3, lr=0.002) for seed in (1, 2)]
+    made += [record(tmp_path, "F", 1, 2.0, lr=0.008)]  # control: one seed is not compared
+    lines = convergence("pairs", *made).stdout.splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    means = {(one, other): float(text.split()[0]) for one, other, text in cells}
+    at_4 = {row: f"{row}, lr 0.004" for row in "FSC"}
+    # test NLL on seeds 1 and 2: F 3.005, S 3.101 and 3.3, C 3.051
+    assert means == {
+        (at_4["C"], at_4["F"]): 0.046,
+        (at_4["C"], at_4["S"]): -0.05,
+        (at_4["C"], "S, lr 0.002"): -0.249,
+        (at_4["S"], at_4["F"]): 0.096,
+        ("S, lr 0.002", at_4["F"]): 0.295,
+    }
+
+
 def test_selection_needs_both_selection_seeds(tmp_path):
     made = study(tmp_path, NOISE, NOISE)
     better = [record(tmp_path, "F", seed, 3.5, valid=2.9, lr=0.002) for seed in (1, 2)]
-    alone = record(tmp_path, "F", 1, 2.0, valid=1.0, lr=0.001)
+    alone = record(tmp_path, "F", 1, 2.0, valid=2.9, lr=0.001)
     text = convergence("selection", *made, *better, alone).stdout
     assert "| F, lr 0.002 | 2.9000 | 2.9000 | 2.9000 | yes |" in text
-    assert "| F, lr 0.001 | 1.0000 | – | – |  |" in text
+    assert "| F, lr 0.001 | 2.9000 | – | – |  |" in text
+    lower = record(tmp_path, "F", 1, 2.0, valid=2.8, lr=0.001)
+    done = convergence("selection", *made, *better, lower, check=False)
+    assert (done.returncode, "runs that are missing: F, lr 0.001 with seed 2\n" in done.stderr) == (1, True)
+    lower_mean = [record(tmp_path, "F", seed, 2.0, valid=valid, lr=0.008) for seed, valid in ((1, 2.95), (2, 1.0))]
+    repeated = record(tmp_path, "F", 2, 2.0, valid=2.9, lr=0.001)
+    text = convergence("selection", *made, *better, lower, repeated, *lower_mean).stdout
+    assert "| F, lr 0.001 | 2.8000 | 2.9000 | 2.8500 | yes |" in text
+    assert "| F, lr 0.008 | 2.9500 | 1.0000 | 1.9750 |  |" in text  # not lower on seed 1: does not take part
+    # lower than all of stage 1 is enough, also if another bracketing run is lower still
+    second = record(tmp_path, "F", 1, 2.0, valid=2.85, lr=0.008)
+    done = convergence("selection", *made, *better, lower, repeated, second, check=False)
+    assert (done.returncode, "runs that are missing: F, lr 0.008 with seed 2\n" in done.stderr) == (1, True)
+    done = convergence("selection", *made, better[0], check=False)
+    assert (done.returncode, "runs that are missing: F, lr 0.002 with seed 2\n" in done.stderr) == (1, True)
     done = convergence("selection", *made, made[0], check=False)
     assert (done.returncode, "is the second run of F, lr 0.004 with seed 1" in done.stderr) == (1, True)
 
 
 def test_masked_page_has_gain_with_interval(tmp_path):
-    offsets = {"S": 0.1 + NOISE, "B": 0.05 + NOISE[::-1], "C": NOISE * 0}
+    noise = numpy.append(NOISE, 0.0015)
+    offsets = {"S": 0.1 + noise, "B": 0.05 + noise[::-1], "C": noise * 0}
     made = [record(tmp_path, row, seed, 3 + x) for row, v in offsets.items() for seed, x in enumerate(v, start=1)]
     text = convergence("masked", *made).stdout
     gain = rows.fieller(offsets["S"] - offsets["B"], offsets["S"] - offsets["C"])
     assert f"g = (S − B)/(S − C) = {gain.mean:.2f} [{gain.low:.2f}, {gain.high:.2f}]: **both contribute" in text
+    text = convergence("masked", *(path for path in made if not path.stem.endswith("-6"))).stdout
+    assert "**undecided: the protocol needs seeds 1, 2, 3, 4, 5, 6; finished: 1, 2, 3, 4, 5**." in text
+    assert "both contribute" not in text
 
 
 def test_t_test_just_rejects_at_fiellers_limits():
@@ -123,6 +178,44 @@ def test_figure_has_both_schedules(tmp_path):
     for pair in ("C − F", "S − F", "C − S"):
         assert f"{pair}, 2,000 updates" in text
         assert f"{pair}, 5,500 updates" in text
+    assert "The first quarter of each schedule is omitted." in text
+    records += study(tmp_path, NOISE, NOISE, updates=600)
+    done = convergence("figure", *records, "--figure", tmp_path / "three.svg", check=False)
+    assert (done.returncode, "at most two lengths; got [5500, 2000, 600] updates" in done.stderr) == (1, True)
+    assert not (tmp_path / "three.svg").exists()
+
+
+def test_figure_shows_results_with_their_bands(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    monkeypatch.setattr(study_pages, "drawing", lambda *_: contextlib.nullcontext(figure))
+    files = study(tmp_path, -0.3 + 10 * NOISE, 0.4 + 10 * NOISE[::-1])
+    study_pages.draw(rows.by_setting([load_run(path) for path in files]), {}, tmp_path / "x.svg")
+    axis = figure.axes[0]
+    low, high = axis.get_ylim()
+    lines = [line for line in axis.lines if not line.get_label().startswith("_")]
+    ends = [line.get_xydata()[-1] for line in lines]
+    assert [end[1] for end in ends] == pytest.approx([-0.301, -0.7, 0.399], abs=1e-3)
+    for (update, mean), band in zip(ends, axis.collections, strict=True):
+        at_end = [y for x, y in band.get_paths()[0].vertices if x == update]
+        assert low < min(at_end) < mean < max(at_end) < high
+    # the differences of the first quarter, more than four times as large, do not set the limits
+    assert min(line.get_xdata()[0] for line in lines) >= 500
+    assert low > -3.5
+
+
+def test_figure_rejects_options_of_tables(tmp_path):
+    figure, page = tmp_path / "x.svg", tmp_path / "page.md"
+    files = study(tmp_path, NOISE, NOISE)
+    for options, message in (
+        (("--check",), "--check needs --output"),
+        (("--output", page), "--output is for tables, not for --figure"),
+        (("--output", page, "--marker", "runs", "--check"), "--output is for tables, not for --figure"),
+    ):
+        done = convergence("figure", *files, "--figure", figure, *options, check=False)
+        assert (done.returncode, message in done.stderr) == (1, True)
+        assert not figure.exists()
 
 
 def test_logits_equal_attention_of_layer():
