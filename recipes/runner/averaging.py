@@ -1,6 +1,8 @@
 """Averages of the last checkpoints of a run."""
 
 import logging
+import math
+import shlex
 from pathlib import Path
 from typing import List
 
@@ -9,7 +11,7 @@ from fairseq_modern.errors import CheckpointError
 from fairseq_modern.fault_tolerance.resuming import is_valid, read
 
 from .recipe_run import Average, RecipeRun
-from .settings import RecipeError
+from .settings import RecipeError, SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -32,7 +34,7 @@ def write_averages(run: RecipeRun, average: Average) -> None:
         try:
             state, _ = checkpoints.average(inputs(run, each))
         except CheckpointError as error:
-            raise RecipeError(f"{error}; {recovery(run, each)}") from error
+            raise RecipeError(f"{error}{remedy(run, each)}") from error
         checkpoints.save(state, file)
 
 
@@ -41,12 +43,18 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
 
     Raises:
         CheckpointError: one is missing.
+        SettingsError: --average is larger than the number of checkpoints that the run has kept.
     """
     if average.kind == "epoch":
         return checkpoints.select_checkpoints(run.checkpoints, "epoch", average.n)
     files = []
     for update in updates(run, average):
         candidates = checkpoints_of(run, update)
+        if not candidates and files and average.kind == "last":
+            raise SettingsError(
+                f"--average must be at most {len(files)}, the number of checkpoints kept in {run.checkpoints}; "
+                f"got {average.n}"
+            )
         if not candidates:
             raise CheckpointError(f"{run.checkpoints} lacks the checkpoint of update {update}")
         files.append(str(candidates[0]))
@@ -63,13 +71,24 @@ def checkpoints_of(run: RecipeRun, update: int) -> List[Path]:
     return list(run.checkpoints.glob(f"checkpoint_*_{update}.pt"))
 
 
-def recovery(run: RecipeRun, average: Average) -> str:
-    """The command that repeats the part of training whose checkpoints are missing or damaged, as a sentence."""
-    usable: List[Path] = []
-    for update in reversed(updates(run, average)):
-        files = checkpoints_of(run, update)
-        if not files or not is_valid(str(files[0])) or read(str(files[0])) is None:
-            break
-        usable += files
-    others = [str(path) for path in sorted(run.checkpoints.glob("checkpoint*.pt")) if path not in usable]
-    return f"to train this part again, run: rm {' '.join(others)} and then the same command"
+def remedy(run: RecipeRun, average: Average) -> str:
+    """What to do about missing or damaged checkpoints, as the end of an error message; empty if there is no remedy."""
+    if average.kind == "last":  # not part of the run, so that run.sh does not make it
+        return ""
+    if average.kind == "epoch":
+        damaged = [file for file in inputs(run, average) if not is_usable(Path(file))]
+        without = f"; to continue without this average, run: {shlex.join(['rm', *damaged])} and then the same command"
+        return without if damaged else ""
+    lost = [update for update in updates(run, average) if not any(map(is_usable, checkpoints_of(run, update)))]
+    if not lost:
+        return ""
+    files = sorted(run.checkpoints.glob("checkpoint*.pt"))
+    useless = [str(file) for file in files if not is_usable(file, before=min(lost))]
+    remove = f"{shlex.join(['rm', *useless])} and then " if useless else ""
+    return f"; to train this part again, run: {remove}run.sh with the same options"
+
+
+def is_usable(file: Path, before: float = math.inf) -> bool:
+    """Whether training can resume from a checkpoint, with fewer than `before` updates."""
+    checkpoint = read(str(file))
+    return checkpoint is not None and checkpoint.updates < before and is_valid(str(file))

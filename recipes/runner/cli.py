@@ -31,7 +31,7 @@ def main(script: Path, argv: List[str]) -> None:
     if step == "sweep":
         cfg, args = read(script, argv)
         shared = ["--python", PYTHON, *without_sweep_options(recipe, cfg, argv)]
-        sweep(recipe, cfg, args, shared, lambda words: read_run(script.with_name("run.sh"), words))
+        sweep(recipe, cfg, args, shared, lambda words: read_run(script.with_name("run.sh"), words)[0])
         return
     cfg, args = read_run(script, argv)
     run = plan_run(script, argv, cfg, args)
@@ -54,7 +54,7 @@ def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
     if step in ("train", "run"):
         data.prepare(run)
         data.verify(run)
-        identity = {"name": run.name, "data": data.fingerprint(run), **settings.identity(run.cfg)}
+        identity = {"name": run.name, "data": data.fingerprint(run.data), **settings.identity(run.cfg)}
         keep_settings(run.output, identity)
         training.train(run)
     else:

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from pathlib import Path
 from typing import Dict, List
 
 from collab_fairseq.records.files import write_text
@@ -40,9 +41,9 @@ def verify(run: RecipeRun) -> None:
     write_text(json.dumps(verified, indent=1), stamps)
 
 
-def fingerprint(run: RecipeRun) -> int:
+def fingerprint(data: Path) -> int:
     """A number that identifies the prepared data: CRC-32 of their checksums."""
-    checksums = sorted(set(read_checksums(run.data).values()))
+    checksums = sorted(set(read_checksums(data).values()))
     return zlib.crc32("\n".join(checksums).encode())
 
 

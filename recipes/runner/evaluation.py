@@ -71,6 +71,7 @@ def score(run: RecipeRun, average: Average, name: str) -> None:
     hypotheses = run.output / "hypotheses" / f"{stem}.{language}.gz"
     hypotheses.parent.mkdir(exist_ok=True)
     reference = references(run, name)
+    check_references(record_file(run, average), name, reference)
     sys.stdout.write(f"{name}\n")
     outputs = ["--json", scores, "--hypotheses", hypotheses]
     collab("score", log, "--reference", reference, "--target-lang", language, *outputs)
@@ -87,6 +88,20 @@ def references(run: RecipeRun, name: str) -> Path:
     if not file.is_file():
         raise RecipeError(f"there are no references {file}; name a file of raw references with --reference")
     return file
+
+
+def check_references(record: Path, name: str, reference: Path) -> None:
+    """Check that the scores of a test set in a record, if it exists, were computed with these references."""
+    if not record.is_file():
+        return
+    scores = json.loads(record.read_text(encoding="utf-8"))["parts"]["scores"].get(name)
+    digest = checkpoints.sha256(reference)
+    if scores and scores["files"][-1]["sha256"] != digest:
+        recorded = "{file}, SHA-256 {sha256}".format(**scores["files"][-1])
+        raise RecipeError(
+            f"the references of {name} must be those of {record}: {recorded}; got {reference}, SHA-256 {digest}; "
+            "for scores with other references, use collab score"
+        )
 
 
 def download_references(name: str, sacrebleu_set: str, languages: str) -> Path:
@@ -129,14 +144,21 @@ def check_lengths(name: str, scores: Path, prepared: Path, published: bool = Tru
         sys.stdout.write(f"{name}: the references have {expected} tokens for {metric}, as in published results\n")
 
 
+def record_file(run: RecipeRun, average: Average) -> Path:
+    return run.output / f"record{record_suffix(run, average)}.json"
+
+
+def record_suffix(run: RecipeRun, average: Average) -> str:
+    return f"{average.suffix}.valid" if run.valid else average.suffix
+
+
 def record(run: RecipeRun, average: Average) -> None:
     """Write the record of an average: command, settings, data, learning curve, scores, losses."""
-    suffix = f"{average.suffix}.valid" if run.valid else average.suffix
-    file, stage = run.output / f"record{suffix}.json", average.stage_suffix
+    file, stage = record_file(run, average), average.stage_suffix
     if not file.exists():
         checkpoint = run.averaged(average)
         content = make_record(
-            f"{run.name}{suffix}",
+            f"{run.name}{record_suffix(run, average)}",
             run.command_line,
             checkpoint=checkpoints.load_with_model(checkpoint),
             train_log=run.output / f"train{stage}.log",

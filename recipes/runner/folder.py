@@ -81,13 +81,21 @@ def keep_settings(folder: Path, settings: Dict[str, Any]) -> None:
     Raises:
         RecipeError: it has other settings, which the message lists.
     """
-    text = OmegaConf.to_yaml(OmegaConf.create(settings))
-    requested = yaml.safe_load(text)
     existing = kept_settings(folder)
-    if not existing:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(text, folder / "settings.yaml")
+    if existing:
+        check_settings(folder, existing, settings)
         return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(_yaml(settings), folder / "settings.yaml")
+
+
+def check_settings(folder: Path, existing: Dict[str, Any], settings: Dict[str, Any]) -> None:
+    """Check that the `existing` settings of the run in a folder are the requested ones.
+
+    Raises:
+        RecipeError: lists those that differ.
+    """
+    requested = yaml.safe_load(_yaml(settings))
     differences = [
         f"{name} {existing.get(name)} (requested: {requested.get(name)})"
         for name in {**existing, **requested}
@@ -96,3 +104,7 @@ def keep_settings(folder: Path, settings: Dict[str, Any]) -> None:
     if differences:
         listed = ", ".join(differences)
         raise RecipeError(f"{folder} holds a run with other settings: {listed}; give them, or another --output")
+
+
+def _yaml(settings: Dict[str, Any]) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(settings))

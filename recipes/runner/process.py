@@ -71,7 +71,13 @@ def terminate(process: "subprocess.Popen[Any]") -> None:
             os.kill(process.pid, signal.SIGTERM)
 
 
-def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Optional[Path] = None, **options: Any) -> int:
+def run_logged(
+    command: Sequence[Any],
+    log: Optional[Path] = None,
+    usage: Optional[Path] = None,
+    about: Optional[Dict[str, Any]] = None,
+    **options: Any,
+) -> int:
     """Run a command and wait for its end. SIGINT and SIGTERM to this process are forwarded to it as SIGTERM.
 
     Args:
@@ -81,6 +87,7 @@ def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Option
         usage: file for two JSON lines per call: `{"log_from"}`, the size of the log in bytes at the start, and
             `{"wall_seconds", "peak_memory_bytes", "exit_status"}` at the end. The peak includes the children that the
             command waited for.
+        about: further fields for the first of these lines.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -98,7 +105,7 @@ def run_logged(command: Sequence[Any], log: Optional[Path] = None, usage: Option
             shown = stack.enter_context(open(log, "rb"))
             shown.seek(0, os.SEEK_END)
         if usage:
-            _append(usage, {"log_from": shown.tell() if shown else 0})
+            _append(usage, {"log_from": shown.tell() if shown else 0, **(about or {})})
         begin = time.monotonic()
         process = start(command, **options)
         processes.append(process)

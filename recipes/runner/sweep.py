@@ -16,27 +16,33 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 from omegaconf import DictConfig
 
 from collab_fairseq.records.rows import load_run
+from fairseq_modern.files import CHECKSUMS
 
-from .folder import check_output
+from .data import fingerprint
+from .folder import check_output, check_settings, kept_settings
 from .machine import find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, start, terminate
 from .programs import collab
 from .recipe_run import Average
-from .settings import ROOT, RecipeError, SettingsError, stage_ends
+from .settings import ROOT, RecipeError, SettingsError, identity, stage_ends
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
 
 
 def sweep(
-    recipe: str, cfg: DictConfig, args: argparse.Namespace, shared: List[str], check_run: Callable[[List[str]], Any]
+    recipe: str,
+    cfg: DictConfig,
+    args: argparse.Namespace,
+    shared: List[str],
+    read_run: Callable[[List[str]], DictConfig],
 ) -> None:
     """Make the requested runs, each once per seed, and write the table of those that are finished.
 
     Args:
         shared: arguments of every run.sh.
-        check_run: raises an error if a run with these arguments is impossible.
+        read_run: the settings of a run with these arguments; raises an error if the run is impossible.
     """
     output, program = Path(args.output or ROOT / "runs" / recipe), run_program(recipe, args)
     selections = [parse_run(run) for run in (cfg.recipe.runs if args.runs is None else args.runs)]
@@ -45,12 +51,13 @@ def sweep(
     for name in (word.partition("=")[0] for word in shared):
         if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
             raise SettingsError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
-    for selection in selections:
-        check_run([*run_options(*selection), *shared])
+    identities = [identity(read_run([*run_options(*selection), *shared])) for selection in selections]
+    data = Path(args.data or ROOT / cfg.recipe.data)
     runs = {}
     for seed in args.seeds or [cfg.common.seed]:
-        for selection in selections:
+        for selection, settings in zip(selections, identities, strict=True):
             name = run_name(*selection, seed, cfg.optimization.max_update)
+            check_existing(output / name, {**settings, "common.seed": seed}, data)
             words = [*run_options(*selection), "--seed", str(seed), "--output", str(output / name)]
             runs[name] = [*program, *words, *shared]
     if args.table:
@@ -75,6 +82,26 @@ def sweep(
             write_tables(output, runs, cfg)
         if failed:
             raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes")
+
+
+def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
+    """Check that the run in a folder, if any, has the requested settings and data.
+
+    Args:
+        settings: its `identity`.
+        data: the prepared corpus; not checked if it is not on this machine.
+
+    Raises:
+        RecipeError: the run has other settings.
+    """
+    if (folder / "settings.yaml").is_file():
+        existing = kept_settings(folder)
+        requested = {"name": existing.get("name"), "data": existing.get("data"), **settings}
+        if (data / CHECKSUMS).is_file():
+            requested["data"] = fingerprint(data)
+        check_settings(folder, existing, requested)
+    elif (folder / "record.json").is_file():  # only the record was copied here
+        logger.warning("%s has no settings.yaml: its settings are not checked", folder)
 
 
 def parse_run(run: str) -> List[str]:

@@ -41,7 +41,8 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
     else:
         resuming = f": resuming from {os.path.basename(latest.path)}" if latest else ""
         logger.info("%s%s", step, resuming)
-        if run_logged(command(run, average), log, usage):
+        # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
+        if run_logged(command(run, average), log, usage, about={"precision": run.machine.precision}):
             raise RecipeError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in (log, usage):

@@ -1,5 +1,6 @@
 """Recipe runs with damaged data, checkpoints or settings: an error names the remedy, and no result is wrong."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,14 +10,16 @@ import pytest
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
+from fairseq_modern import processor
 from tests.common import ROOT, rejected, run
 from tests.fairseq.models import same_model
 
 
-def recipe(data, output, *more, check=True):
+def recipe(data, output, *more, **options):
     words = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1, "--updates", 12]
-    words += ["--average", 2, "lr_scheduler.warmup_updates=4", "checkpoint.save_interval_updates=4"]
-    return run("bash", ROOT / "recipes" / "toy" / "run.sh", *words, *more, check=check)
+    words += ["--average", 2, "lr_scheduler.warmup_updates=4"]
+    words += ["checkpoint.save_interval_updates=4", "checkpoint.keep_interval_updates=3"]
+    return run("bash", ROOT / "recipes" / "toy" / "run.sh", *words, *more, **options)
 
 
 @pytest.fixture(scope="module")
@@ -67,27 +70,102 @@ def test_damaged_data_are_not_used(data, unaveraged, tmp_path):
     rejected(recipe(damaged, tmp_path / "new", check=False), "has no SHA256SUMS; prepare the data again")
 
 
-@pytest.mark.parametrize("damage", ["removed", "empty", "truncated", "all empty"])
-def test_error_about_a_damaged_checkpoint_names_a_command_that_recovers(damage, data, finished, unaveraged):
-    (newest,) = (unaveraged / "checkpoints").glob("checkpoint_*_12.pt")
+def interval_checkpoints(output):
+    """Update -> checkpoint."""
+    return {int(path.stem.split("_")[-1]): path for path in (output / "checkpoints").glob("checkpoint_*_*.pt")}
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        ("removed", [4, 8]),
+        ("empty", [4, 8]),
+        ("truncated", [4, 8]),
+        ("older one empty", [4]),
+        ("all empty", []),
+    ],
+)
+def test_error_about_a_damaged_checkpoint_names_a_command_that_recovers(damage, kept, data, finished, unaveraged):
+    newest = interval_checkpoints(unaveraged)[12]
     if damage == "removed":
         newest.unlink()
     elif damage == "empty":
         newest.write_bytes(b"")
     elif damage == "truncated":
         newest.write_bytes(newest.read_bytes()[:-100])
+    elif damage == "older one empty":
+        interval_checkpoints(unaveraged)[8].write_bytes(b"")
     else:
         for path in (unaveraged / "checkpoints").glob("checkpoint_[1-9l]*.pt"):
             path.write_bytes(b"")
     message = rejected(recipe(data, unaveraged, check=False))
     assert "update 12" in message or ".pt" in message
-    command = message.partition(", run: ")[2].partition(" and then the same command")[0]
+    command = message.partition(", run: ")[2].partition(" and then run.sh with the same options")[0]
     assert command.startswith("rm ")
     subprocess.run(shlex.split(command), check=True)
-    recipe(data, unaveraged)
+    assert sorted(interval_checkpoints(unaveraged)) == kept
+    resumed_from = re.findall(r"resuming from checkpoint_\d_(\d+)\.pt", recipe(data, unaveraged).stderr)
+    assert resumed_from == [str(update) for update in kept[-1:]]
     state, expected = (checkpoints.load(folder / "averaged.pt") for folder in (unaveraged, finished))
     assert [entry["num_updates"] for entry in state["extra_state"]["averaged_from"]] == [12, 8]
     assert same_model(state["model"], expected["model"])
+
+
+def average(output, *words, check=True):
+    """Call average.sh, which recipes/toy lacks. It takes the settings of the run from the folder."""
+    script = ROOT / "recipes" / "wmt14_en_de" / "average.sh"
+    return run("bash", script, "--output", output, "--device", "cpu", *words, check=check)
+
+
+def test_larger_average_than_checkpoints_is_rejected_without_a_command_that_removes_them(finished, tmp_path):
+    output = shutil.copytree(finished, tmp_path / "run")
+    message = rejected(average(output, "--average", 4, check=False), status=2)
+    folder = output / "checkpoints"
+    assert f"--average must be at most 3, the number of checkpoints kept in {folder}; got 4" in message
+    interval_checkpoints(output)[12].unlink()
+    message = rejected(average(output, "--average", 3, check=False))
+    assert message.endswith(f"{folder} lacks the checkpoint of update 12")
+    shutil.copy(interval_checkpoints(finished)[12], folder)
+    average(output, "--average", 3)  # control
+
+
+def test_damaged_checkpoint_of_an_epoch_can_be_left_out(unaveraged):
+    folder = unaveraged / "checkpoints"
+    shutil.copy(interval_checkpoints(unaveraged)[12], folder / "checkpoint3.pt")
+    (folder / "checkpoint2.pt").touch()
+    words = ["checkpoint.keep_last_epochs=2"]
+    message = rejected(average(unaveraged, *words, check=False))
+    command = f"rm {folder / 'checkpoint2.pt'}"
+    assert message.endswith(f"; to continue without this average, run: {command} and then the same command")
+    subprocess.run(shlex.split(command), check=True)
+    assert "no average of epochs: 1 of 2 epochs so far" in average(unaveraged, *words).stderr
+    assert (unaveraged / "averaged.pt").exists()
+
+
+def test_precision_does_not_change_silently(data, finished, unaveraged):
+    parts = load_run(finished / "record.json")["training"]["parts"]
+    assert [part["precision"] for part in parts] == ["fp32"]
+    for name in (interval_checkpoints(unaveraged)[12].name, "checkpoint_last.pt", "checkpoint_best.pt"):
+        (unaveraged / "checkpoints" / name).unlink()
+    rejected(recipe(data, unaveraged, "--precision", "bf16", check=False, env={processor.ASSUMED: "some"}))
+    assert "error: Optimizer does not match" in (unaveraged / "train.log").read_text()
+    recipe(data, unaveraged)  # control: the same precision
+
+
+def test_record_keeps_its_references(data, finished, tmp_path):
+    output = shutil.copytree(finished, tmp_path / "run")
+    same, other = tmp_path / "same.de", tmp_path / "other.de"
+    lines = (data / "raw" / "test.de").read_text(encoding="utf-8").splitlines(keepends=True)
+    same.write_text("".join(lines), encoding="utf-8")
+    other.write_text("".join([lines[0].upper(), *lines[1:]]), encoding="utf-8")
+    results = [output / "test.scores.json", output / "record.json"]
+    before = [path.read_bytes() for path in results]
+    message = rejected(recipe(data, output, "--reference", other, check=False))
+    assert f"the references of test must be those of {output / 'record.json'}: test.de, SHA-256 " in message
+    assert f"; got {other}, SHA-256 " in message
+    assert [path.read_bytes() for path in results] == before
+    # control: a copy of the references
+    assert "compound-split BLEU" in recipe(data, output, "--reference", same).stdout
 
 
 def test_checkpoints_without_settings_are_not_taken_over(data, unaveraged):

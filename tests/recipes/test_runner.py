@@ -136,11 +136,11 @@ def test_children_die_with_a_killed_runner():
 
 def test_resources_are_measured_and_output_is_appended(tmp_path):
     script = "import sys; print('hello'); block = bytearray(50_000_000); sys.exit(3)"
-    for _ in range(2):
-        assert run_logged([sys.executable, "-c", script], tmp_path / "log", tmp_path / "usage") == 3
+    for about in (None, {"precision": "bf16"}):
+        assert run_logged([sys.executable, "-c", script], tmp_path / "log", tmp_path / "usage", about) == 3
     assert (tmp_path / "log").read_text() == "hello\nhello\n"
     lines = [json.loads(line) for line in (tmp_path / "usage").read_text().splitlines()]
-    assert [line["log_from"] for line in lines[::2]] == [0, 6]
+    assert lines[::2] == [{"log_from": 0}, {"log_from": 6, "precision": "bf16"}]
     assert [line["exit_status"] for line in lines[1::2]] == [3, 3]
     assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines[1::2])
 

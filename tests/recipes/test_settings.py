@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from runner import cli
+from omegaconf import OmegaConf
+from runner import cli, settings
 from runner.evaluation import export
+from runner.folder import keep_settings
 from runner.settings import RecipeError
 
 from collab_fairseq.cli.main import guarded
@@ -138,6 +140,29 @@ def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
     assert_rejected(done, f"none of these runs is finished in {tmp_path}", status=1)
     done = call(RECIPES / "wmt14_en_de" / "average.sh", "--output", tmp_path, "--device", "cpu")
     assert_rejected(done, f"there is no run in {tmp_path}; train.sh makes it", status=1)
+
+
+def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp_path):
+    runs, data = tmp_path / "runs", tmp_path / "data"
+    folder = runs / "none-dk16-s2-u1500"
+    words = ["--runs", "none:16", "--seeds", 2, "--output", runs, "--data", data, "--device", "cpu"]
+    cfg, _ = cli.read_run(TOY / "run.sh", ["--heads", "none", "--key-dim", "16", "--seed", "2", "model.dropout=0.3"])
+    keep_settings(folder, {"name": "toy-none-dk16-s2-u1500", "data": 1, **settings.identity(cfg)})
+    shutil.copy(ROOT / "results" / "runs" / "toy-encoder_cross_decoder-dk16-s1-u1500.json", folder / "record.json")
+    dropout = OmegaConf.select(cli.read_run(TOY / "run.sh", [])[0], "model.dropout")
+    for mode in ([], ["--table"], ["--dry-run"], ["--submit", "true"]):
+        done = call(TOY / "sweep.sh", *words, *mode)
+        message = f"{folder} holds a run with other settings: model.dropout 0.3 (requested: {dropout}); give them"
+        assert_rejected(done, message, status=1)
+        # control: the settings of the run; its data are not on this machine
+        assert_accepted(call(TOY / "sweep.sh", *words, *mode, "model.dropout=0.3"))
+    data.mkdir()
+    (data / "SHA256SUMS").write_text(f"{64 * '0'}  x\n")
+    done = call(TOY / "sweep.sh", *words, "model.dropout=0.3")
+    assert_rejected(done, f"{folder} holds a run with other settings: data 1 (requested: ", status=1)
+    (folder / "settings.yaml").unlink()  # as if only the record had been copied
+    assert_accepted(call(TOY / "sweep.sh", *words, "--table"))
+    assert f"{folder} has no settings.yaml: its settings are not checked" in caplog.text
 
 
 @pytest.mark.parametrize(
