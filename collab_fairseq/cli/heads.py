@@ -20,7 +20,7 @@ from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
-from .options import add_machine, add_sites, check_distinct, pair, positive
+from .options import add_machine, add_sites, check_new, pair, positive
 
 HELP = "analyse, prune and gate attention heads"
 
@@ -214,10 +214,9 @@ def run(args: argparse.Namespace) -> int:
     args.checkpoints = args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
     output = getattr(args, "output", None)
     if output:
-        check_writable(output)
         if output.endswith(".json"):
             raise UserError(f"--output must be a checkpoint; got {output}; the record is written to --json")
-        check_distinct(output, *args.checkpoints)
+        check_new(output)
     from . import heads_analyses  # imports torch and fairseq
 
     getattr(heads_analyses, args.analysis)(args)

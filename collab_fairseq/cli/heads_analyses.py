@@ -111,7 +111,9 @@ def _measure_pruning(args: argparse.Namespace) -> None:
         trained = _load(args, path)
         if record is None:
             settings: Dict[str, Any] = {}
-            if not args.importance:
+            if args.importance:
+                settings["importance"] = checkpoints.file_setting(args.importance)
+            else:
                 settings["importance_text"] = text_setting(trained, args.split, args.sentences)
             settings.update(test_settings(trained, tests), ranking=args.ranking, loss=args.split)
             record = _record(args, "prune", settings, trained.device)
@@ -174,6 +176,7 @@ def gates(args: argparse.Namespace) -> None:
 def roles(args: argparse.Namespace) -> None:
     if args.relevance_sentences < 0:
         raise UserError(f"--relevance-sentences must not be negative; got {args.relevance_sentences}")
+    ranks = head_importance.read(args.importance, "normalised", args.checkpoint) if args.importance else {}
     trained = _load(args, args.checkpoint)
     settings = text_setting(trained, args.split, args.sentences)
     settings["relevance_sentences"] = args.relevance_sentences
@@ -182,7 +185,6 @@ def roles(args: argparse.Namespace) -> None:
     record = _record(args, "roles", settings, trained.device)
     options = {"parses": args.parses, "relevance_sentences": args.relevance_sentences}
     head_roles.measure(trained, args.split, record, **options, **_text_options(args))
-    ranks = head_importance.read(args.importance, "normalised") if args.importance else {}
     _show(args, head_roles.report(record.parts, ranks), partial(head_roles.draw, record.parts))
 
 
@@ -192,7 +194,10 @@ def _is_huggingface(args: argparse.Namespace) -> bool:
         refuse(args, HUGGINGFACE_FLAGS, f"applies to Hugging Face model folders; {args.checkpoint} is not a folder")
         return False
     if args.text is None:
-        raise UserError(f"{args.checkpoint} is a Hugging Face model folder, which needs --text FILE.jsonl")
+        raise UserError(
+            f"{args.checkpoint} is a folder: a Hugging Face model needs --text FILE.jsonl; a fairseq model is passed "
+            "as its checkpoint file, such as model.pt"
+        )
     refuse(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
     return True
 

@@ -106,6 +106,11 @@ def ablate_split(
         evaluate: computes the result of the model in its present state.
         compare: compares a result with the result of all heads: ``difference``, ``p_value`` and a score.
     """
+    available = list(dict.fromkeys(layer_id.split(".")[0] for layer_id in layers))
+    if not set(sites) & set(available):
+        raise UserError(
+            f"--sites must name at least one of the model's sites, {', '.join(available)}; got {'_'.join(sites)}"
+        )
     masks = {mode: conditions(head_counts(layers), mode, sites) for mode in modes}
     if not any(masks.values()):
         raise UserError("all layers have a single head: --mode only has no heads to mask")
@@ -135,11 +140,14 @@ def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[s
 
 
 def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> Dict[str, float]:
-    """Pearson's r of the differences on two test sets, over the heads of each site (by letter) and of ``all``."""
+    """Pearson's r of the differences on two test sets, over the heads of each site (by letter) and of ``all``.
+
+    Only heads with results on both test sets count.
+    """
     first, second = (results(parts, split, mode) for split in splits)
     values = {}
     for name in ("all", *dict.fromkeys(head[0] for head in first)):
-        heads = [head for head in first if name in ("all", head[0])]
+        heads = [head for head in first if head in second and name in ("all", head[0])]
         pairs = numpy.array([[side[head]["difference"] for head in heads] for side in (first, second)])
         if len(heads) > 2 and (pairs.std(axis=1) > 0).all():
             values[name] = float(numpy.corrcoef(pairs)[0, 1])
@@ -155,16 +163,20 @@ def metric(result: Mapping[str, Any]) -> str:
 
 
 def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
-    """Markdown table of all heads, a summary of each test set, and the correlation of two test sets."""
+    """Markdown table of all heads, a summary of each test set, and the correlation of two test sets.
+
+    A test set lacks heads if the analysis was interrupted before it and resumed at fewer sites.
+    """
     differences = {split: results(parts, split, mode) for split in splits}
     rows = [["head" if mode == "without" else "only head"]]
     for split in splits:
         rows[0] += [split, "p"]
-    for head in differences[splits[0]]:
+    measured = {head for heads in differences.values() for head in heads}
+    for head in sorted(measured, key=in_model):
         row = [head]
         for split in splits:
-            result = differences[split][head]
-            row += [f"{result['difference']:+.2f}", f"{result['p_value']:.3f}"]
+            result = differences[split].get(head)
+            row += [f"{result['difference']:+.2f}", f"{result['p_value']:.3f}"] if result else ["–", "–"]
         rows.append(row)
     lines = [pages.table(rows), ""]
     for split, heads in differences.items():

@@ -45,6 +45,15 @@ def translates(model: Any) -> bool:
 def _open(path: str) -> Tuple[Any, Any]:
     """:mod:`collab_fairseq.huggingface` and the model of a folder."""
     adapters = require("collab_fairseq.huggingface", "huggingface")
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(path, local_files_only=True)
+    except ValueError as error:  # there is no config.json, or none of transformers
+        raise UserError(
+            f"{path} must be the folder of a Hugging Face model, of a type in config.json that transformers knows; "
+            "pass a fairseq model as its checkpoint file, such as model.pt or checkpoint_best.pt"
+        ) from error
     model = adapters.from_pretrained(path, local_files_only=True)
     check_finite(dict(model.named_parameters()), path)
     return adapters, model
@@ -66,6 +75,8 @@ def load(
         fields: names of the one or two texts. label: name of the label or translation.
         sentences: only the first N examples.
     """
+    if len(fields) not in (1, 2):
+        raise UserError(f"--fields must be one or two names; got {','.join(fields)}")
     adapters, model = _open(path)
     from transformers import AutoTokenizer
 
@@ -74,7 +85,10 @@ def load(
             f"{path} must be a model for sequence classification or translation, whose loss follows from "
             f"a text and its label; got {type(model).__name__}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} must contain the files of the model's tokenizer") from error
     model.to(device)
     lines = read_lines(text, "the examples")
     texts, labels = [], []
@@ -88,6 +102,7 @@ def load(
     if not labels:
         raise UserError(f"{os.fspath(text)} has no examples")
     batches = list(encode(model, tokenizer, texts, labels, batch_size))
+    adapters.check_tokens(tokenizer, batches, os.fspath(text))
     return Loaded(model, tokenizer, adapters.head_layers(model), labels, batches, len(lines))
 
 
@@ -125,8 +140,9 @@ def parse_example(line: str, fields: Sequence[str], label: str, model: Any) -> T
 def encode(
     model: Any, tokenizer: Any, texts: Sequence[List[str]], labels: Sequence[Any], batch_size: int
 ) -> Iterator[Inputs]:
-    """The examples in batches, in order, on the device of the model."""
-    options = {"padding": True, "truncation": True, "return_tensors": "pt"}
+    """The examples in batches, in order, on the device of the model; texts are cut to its positions."""
+    max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    options = {"padding": True, "truncation": True, "max_length": max_length, "return_tensors": "pt"}
     for start in range(0, len(labels), batch_size):
         rows = slice(start, start + batch_size)
         columns = [list(column) for column in zip(*texts[rows], strict=True)]

@@ -17,5 +17,6 @@ from .models import (  # noqa: F401
     register,
     score_weights,
 )
+from .tokens import check_tokens  # noqa: F401
 
 register()

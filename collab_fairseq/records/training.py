@@ -13,9 +13,9 @@ Parts, with null for numbers that were not measured:
 
     parameters     of the model; shared ones count once
     training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
-                   parts: [{precision, train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a resumed run has several
-                   parts, whose seconds are added up. If the runner was killed, only train_seconds is known (from
-                   fairseq's log) and stands for both
+                   parts: [{precision, train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a resumed run
+                   has several parts, whose seconds are added up. If the runner was killed, only train_seconds is
+                   known (from fairseq's log) and stands for both
     curves         {train, valid or another subset: [{updates, loss, …}]}
     scores         {test set: output of `collab score --json`, see `scoring.evaluation.Evaluation`}
     losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32: means

@@ -29,13 +29,16 @@ try:
 except ImportError as error:
     sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
 
-from collab_fairseq.checkpoints import sha256
+from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.huggingface import check_tokens
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import Record
 
 logger = logging.getLogger("glue")
 ROOT = Path(__file__).resolve().parents[2]
+#: number of training examples in which unknown tokens are counted
+UNKNOWN_SAMPLE = 1000
 
 
 class Study:
@@ -51,6 +54,8 @@ class Study:
         self.tokenizer = AutoTokenizer.from_pretrained(args.model)
         data = args.data / name
         self.splits = {split: read(data / f"{split}.jsonl") for split in ("train", *self.task.validation)}
+        sample = self.splits["train"][:UNKNOWN_SAMPLE]
+        check_tokens(self.tokenizer, [self.batch(sample)], f"{name}/train.jsonl")
         config = transformers.AutoConfig.from_pretrained(args.model)
         folder = args.output / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +66,7 @@ class Study:
             epochs=self.epochs,
             transformers=transformers.__version__,
             model={"name": model_name, "type": config.model_type, "width": config.hidden_size},
+            weights=file_setting(args.model) if Path(args.model).is_dir() else args.model,
             data={file.name: sha256(file) for file in sorted(data.glob("*.jsonl"))},
         )
         self.record = Record(

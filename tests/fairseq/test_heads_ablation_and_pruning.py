@@ -1,12 +1,14 @@
 """Ablation, pruning and removal of heads: the smaller model equals the masked model."""
 
 import copy
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
 from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
@@ -19,7 +21,16 @@ from collab_fairseq.translation import loss, translate
 from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR
-from tests.fairseq.heads_cases import HEADS, collab, collaborative_state, load, logits, parts_of, standard_state
+from tests.fairseq.heads_cases import (
+    HEADS,
+    LAYER_IDS,
+    collab,
+    collaborative_state,
+    load,
+    logits,
+    parts_of,
+    standard_state,
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +118,29 @@ def test_conditions_and_correlation():
     assert ablation.correlation(parts, ["a", "b"], "without") == pytest.approx({"all": 0.5, "E": 0.5})
 
 
+def test_report_has_all_heads_of_test_sets_with_different_heads():
+    """The analysis was interrupted before test set b, and resumed with fewer --sites."""
+    differences = {"a": {"E:1:1": 1.0, "E:1:2": 2.0, "E:1:3": 3.0, "D:1:1": -4.0}, "b": {}}
+    differences["b"] = {head: 5 * value for head, value in differences["a"].items() if head[0] == "E"}
+    parts = {}
+    for split, heads in differences.items():
+        parts[f"whole/{split}"] = {"score": 30.0}
+        for head, difference in heads.items():
+            result = {"bleu": 30.0 + difference, "difference": difference, "p_value": 0.01}
+            parts[f"{split}/without/{head}"] = result
+    for splits, row in (
+        (["a", "b"], "| D:1:1 | -4.00 | 0.010 | – | – |"),
+        (["b", "a"], "| D:1:1 | – | – | -4.00 | 0.010 |"),
+    ):
+        report = ablation.report(parts, splits, "without")
+        rows = [line for line in report.splitlines() if ":1:" in line]
+        assert [line.split(" | ")[0][2:] for line in rows] == ["E:1:1", "E:1:2", "E:1:3", "D:1:1"]
+        assert rows[-1] == row
+        assert "3 of 3 differences" in report
+        assert "4 of 4 differences" in report
+        assert "correlation of the two: all 1.00, E 1.00\n" in report
+
+
 def test_pruning_measures_the_masked_model(states, references, tiny_data):
     trained = load(states["collaborative"], tiny_data, double=False)
     test = TestSet("test", references, {"sentences": 12})
@@ -126,7 +160,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     assert points[50]["loss"] == expected.loss != points[0]["loss"]
 
 
-def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path):
+def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path, capsys):
     names = ("model.pt", "copy.pt", "pruned.pt", "pruning.json", "importance.json", "raw.json", "when.svg")
     checkpoint, copied, pruned, record, importance, raw, figure = (tmp_path / name for name in names)
     for path in (checkpoint, copied):
@@ -145,12 +179,36 @@ def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path)
     assert parts_of(raw)["importance"] == ranks
     assert parts_of(raw)["encoder_cross_decoder/10"]["heads"] == min(ranks, key=ranks.get)
 
+    command = ["prune", checkpoint, *test, "--importance", importance, "--ranking", "raw", "--json", raw]
+    assert collab(*command).count("\n") == 2 + 10  # resumed
+    content = json.loads(importance.read_text())
+    content["parts"]["importance"]["heads"]["E:1:1"]["raw"] *= 2
+    importance.write_text(json.dumps(content))
+    assert main(["heads", *map(str, command)]) == 1
+    assert "raw.json was made with importance = importance.json, SHA-256" in capsys.readouterr().err
+
     pytest.importorskip("matplotlib")
     lines = collab("prune", checkpoint, copied, *test, "--figure", figure).splitlines()
     curves = [[line.split("|")[2:] for line in lines if line.startswith(f"| {name}/")] for name in names[:2]]
     assert len(curves[0]) == 10
     assert curves[0] == curves[1]
     assert "copy.pt: all heads" in figure.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["prune {} --remove E:1:1", "gates {}"])
+def test_existing_checkpoint_is_not_overwritten(command, states, tmp_path, capsys):
+    checkpoint, existing = tmp_path / "model.pt", tmp_path / "existing.pt"
+    state = copy.deepcopy(states["standard"])
+    for layer_id in LAYER_IDS:
+        state["model"][parameter_prefix(layer_id) + "head_gates.log_alpha"] = torch.tensor([1.0, -1.0])
+    checkpoints.save(state, checkpoint)
+    existing.write_text("another model")
+    words = command.format(checkpoint).split()
+    assert main(["heads", *words, "--output", str(existing)]) == 1
+    assert "existing.pt already exists" in capsys.readouterr().err
+    assert existing.read_text() == "another model"
+    collab(*words, "--output", tmp_path / "new.pt")
+    assert "E:1:" in checkpoints.load(tmp_path / "new.pt")["extra_state"]["removed_heads"]
 
 
 def test_fairseq_generate_loads_a_pruned_checkpoint(states, tiny_data, tmp_path):

@@ -97,6 +97,21 @@ def test_finalised_model_equals_gated_model(values, closed, make_state, tiny_run
     assert (logits(final) - logits(gated)).abs().max() > 1e-3  # control
 
 
+@pytest.mark.parametrize("make_state", [standard_state, collaborative_state])
+def test_finalised_model_without_any_head(make_state, tiny_run, tiny_data):
+    state = gated_state(make_state(tiny_run), [[-1.0, -1.0]] * 3)
+    gated = load(state, tiny_data)
+    with pytest.raises(UserError, match="all heads of the model would be removed"):
+        finalise(state)
+    result = finalise(state, empty_layers=True)
+    assert describe(result.removed) == "E:1:1,2 A:1:1,2 D:1:1,2"
+    final = load(result.state, tiny_data)
+    assert (logits(gated) - logits(final)).abs().max() < 1e-10
+    assert translate(final, "test", max_len_b=20) == translate(gated, "test", max_len_b=20)
+    original = load(make_state(tiny_run), tiny_data)
+    assert (logits(final) - logits(original)).abs().max() > 1e-3  # control
+
+
 def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path, capsys):
     """c10d fails at the second update if a parameter has no gradient; all gates of a layer start closed."""
     source, last, final = tmp_path / "source.pt", tmp_path / "run" / "checkpoint_last.pt", tmp_path / "final.pt"

@@ -1,15 +1,18 @@
 """recipes/heads from a checkpoint to the results page, with a tiny model."""
 
+import importlib
 import json
 import shutil
-import sys
 
 import pytest
 
 from collab_fairseq import checkpoints
+from collab_fairseq.heads import ablation
+from collab_fairseq.records.record import Record
 from tests.common import ROOT, run
 from tests.fairseq.conftest import sentence_pairs
-from tests.fairseq.heads_cases import HEADS, standard_state
+from tests.fairseq.heads_cases import HEADS, load, standard_state
+from tests.fairseq.test_heads_gates import gated_state
 
 STEPS = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
 
@@ -45,11 +48,40 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
     assert not (output / "gates").exists()
 
 
-def test_rank_correlation_computed_by_hand():
-    sys.path.insert(0, str(ROOT / "recipes" / "heads"))
-    from page import agreement
+@pytest.fixture
+def recipe(monkeypatch):
+    """Import a module of the recipe."""
+    monkeypatch.syspath_prepend(ROOT / "recipes" / "heads")
+    return importlib.import_module
 
-    sys.path.pop(0)
+
+def test_penalty_that_closes_all_gates(recipe, tiny_run, tiny_data, tmp_path):
+    gates = recipe("gates")
+    references = tmp_path / "test.tgt"
+    references.write_text("".join(f"{target}\n" for _, target in sentence_pairs(20, seed=2)), encoding="utf-8")
+    values = {"0": [[1.0, 1.0]] * 3, "0.1": [[-1.0, -1.0]] * 3}
+
+    def train(penalty):
+        path = tmp_path / penalty / "checkpoint_last.pt"
+        path.parent.mkdir()
+        checkpoints.save(gated_state(standard_state(tiny_run), values[penalty]), path)
+        return path
+
+    source = load(standard_state(tiny_run), tiny_data, double=False)
+    test = ablation.TestSet("test", references, {"beam": 2, "sentences": 3})
+    record = Record("heads", "gates", "", {})
+    gates.score(source, [test], record, list(values), train)
+    before, after = record.parts["0"]["attention_parameters"]
+    assert before == after
+    assert record.parts["0.1"]["attention_parameters"][1] < before / 2
+    assert record.parts["0.1"]["loss"] != record.parts["0"]["loss"]
+    rows = gates.report(record.parts).splitlines()
+    assert rows[-2].startswith("| 0 | 2 of 2 | 2 of 2 | 2 of 2 |")
+    assert rows[-1].startswith("| 0.1 | 0 of 2 | 0 of 2 | 0 of 2 |")
+
+
+def test_rank_correlation_computed_by_hand(recipe):
+    agreement = recipe("page").agreement
     lost = {"E:1:1": 3.0, "E:1:2": 1.0, "E:1:3": 3.0, "E:1:4": 7.0}  # ranks 2.5 1 2.5 4
     parts = {f"t/without/{head}": {"difference": -value} for head, value in lost.items()}
     ranks = {head: {"raw": n**3, "normalised": -value} for n, (head, value) in enumerate(lost.items())}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
 from collab_fairseq.heads import attention_hooks, relevance, roles, syntax
 from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
@@ -246,7 +247,7 @@ def test_head_without_output_has_no_relevance(trained):
     assert relevance.relevance(trained, "valid", sentences=3)["heads"]["E:1:1"] > 0.01
 
 
-def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path):
+def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     names = ("model.pt", "importance.json", "roles.json", "figure.svg")
     checkpoint, importance, record, figure = (tmp_path / name for name in names)
@@ -260,3 +261,13 @@ def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path):
     assert "20 parsed sentences; 0 skipped" in printed
     assert set(parts_of(record)) == {"looks", "syntax", "relevance"}
     assert "confidence" in figure.read_text(encoding="utf-8")
+
+    checkpoints.save(collaborative_state(tiny_run), tmp_path / "other.pt")
+    monkeypatch.setattr(roles, "measure", lambda *arguments, **options: pytest.fail("the roles were computed"))
+    for wrong, message in (
+        (importance, "is the importance of model.pt, another checkpoint"),
+        (tmp_path / "missing.json", "cannot read"),
+    ):
+        command = ["roles", tmp_path / "other.pt", *model[1:], "--importance", wrong]
+        assert main(["heads", *map(str, command)]) == 1
+        assert message in capsys.readouterr().err

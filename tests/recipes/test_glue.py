@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +51,38 @@ def test_table():
     assert "seeds 1, 3" in lines[-1]
     # no average if a task is missing
     assert table.table(records[2:]).splitlines()[2].endswith("| – | 108.3 | 83.0 |")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the study of the toy task with the model of a folder; each folder has a model with another seed."""
+
+    def start(name, seed):
+        folder = tmp_path / name
+        tasks.rehearsal(folder, "bert", 64, seed)
+        folders = {"model": str(folder / "bert"), "data": folder / "data", "output": tmp_path / "output"}
+        settings = {"seed": 1, "epochs": 1, "lr": 1e-3, "batch_size": 32, "max_length": 128, "calibration": 0}
+        (folder / "data" / "toy" / "train.jsonl").write_text(json.dumps({"sentence": "taste good", "label": 1}) + "\n")
+        (folder / "data" / "toy" / "validation.jsonl").write_text("")
+        return recipe.Study("toy", SimpleNamespace(**folders, **settings, device="cpu"))
+
+    return start
+
+
+def test_record_is_of_one_model(start):
+    study = start("one", 1)
+    study.record.part("standard", lambda: {"score": 50.0})
+    assert start("one", 1).record.parts == study.record.parts
+    with pytest.raises(UserError, match=r"record\.json was made with weights = bert, SHA-256 .*; got bert, SHA-256"):
+        start("two", 2)
+
+
+def test_rejects_a_folder_without_tokenizer(start, tmp_path):
+    start("one", 1)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (tmp_path / "one" / "bert" / name).unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"toy/train\.jsonl: at most 25% of the tokens may be unknown"):
+        start("one", 1)
 
 
 def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, monkeypatch, capsys, caplog):

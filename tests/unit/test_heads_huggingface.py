@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.cli.main import main  # noqa: E402
-from collab_fairseq.heads.huggingface import batch_of, compare_answers, predictions  # noqa: E402
+from collab_fairseq.heads.huggingface import batch_of, compare_answers, encode, predictions  # noqa: E402
 from collab_fairseq.heads.importance import gradients  # noqa: E402
 from collab_fairseq.modules.heads import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
+from fairseq_modern.errors import UserError  # noqa: E402
 from tests.fairseq.heads_cases import collab, parts_of  # noqa: E402
 from tests.unit.huggingface_cases import HEADS, WIDTH, inputs, make, outputs  # noqa: E402
 
@@ -95,7 +97,10 @@ def folders(tmp_path_factory):
     for name, model in {"bert": bert, "marian": marian, "bert-12": to_collaborative(bert, 12)}.items():
         model.save_pretrained(folder / name)
         fast.save_pretrained(folder / name)
+        model.save_pretrained(folder / f"{name}-without-tokenizer")
     transformers.BertModel(bert.config).save_pretrained(folder / "bare")
+    (folder / "fairseq").mkdir()
+    (folder / "fairseq" / "checkpoint_best.pt").touch()
     generator = torch.Generator().manual_seed(3)
     lines = []
     for _ in range(12):
@@ -153,7 +158,37 @@ def test_ablation_of_a_translation_model(analyse):
     assert {"bleu", "difference", "p_value"} == set(parts["text/only/A:1:1"])
 
 
+@pytest.mark.parametrize(("case", "positions"), [("bert", 512), ("marian", 40)])
+def test_texts_are_cut_to_the_positions_of_the_model(folders, case, positions):
+    model = make(case)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / case)
+    text = " ".join(["w5"] * 600)
+    for limit, length in ((10**30, positions), (20, 20)):
+        tokenizer.model_max_length = limit  # 10**30: the tokenizer has no limit
+        labels = [text if case == "marian" else 0]
+        (batch,) = encode(model, tokenizer, [[text]], labels, 1)
+        assert batch["input_ids"].shape == (1, length)
+        assert batch["labels"].shape == ((1, length) if case == "marian" else (1,))
+        outputs(model, batch)
+
+
+def test_unknown_tokens_are_at_most_a_quarter():
+    tokenizer = SimpleNamespace(unk_token_id=1)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]])
+
+    def check(words, tokenizer=tokenizer):
+        tokens = torch.tensor([[1, *words], [2, 3, 4, 5], [1, 6, 1, 1]])
+        batches = [{"input_ids": tokens[rows], "attention_mask": mask[rows]} for rows in (slice(0, 2), slice(2, 3))]
+        hf.check_tokens(tokenizer, batches, "text.jsonl")
+
+    check([5, 6, 7])  # 2 of 10
+    with pytest.raises(UserError, match=r"text\.jsonl: at most 25% .* got 30%: the folder .* its tokenizer"):
+        check([1, 6, 7])
+    check([1, 1, 1], SimpleNamespace(unk_token_id=None))
+
+
 TEXT = ["--text", "broken.jsonl", "--fields"]
+GOOD_TEXT = ["--text", "text.jsonl", "--fields"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +201,15 @@ TEXT = ["--text", "broken.jsonl", "--fields"]
         (["importance", "bert"], "needs --text FILE.jsonl"),
         (["ablate", "bert", *TEXT, "word", "--reference", "test=x"], "--reference applies to fairseq checkpoints"),
         (["importance", "bare", *TEXT, "word"], "must be a model for sequence classification"),
+        (["importance", "bert-without-tokenizer", *GOOD_TEXT, "premise"], "text.jsonl: at most 25% of the tokens may"),
+        (["ablate", "bert-without-tokenizer", *GOOD_TEXT, "premise"], "text.jsonl: at most 25% of the tokens may"),
+        (["ablate", "marian-without-tokenizer", *GOOD_TEXT, "premise"], "must contain the files of the model's token"),
+        (["importance", "bert-12-without-tokenizer", *GOOD_TEXT, "premise"], "must contain the files of the model's"),
+        (["importance", "bert", *GOOD_TEXT, "premise,hypothesis,text"], "must be one or two names; got premise,hyp"),
+        (["ablate", "bert", *GOOD_TEXT, "premise", "--sites", "cross_decoder"], "model's sites, encoder; got cross_de"),
+        (["redundancy", "fairseq"], "must be the folder of a Hugging Face model"),
+        (["ablate", "fairseq", *GOOD_TEXT, "premise"], "its checkpoint file, such as model.pt or checkpoint_best.pt"),
+        (["importance", "fairseq"], "a fairseq model is passed as its checkpoint file"),
     ],
 )
 def test_rejects_unsuitable_models_text_and_flags(words, message, folders, monkeypatch, capsys):
